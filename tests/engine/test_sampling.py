@@ -11,7 +11,8 @@ import pytest
 
 from llamado.engine.errors import ComputeFailed
 from llamado.engine.request import InvalidRequest
-from llamado.engine.sampling.chain import Sampler, log_softmax_top, top_k_numpy, uniform
+from llamado.engine.sampling.candidates import log_softmax_top, top_k
+from llamado.engine.sampling.chain import Sampler, uniform
 from llamado.engine.sampling.params import Sampling, sampler_names
 
 from .plain_sampling import Plain, Words
@@ -168,7 +169,7 @@ def test_top_k(n: int, k: int) -> None:
         np.where(rng.random(n) < 0.99, -np.inf, 1.0).astype(np.float32),
         np.arange(n, dtype=np.float32),
     ):
-        ids, logits = top_k_numpy(row, k)
+        ids, logits = top_k(row, k)
         expected = np.argsort(-row, kind="stable")[:k]
         assert np.array_equal(ids, expected)
         assert np.array_equal(logits, row[expected])
@@ -178,7 +179,7 @@ def test_top_k(n: int, k: int) -> None:
 def test_log_softmax_top() -> None:
     row = np.random.default_rng(0).standard_normal(3000).astype(np.float32)
     exact = row.astype(np.float64) - math.log(math.fsum(math.exp(x) for x in row))
-    own, top = log_softmax_top(row, 5, 123, top_k_numpy)
+    own, top = log_softmax_top(row, 5, 123)
     assert own == pytest.approx(exact[123], abs=1e-5)
     assert [i for i, _ in top] == np.argsort(-exact)[:5].tolist()
     assert [p for _, p in top] == pytest.approx(np.sort(exact)[::-1][:5].tolist(), abs=1e-5)

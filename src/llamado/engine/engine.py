@@ -33,7 +33,8 @@ from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest,
 from llamado.engine.forward.contract import Forward
 from llamado.engine.forward.lora_scales import DefaultScales
 from llamado.engine.request import EngineSnapshot, Event, Progress, Request
-from llamado.engine.sampling.chain import Sampler, TopK, top_k_numpy
+from llamado.engine.sampling.candidates import Top, TopRows, top_rows_numpy
+from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.engine.sampling.rng import seed_key
 from llamado.engine.scheduler.batch import BatchShare, Planner
@@ -80,7 +81,7 @@ class Engine:
     `n_ctx`: most tokens of one sequence. `n_batch`: most tokens in one step (never more than `forward.max_batch`).
     `prefill_chunk`: most tokens in a step while some slot is generating; fewer where a step of that many would take
     longer than STEP_SECONDS, so that a long prompt delays the others' tokens by little. `cont_batching` off: prompts
-    wait until no slot is generating. `top_k`: a faster kernel.
+    wait until no slot is generating. `top_rows`: a faster kernel.
 
     `lora`: scales of the model's adapters for requests that name none (see `set_lora`), `invocations`: the tokens with
     which activated ones begin to work (see DefaultScales). Requests with other scales take
@@ -123,7 +124,7 @@ class Engine:
         snapshots: SnapshotOptions = _SNAPSHOTS,
         disk: DiskCache | None = None,
         max_queue: int = 1024,
-        top_k: TopK = top_k_numpy,
+        top_rows: TopRows = top_rows_numpy,
         lora: Sequence[float] = (),
         invocations: Sequence[Sequence[int]] = (),
         drafts: Drafts | None = None,
@@ -139,7 +140,7 @@ class Engine:
         self.n_ctx = n_ctx
         self._forward = forward
         self._tokenizer = tokenizer
-        self._top_k = top_k
+        self._top_rows = top_rows
         self._disk = disk
         self._similarity = slot_prompt_similarity
         self._lora = DefaultScales(lora, invocations)
@@ -182,7 +183,7 @@ class Engine:
             self._stats,
             n_ctx=n_ctx,
             context_shift=context_shift,
-            top_k=top_k,
+            top_rows=top_rows,
             shift=self._sequences.shift,
         )
         self._flights: deque[_Flight] = deque()
@@ -219,7 +220,7 @@ class Engine:
             seed=seed_key(seed),
             n_vocab=self._forward.n_vocab,
             eog=self._tokenizer.eog,
-            top_k=self._top_k,
+            top_rows=self._top_rows,
             vocabulary=self._tokenizer,
             matcher=None if request.constraint is None else request.constraint.start(),
         )
@@ -510,10 +511,13 @@ class Engine:
                     task.tell(Progress(task.n_prompt, task.n_cached, handle.used, elapsed))
         n_yielded = 0
         valid = [self._is_valid(share) for share in flight.shares]
-        for share in flight.shares:
-            if share.row is not None and not share.task.cancelled and not share.stale:
+        ready = [share for share in flight.shares if share.row is not None and not share.stale]
+        ready = [share for share in ready if not share.task.cancelled]
+        tops = self._answering.largest([share.task for share in ready], [rows[share.row or 0] for share in ready])
+        for share, top in zip(ready, tops, strict=True):
+            if not share.task.cancelled:
                 try:
-                    n_yielded += self._continue(share, rows)
+                    n_yielded += self._continue(share, rows, top)
                 except Exception as error:
                     if not isinstance(error, LlamadoError):
                         log.exception("sampling of task %d failed", share.task.id)
@@ -551,17 +555,17 @@ class Engine:
                 self._drafts.show(task.followed, slot.tokens[: slot.length], first, flight.features[at : at + n])
             at += span.n
 
-    def _continue(self, share: BatchShare, rows: NDArray[np.float32]) -> int:
+    def _continue(self, share: BatchShare, rows: NDArray[np.float32], top: Top | None) -> int:
         """A sequence was evaluated to its end, perhaps beyond: its next token, and those after it that were drafted.
 
-        Returns how many tokens it got.
+        `top`: see Answering.advance, of the first row. Returns how many tokens it got.
         """
         slot, task, handle, row, ahead = share.slot, share.task, share.handle, share.row, share.task.ahead
         assert row is not None
         n = 0
         for n in range(1, len(share.draft) + bool(share.n) + 1):
             trusted, epoch = len(ahead), ahead.epoch
-            token = self._answering.advance(slot, task, rows[row + n - 1])
+            token = self._answering.advance(slot, task, rows[row + n - 1], top if n == 1 else None)
             if token is None or not trusted or ahead.epoch != epoch:
                 break
             # It is what was drafted. Its cell is filled, or will be before it is read, unless it was left behind by a

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from llamado.engine.cluster.cluster import Cluster
     from llamado.engine.forward.device_pool import DevicePool
     from llamado.engine.forward.runner import ModelRunner
+    from llamado.engine.sampling.candidates import TopRows
 
 log = logging.getLogger(__name__)
 
@@ -411,12 +412,23 @@ def _engine(
         idle_slots=("clear" if options.unified else "keep") if options.cache_idle_slots and cache_ram else None,
         disk=disk,
         max_queue=options.max_queue,
+        top_rows=_top_rows(forward),
         lora=scales.each,
         invocations=scales.invocations,
         drafts=drafts,
         failover=None if split is None else split.failover,
         wait=30.0 if split is None else split.request_wait,
     )
+
+
+def _top_rows(forward: ModelRunner) -> TopRows:
+    """What finds the largest logits, in machine code of this processor."""
+    from llamado.devices.cpu import top_rows
+    from llamado.devices.cpu.device import CpuDevice
+    from llamado.devices.cpu.jit import Jit
+
+    own = [device.jit for device in forward.devices if isinstance(device, CpuDevice)]
+    return top_rows.TopRows(own[0] if own else Jit())
 
 
 def _close(forward: object) -> None:

@@ -57,7 +57,7 @@ class Constant(Input):
         return self.ne
 
 
-class _Numbers(Input):
+class _Integers(Input):
     """Whole numbers, and the same one behind them where a batch has fewer."""
 
     @abstractmethod
@@ -101,7 +101,7 @@ class ForwardGraph(Graph):
         return tensor
 
 
-class TokenIds(_Numbers):
+class TokenIds(_Integers):
     """I32 [n_tokens]: the tokens."""
 
     def __init__(self, n_tokens: int) -> None:
@@ -143,7 +143,7 @@ class Given(Input):
         return whole.reshape(-1).view(np.uint8)
 
 
-class Positions(_Numbers):
+class Positions(_Integers):
     """I32 [sections × n_tokens]: the place of each token in its sequence, one dimension of it after another.
 
     With M-RoPE there are four: time, height, width and one without a meaning; a token of text is at [p, p, p, 0]
@@ -180,7 +180,7 @@ class StillPairs(Constant):
         return factors.view(np.uint8)
 
 
-class RowsWritten(_Numbers):
+class RowsWritten(_Integers):
     """I64 [n]: the row of a part of the memory that each token, or each sequence's state, is written to."""
 
     def __init__(self, name: str, n: int, part: int = 0) -> None:
@@ -192,7 +192,7 @@ class RowsWritten(_Numbers):
         return rows.written, rows.spare
 
 
-class StateRows(_Numbers):
+class StateRows(_Integers):
     """I32 [n_seqs]: the row of a part of the memory with the state that each sequence goes on from."""
 
     def __init__(self, name: str, n_seqs: int, part: int = 0) -> None:
@@ -358,7 +358,7 @@ class AttentionTemperature(Input):
         return whole.view(np.uint8)
 
 
-class OutputRows(_Numbers):
+class OutputRows(_Integers):
     """I32 [n_outputs]: the rows of the batch that are given out."""
 
     def __init__(self, n_outputs: int) -> None:

@@ -1,7 +1,11 @@
-"""The rows of a model's memory, wherever its tensors lie: copied, read and written, in order with batches."""
+"""The rows of a model's memory, wherever its tensors lie: copied, read and written, in order with batches; and what
+tells models apart whose rows are not interchangeable.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Sequence
 from concurrent.futures import Future
 
@@ -9,17 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
-from llamado.engine.forward.contract import CellKind, Cells, ForwardError, Scales
+from llamado.engine.forward.contract import Activated, CellKind, Cells, ForwardError, Scales
 from llamado.engine.forward.device_recovery import DeviceRecovery
 from llamado.engine.forward.device_tensors import DeviceTensors
-from llamado.engine.forward.fingerprint import fingerprint
 from llamado.engine.forward.pipeline import Pipeline
+from llamado.ggml.role import ModelPart
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
 from llamado.models.base import Model
 from llamado.models.memory import Memory, RowSpan
 
 _KINDS_KEPT = 64
+# Of each end of a tensor: two fine-tunings of a model differ nearly everywhere, and reading all of it would take as
+# long as loading.
+_SAMPLE = 2048
 
 
 class DeviceRows:
@@ -106,3 +113,39 @@ def _rows(cache: Tensor, start: int, n: int) -> Tensor:
     return Tensor(
         cache.type, (cache.ne[0], n, 1, 1), (cache.nb[0], row, n * row, n * row), view_src=cache, view_offs=start * row
     )
+
+
+def fingerprint(file: GGUFFile, model: Model, memory: Memory, scales: Sequence[float] = ()) -> bytes:
+    """SHA-256 of the architecture, the hyper-parameters, and name, shape and ends of each weight that cells depend on.
+
+    These are all but the output's. And of what the context of a sequence makes of positions (see Factors), of whether
+    a quantised cache is turned, of the control vector, and of the adapters that work: those with a scale other than 0.
+    """
+    digest = hashlib.sha256(f"{model.architecture}\n{model.hparams!r}\n".encode())
+    if any(name.startswith("rope_factors_") for name in model.weights):
+        digest.update(b"long" if memory.n_ctx > model.hparams.n_ctx_short else b"short")
+    if memory.unturned:
+        digest.update(b"unturned")
+    shaping = [name for name, roles in model.roles.items() if any(role.part is not ModelPart.OUTPUT for role in roles)]
+    for name in sorted(shaping):
+        info = file.tensors[name]
+        data = file.data(name)
+        digest.update(f"{name} {info.type.name} {info.ne}\n".encode())
+        digest.update(data[:_SAMPLE].tobytes())
+        digest.update(data[-_SAMPLE:].tobytes())
+    if model.control is not None:
+        digest.update(b"control " + model.control.stamp)
+    for adapter, scale in zip(model.adapters, scales, strict=False):
+        adapted = sorted(adapter.pairs.keys() & shaping)
+        if not scale or not adapted:
+            continue
+        digest.update(b"adapter " + struct.pack("<fd", scale, adapter.alpha))
+        if isinstance(scales, Activated):
+            digest.update(b"from " + struct.pack("<q", scales.start))
+        for weight in adapted:
+            for tensor in adapter.pairs[weight]:
+                data = adapter.data(tensor.name)
+                digest.update(f"{weight} {tensor.type.name} {tensor.ne}\n".encode())
+                digest.update(data[:_SAMPLE].tobytes())
+                digest.update(data[-_SAMPLE:].tobytes())
+    return digest.digest()

@@ -19,7 +19,7 @@ from llamado.models.batch import FEATURES, Batch
 from llamado.models.inputs import Input
 
 
-class _Places(NamedTuple):
+class _GraphMemory(NamedTuple):
     """Where a graph's inputs lie, in the order of what fills them, and what it gives."""
 
     inputs: list[tuple[Input, Bytes]]
@@ -35,7 +35,7 @@ class BatchesHere:
 
     def __init__(self, output: str, width: int, times: Times) -> None:
         self._output, self._width, self._times = output, width, times
-        self._places: WeakKeyDictionary[GraphPart, _Places] = WeakKeyDictionary()
+        self._places: WeakKeyDictionary[GraphPart, _GraphMemory] = WeakKeyDictionary()
         self._held: dict[str, object] = {}
 
     def forget(self) -> None:
@@ -73,10 +73,10 @@ class BatchesHere:
         future.set_result(rows)
         return future
 
-    def _find(self, part: GraphPart, feeds: Sequence[Input]) -> _Places:
+    def _find(self, part: GraphPart, feeds: Sequence[Input]) -> _GraphMemory:
         graph = part.graph
         rows, features = graph.outputs.get(self._output), graph.outputs.get(FEATURES)
-        places = self._places[part] = _Places(
+        places = self._places[part] = _GraphMemory(
             [(feed, _memory(graph.inputs[feed.name])) for feed in feeds],
             None if rows is None else _memory(rows),
             None if features is None else _memory(features),

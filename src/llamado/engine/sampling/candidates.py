@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from llamado.engine.errors import ComputeFailed
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -15,8 +17,13 @@ I32 = NDArray[np.int32]
 Ids = NDArray[np.integer[Any]]
 Places = NDArray[np.integer[Any]]
 
-TopK = Callable[[F32, int], tuple[I32, F32]]
-"""`(row of logits, k)` → ids and logits of the k largest, descending, equal logits by lower id."""
+Top = tuple[I32, F32]
+"""Ids and logits of the largest of a row, descending, equal logits by lower id."""
+
+TopRows = Callable[[Sequence[F32], Sequence[int]], list[Top | None]]
+"""`(rows of logits, k of each)` → the k largest of each row; None for a row with NaN or +inf in it. k ≤ MOST_WANTED."""
+
+MOST_WANTED = 1024
 
 # No logit but -inf is beyond it, so differences of logits are numbers.
 HUGE = float(np.finfo(np.float32).max)
@@ -25,8 +32,13 @@ HUGE = float(np.finfo(np.float32).max)
 _FEW = 1024
 
 
-def top_k_numpy(logits: F32, k: int) -> tuple[I32, F32]:
-    """TopK in numpy: about 0.15 ms for k = 40 of 262,144."""
+def top_rows_numpy(rows: Sequence[F32], ks: Sequence[int]) -> list[Top | None]:
+    """TopRows in numpy."""
+    return [top_k(row, k) if float(row.max()) < math.inf else None for row, k in zip(rows, ks, strict=True)]
+
+
+def top_k(logits: F32, k: int) -> Top:
+    """The k largest: about 0.15 ms for k = 40 of 262,144."""
     n = logits.size
     k = min(k, n)
     ids: NDArray[np.intp] | None = None
@@ -54,7 +66,7 @@ def top_k_numpy(logits: F32, k: int) -> tuple[I32, F32]:
     return ids[order].astype(np.int32), values[order]
 
 
-def log_softmax_top(logits: F32, n: int, token: int, top_k: TopK) -> tuple[float, list[tuple[int, float]]]:
+def log_softmax_top(logits: F32, n: int, token: int) -> tuple[float, list[tuple[int, float]]]:
     """Log-probability of `token` and the `n` most likely `(id, log-probability)` over all logits of a row."""
     high = float(logits.max())
     log_total = high + math.log(float(np.exp(logits - np.float32(high)).sum(dtype=np.float64)))
@@ -95,8 +107,7 @@ class Candidates:
     ones by lower id.
     """
 
-    def __init__(self, top_k: TopK) -> None:
-        self.top_k = top_k
+    def __init__(self) -> None:
         self.ids: Ids | None = None
         self.logits: NDArray[np.floating[Any]] = np.empty(0)
         self.few = False
@@ -117,6 +128,7 @@ class Candidates:
         self.few = False
         self.hidden = 0
         self.mask = mask
+        self._patches.clear()
 
     def restore(self) -> None:
         """Give the row its logits back."""
@@ -148,6 +160,8 @@ class Candidates:
         """
         if self.ids is None:
             own = self.logits[tokens]
+            if not float(own.max()) < math.inf:
+                raise no_numbers()
             changed = np.minimum(new(own.astype(np.float64), slice(None)), HUGE).astype(np.float32)
             if self.logits is self._row:
                 # In place: copying a large vocabulary would cost more than sampling it.
@@ -188,10 +202,10 @@ class Candidates:
             self.cut(k)
             return
         self.hidden = min(self.hidden, max(0, k - self.logits.size))
-        places, logits = self.top_k(self.logits.astype(np.float32, copy=False), k)
-        self._take(places, logits)
+        places, logits = top_k(self.logits.astype(np.float32, copy=False), k)
+        self.take(places, logits)
 
-    def _take(self, places: Places, logits: F32) -> None:
+    def take(self, places: Places, logits: F32) -> None:
         """Cut to these, which are in descending order."""
         self.ids = places if self.ids is None else self.ids[places]
         self.logits, self.few = logits.astype(np.float64), True
@@ -210,7 +224,7 @@ class Candidates:
             assert self.ids is not None
             self.ids, self.logits = self.ids[n:], self.logits[n:]
             return
-        places, _ = self.top_k(self.logits.astype(np.float32, copy=False), n)
+        places, _ = top_k(self.logits.astype(np.float32, copy=False), n)
         rest = np.ones(self.logits.size, np.bool_)
         rest[places] = False
         hidden = self.hidden
@@ -242,19 +256,23 @@ class Candidates:
             beyond = np.full(n - masked.size, -np.inf, np.float32)
             self.logits = np.concatenate((self.logits[: masked.size] + masked, beyond))
 
-    def keep_top_allowed(self, k: int) -> bool:
-        """`only_allowed` and `keep_top` in one where the largest logits tell; False, and nothing done, elsewhere."""
+    def keep_top_allowed(self, k: int, top: Top) -> bool:
+        """`only_allowed` and `keep_top` in one where k of the largest, `top`, are allowed; else False, nothing done."""
         assert self.mask is not None
-        words, n = self.mask, self.logits.size
-        some = k + 24
-        if some >= n or 32 * words.size < n:
+        words = self.mask
+        if 32 * words.size < self.logits.size:
             return False
-        ids, logits = self.top_k(self.logits.astype(np.float32, copy=False), some)
+        ids, logits = top
         allowed = np.flatnonzero(words[ids >> 5] >> (ids & 31).astype(np.uint32) & 1)[:k]
         if allowed.size < k:
             return False
-        self._take(ids[allowed], logits[allowed])
+        self.take(ids[allowed], logits[allowed])
         return True
+
+
+def no_numbers() -> ComputeFailed:
+    """What is raised where logits are NaN or +inf."""
+    return ComputeFailed("the model gave logits that are not numbers; its file may be damaged")
 
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")

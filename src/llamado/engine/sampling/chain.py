@@ -21,9 +21,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.errors import ComputeFailed, ConstraintFailed
+from llamado.engine.errors import ConstraintFailed
 from llamado.engine.sampling import samplers
-from llamado.engine.sampling.candidates import F32, Candidates, TopK, log_softmax_top, top_k_numpy
+from llamado.engine.sampling.candidates import (
+    F32,
+    MOST_WANTED,
+    Candidates,
+    Top,
+    TopRows,
+    no_numbers,
+    top_k,
+    top_rows_numpy,
+)
 from llamado.engine.sampling.dry import Breakers, Dry
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.sampling.penalties import Penalties
@@ -34,10 +43,13 @@ from llamado.engine.sampling.selectors import AdaptiveP, Chooser, Draw, Mirostat
 if TYPE_CHECKING:
     from llamado.text.grammar.compiler import Matcher
 
-__all__ = ["Sampler", "SamplerVocabulary", "TopK", "log_softmax_top", "top_k_numpy", "uniform"]
+__all__ = ["Sampler", "SamplerVocabulary", "uniform"]
 
 # A mask of at most so many words that are not 0 is used as a list of tokens.
 _FEW_WORDS = 64
+
+# More of the largest logits than top-k keeps: some of them a constraint may forbid.
+_SPARE = 24
 
 # Samplers that look at nothing but a row of logits.
 _INDEPENDENT = frozenset({"top_k", "typ_p", "top_p", "min_p", "top_n_sigma", "temperature"})
@@ -63,7 +75,10 @@ class Sampler:
 
     For each token of the answer: `sample`, then `accept` with what it gave. `eog`: ids that end an answer.
     `vocabulary`: without one DRY knows no sequence breakers and there is no infill. `matcher`: what limits the answer;
-    `get_ready` asks it ahead of time.
+    `get_ready` asks it ahead of time. `top_rows`: a faster kernel.
+
+    Of many samplers' rows the largest logits can be found together: `prepare` says how many of which row it takes, and
+    `sample` gets them.
     """
 
     def __init__(
@@ -73,12 +88,12 @@ class Sampler:
         seed: int,
         n_vocab: int,
         eog: Iterable[int] = (),
-        top_k: TopK = top_k_numpy,
+        top_rows: TopRows = top_rows_numpy,
         vocabulary: SamplerVocabulary | None = None,
         matcher: Matcher | None = None,
     ) -> None:
         s = sampling
-        self._sampling, self._top_k, self._eog = sampling, top_k, tuple(eog)
+        self._sampling, self._top_rows, self._eog = sampling, top_rows, tuple(eog)
         self._seed = seed
         self._n_vocab = n_vocab
         self._matcher = matcher
@@ -113,7 +128,9 @@ class Sampler:
             self._chooser = AdaptiveP(s.adaptive_target, s.adaptive_decay)
         else:
             self._chooser = Draw()
-        self._candidates = Candidates(top_k)
+        self._candidates = Candidates()
+        self._wanted: tuple[F32, int] | None = None
+        self._prepared = False
         self._weights: Weights | None = None
 
     def _step(
@@ -159,7 +176,7 @@ class Sampler:
         """One that draws by the same random numbers, and by nothing that was said before."""
         names = tuple(name for name in self._sampling.samplers if name in _INDEPENDENT)
         plain = replace(self._sampling, samplers=names, mirostat=0)
-        return Sampler(plain, seed=self._seed, n_vocab=self._n_vocab, eog=self._eog, top_k=self._top_k)
+        return Sampler(plain, seed=self._seed, n_vocab=self._n_vocab, eog=self._eog, top_rows=self._top_rows)
 
     def start(self, tokens: Sequence[int]) -> None:
         """Begin a sequence: these tokens, the prompt, count for penalties and DRY."""
@@ -184,46 +201,73 @@ class Sampler:
         if self._allowed is None:
             self._allowed = self._ask()
 
-    def sample(self, row: F32, position: int) -> int:
-        """Choose the token at `position` of the sequence from its logits `[n_vocab]`.
+    def prepare(self, row: F32, position: int) -> tuple[F32, int] | None:
+        """Begin to choose the token at `position` of the sequence from its logits `[n_vocab]`.
 
-        The row is changed while this runs and is as before when it returns; a read-only row is copied. Raises
-        ComputeFailed where the logits are not numbers, LlamadoError where the constraint fails.
+        Gives a row, and how many of its largest `sample` takes; None: none. `row` is changed from here to the end of
+        `sample`, which must follow; a read-only one is copied. Raises ComputeFailed, LlamadoError as `sample` does.
         """
         if self._allowed is None:
             self._allowed = self._ask()
         mask, ids = self._allowed
-        self._weights = None
+        self._wanted, self._prepared = None, True
         if ids is not None and ids.size == 1:
-            token = int(ids[0])
-            self._chooser.forced(token)
-            return token
-        if not float(row.max()) < math.inf:
-            raise ComputeFailed("the model gave logits that are not numbers; its file may be damaged")
-        self._candidates.begin(row, mask)
+            return None
+        candidates = self._candidates
+        candidates.begin(row, mask)
+        if self._bias_ids.size or self._first:
+            with np.errstate(over="ignore", invalid="ignore"):
+                if self._bias_ids.size:
+                    candidates.change(self._bias_ids, lambda own, which: own + self._bias[which])
+                for step in self._first:
+                    step(candidates, position)
+        if ids is None:
+            k = 1 if self._greedy else self._k_next + (_SPARE if self._k_next and mask is not None else 0)
+            if 0 < k <= MOST_WANTED and (k < row.size or mask is None):
+                self._wanted = candidates.logits, min(k, row.size)
+        return self._wanted
+
+    def sample(self, row: F32, position: int, top: Top | None = None) -> int:
+        """Choose the token at `position` of the sequence from its logits `[n_vocab]`.
+
+        `top`: what `prepare` wanted. The row is as before when it returns. Raises ComputeFailed where the logits are
+        not numbers, LlamadoError where the constraint fails.
+        """
+        self._weights = None
         try:
+            wanted = None if self._prepared else self.prepare(row, position)
+            if wanted is not None:
+                (top,) = self._top_rows(wanted[:1], wanted[1:])
+            self._prepared = False
+            assert self._allowed is not None
+            ids = self._allowed.ids
+            if ids is not None and ids.size == 1:
+                token = int(ids[0])
+                self._chooser.forced(token)
+                return token
+            if top is None and (self._wanted is not None or not float(row.max()) < math.inf):
+                raise no_numbers()
             # Logits may be -inf, and options of any size: what overflows is out of reach, as it should be.
             with np.errstate(over="ignore", invalid="ignore"):
-                return self._run(mask, ids, position)
+                return self._run(self._allowed, position, top)
         finally:
             self._candidates.restore()
 
-    def _run(self, mask: NDArray[np.uint32] | None, ids: NDArray[np.intp] | None, position: int) -> int:
-        candidates = self._candidates
-        if self._bias_ids.size:
-            candidates.change(self._bias_ids, lambda own, which: own + self._bias[which])
-        for step in self._first:
-            step(candidates, position)
+    def _run(self, allowed: _Allowed, position: int, top: Top | None) -> int:
+        candidates, (mask, ids) = self._candidates, allowed
         if self._greedy:
-            return self._best(ids)
+            return self._best(ids, top)
         rest = self._rest
         if ids is not None:
             candidates.only(ids)
         elif mask is not None:
-            if self._k_next and candidates.keep_top_allowed(self._k_next):
+            if top is not None and candidates.keep_top_allowed(self._k_next, top):
                 rest = rest[1:]
             else:
                 candidates.only_allowed()
+        elif top is not None:
+            candidates.take(*top)
+            rest = rest[1:]
         for step in rest:
             step(candidates, position)
         if (candidates.logits[0] if candidates.few else candidates.logits.max()) == -math.inf:
@@ -244,7 +288,7 @@ class Sampler:
         own = float(weights[at]) / total
         if n <= 0:
             return own, []
-        places, top = self._candidates.top_k(weights.astype(np.float32, copy=False), n)
+        places, top = top_k(weights.astype(np.float32, copy=False), n)
         named = places if ids is None else ids[places]
         return own, [(i, p / total) for i, p in zip(named.tolist(), top.tolist(), strict=True) if p > 0]
 
@@ -263,12 +307,12 @@ class Sampler:
             raise ConstraintFailed("the constraint of this request allows no token at all; its grammar cannot be met")
         return _Allowed(mask, ids)
 
-    def _best(self, ids: NDArray[np.intp] | None) -> int:
+    def _best(self, ids: NDArray[np.intp] | None, top: Top | None) -> int:
         """The allowed token of the largest logit."""
         candidates = self._candidates
         if ids is not None:
             return int(ids[candidates.logits[ids].argmax()])
-        best = int(candidates.logits.argmax())
+        best = int(candidates.logits.argmax()) if top is None else int(top[0][0])
         if candidates.allows(best):
             return best
         candidates.only_allowed()

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.engine.sampling.candidates import HUGE, Candidates, shortest_head
+from llamado.engine.sampling.candidates import top_k as largest
 from llamado.engine.sampling.rng import uniform
 
 Floats = NDArray[np.floating[Any]]
@@ -60,7 +61,7 @@ def top_p(p: float, min_keep: int) -> Step:
         behind = high - logits
         weights = np.exp(-behind)
         target = p * float(weights.sum(dtype=np.float64))
-        top, _values = candidates.top_k(logits.astype(np.float32, copy=False), max(256, min_keep))
+        top, _values = largest(logits.astype(np.float32, copy=False), max(256, min_keep))
         n = max(int(weights[top].cumsum(dtype=np.float64).searchsorted(target)) + 1, min_keep)
         if n <= top.size:
             candidates.keep_top(n)

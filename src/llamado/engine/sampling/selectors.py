@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.sampling.candidates import HUGE, Candidates
+from llamado.engine.sampling.candidates import HUGE, Candidates, top_k
 
 Weights = NDArray[np.floating[Any]]
 
@@ -87,7 +87,7 @@ class Mirostat:
         """Version 1: as many as Zipf's law, fitted to the 100 most probable, says."""
         few = candidates.logits
         if not candidates.few:
-            _, few = candidates.top_k(candidates.logits.astype(np.float32, copy=False), 100)
+            _, few = top_k(candidates.logits.astype(np.float32, copy=False), 100)
         few = few[:100].astype(np.float64)
         few = few[few > -math.inf]
         ranks = np.arange(1, few.size)

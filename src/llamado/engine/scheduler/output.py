@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from llamado.engine.request import Done, Result, StopType, Token, TokenProb, TokenProbs, TopTokens
 from llamado.engine.sampling import samplers
-from llamado.engine.sampling.chain import TopK, log_softmax_top
+from llamado.engine.sampling.candidates import F32, Top, TopRows, log_softmax_top
 from llamado.engine.scheduler.queue import Queue
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.engine.scheduler.statistics import Statistics
@@ -50,7 +51,7 @@ class Answering:
         *,
         n_ctx: int,
         context_shift: bool,
-        top_k: TopK,
+        top_rows: TopRows,
         shift: Callable[[Slot, int, int], None],
     ) -> None:
         self._shift_slot = shift
@@ -59,10 +60,29 @@ class Answering:
         self._stats = stats
         self._n_ctx = n_ctx
         self._context_shift = context_shift and n_ctx > 2  # of two tokens there is none to drop
-        self._top_k = top_k
+        self._top_rows = top_rows
 
-    def advance(self, slot: Slot, task: Task, row: NDArray[np.float32]) -> int | None:
-        """Choose the token at the end of a sequence from its logits; None where the answer is over with it."""
+    def largest(self, tasks: Sequence[Task], rows: Sequence[F32]) -> list[Top | None]:
+        """What `advance` takes of rows of logits, found for all of them together."""
+        asked = []
+        for i, (task, row) in enumerate(zip(tasks, rows, strict=True)):
+            if task.generated or task.request.n_predict != 0:
+                with suppress(Exception):  # `advance` meets it again
+                    wanted = task.sampler.prepare(row, task.n_prompt + len(task.generated))
+                    if wanted is not None:
+                        asked.append((i, *wanted))
+        found: list[Top | None] = [None] * len(tasks)
+        if asked:
+            places, wanted_rows, ks = zip(*asked, strict=True)
+            for i, top in zip(places, self._top_rows(wanted_rows, ks), strict=True):
+                found[i] = top
+        return found
+
+    def advance(self, slot: Slot, task: Task, row: F32, top: Top | None = None) -> int | None:
+        """Choose the token at the end of a sequence from its logits; None where the answer is over with it.
+
+        `top`: what `largest` gave, if it was asked.
+        """
         request = task.request
         now = time.perf_counter()
         if task.generated:
@@ -74,7 +94,7 @@ class Answering:
                 self._finish(slot, task, "limit")
                 return None
         # Its place in the whole answer, also where the context was shifted: no random number is used twice.
-        token = task.sampler.sample(row, task.n_prompt + len(task.generated))
+        token = task.sampler.sample(row, task.n_prompt + len(task.generated), top)
         probs = self._probs(task, row, token) if request.n_probs else None
         task.sampler.accept(token)
         task.ahead.judge(token)
@@ -132,7 +152,7 @@ class Answering:
             own, top = task.sampler.candidates(request.n_probs, token)
             first, *others = [(i, p, math.log(p) if p > 0 else -math.inf) for i, p in [(token, own), *top]]
         else:
-            own, top = log_softmax_top(row, request.n_probs, token, self._top_k)
+            own, top = log_softmax_top(row, request.n_probs, token)
             first, *others = [(i, math.exp(logp), logp) for i, logp in [(token, own), *top]]
         piece = partial(self._tokenizer.piece, special=request.special)
         _, prob, logprob = first

@@ -1,0 +1,106 @@
+"""The greatest numbers of rows: which they are, in order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from llamado.devices.cpu.jit import kernel
+from llamado.devices.cpu.simd import F32, I32, I64, Code, F32x8, Value, Work
+
+BLOCK = 64
+"""Elements of which the greatest is found first: most blocks hold none that counts, and are not looked at again."""
+
+
+def _before(c: Code, x: Value, one: Value, other: Value) -> Value:
+    """Whether element `one` comes before element `other`: it is greater, or as great and earlier."""
+    v, w = c.load(F32, x + one * 4), c.load(F32, x + other * 4)
+    return (v > w) | (v.equals(w) & (one < other))
+
+
+def _get(c: Code, heap: Value, i: Value) -> Value:
+    return c.load(I32, heap + i * 4).to(I64)
+
+
+def _put(c: Code, heap: Value, i: Value, place: Value) -> None:
+    c.store(heap + i * 4, place.to(I32))
+
+
+def _sink(c: Code, x: Value, heap: Value, root: Value, stop: Value) -> None:
+    """Lets what is at `root` sink to where nothing below it comes later."""
+    at, moved = c.var(root), _get(c, heap, root)
+    with c.loop() as loop:
+        left = at.value * 2 + 1
+        c.leave(loop, left >= stop)
+        right = c.min(left + 1, stop - 1)
+        child = c.select(_before(c, x, _get(c, heap, left), _get(c, heap, right)), right, left)
+        c.leave(loop, _before(c, x, moved, _get(c, heap, child)).equals(0))
+        _put(c, heap, at.value, _get(c, heap, child))
+        at.value = child
+    _put(c, heap, at.value, moved)
+
+
+def _offer(c: Code, x: Value, heap: Value, n: Value, k: Value, place: Value) -> None:
+    """One more element for a heap that holds the first k of the `n` before it, the last of them at its root."""
+    with c.when(n < k):
+        _put(c, heap, n, place)
+    with c.when(n.equals(k - 1)), c.range(0, k // 2) as i:
+        _sink(c, x, heap, k // 2 - 1 - i, k)
+    with c.when(n >= k), c.when(_before(c, x, place, _get(c, heap, c.i64(0)))):
+        _put(c, heap, c.i64(0), place)
+        _sink(c, x, heap, c.i64(0), k)
+
+
+@kernel("rows", "ks", "n", "n_rows", "stride", "places", "values", "numbers", "greatest")
+def top_of_rows(c: Code, a: SimpleNamespace, work: Work) -> None:
+    """The first k of the `n` elements of each row of f32 in falling order, equal ones by their places.
+
+    `rows`, `ks`: i64 [n_rows], where each lies, and how many of it; `places` (i32), `values` (f32): [n_rows, stride];
+    `numbers`: i64 [n_rows], 0 where an element is not a number, or +inf, and nothing else is of use; `greatest`: f32,
+    room for one of each block.
+    """
+    n_blocks = (a.n + (BLOCK - 1)) // BLOCK
+    whole = a.n // BLOCK
+    infinite = float("inf")
+    with c.range(0, a.n_rows) as row:
+        x, k = c.load(I64, a.rows + row * 8), c.load(I64, a.ks + row * 8)
+        heap, values = a.places + row * a.stride * 4, a.values + row * a.stride * 4
+        # Anything that is not below infinity makes a lane 0 for good.
+        sound, least = c.var(c.const(F32x8, 1.0)), c.const(F32x8, -infinite)
+        with c.range(0, whole) as block:
+            at, high = x + block * (4 * BLOCK), least
+            for lanes in range(BLOCK // 8):
+                v = c.load(F32x8, at + 32 * lanes)
+                sound.value = c.select(v < c.const(F32x8, infinite), sound.value, c.const(F32x8, 0.0))
+                high = c.max(v, high)
+            c.store(a.greatest + block * 4, c.max_lanes(high))
+        with c.when(whole < n_blocks):
+            last = c.var(c.f32(-infinite))
+            with c.range(whole * BLOCK, a.n) as i:
+                v = c.load(F32, x + i * 4)
+                with c.when((v < infinite).equals(0)):
+                    sound.value = c.const(F32x8, 0.0)
+                last.value = c.max(v, last.value)
+            c.store(a.greatest + whole * 4, last.value)
+        counted = c.sum_lanes(sound.value)
+        c.store(a.numbers + row * 8, (counted > 7.5).zext(I64))
+        # k blocks have an element that is not below the bound, so the first k elements are not below it either.
+        bound = c.var(c.f32(-infinite))
+        with c.when(n_blocks >= k):
+            with c.range(0, n_blocks) as block:
+                _offer(c, a.greatest, heap, block, k, block)
+            bound.value = c.load(F32, a.greatest + _get(c, heap, c.i64(0)) * 4)
+        found = c.var(c.i64(0))
+        with c.range(0, n_blocks) as block, c.when(c.load(F32, a.greatest + block * 4) >= bound.value):
+            last_of_block = c.min(block * BLOCK + BLOCK, a.n)
+            with c.range(block * BLOCK, last_of_block) as i, c.when(c.load(F32, x + i * 4) >= bound.value):
+                _offer(c, x, heap, found.value, k, i)
+                found.value = found.value + 1
+        with c.when(counted > 7.5):
+            with c.range(1, k) as i:
+                last_one = k - i
+                worst = _get(c, heap, c.i64(0))
+                _put(c, heap, c.i64(0), _get(c, heap, last_one))
+                _put(c, heap, last_one, worst)
+                _sink(c, x, heap, c.i64(0), last_one)
+            with c.range(0, k) as i:
+                c.store(values + i * 4, c.load(F32, x + _get(c, heap, i) * 4))

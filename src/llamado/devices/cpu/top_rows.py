@@ -1,0 +1,70 @@
+"""The greatest logits of rows, found by machine code: many rows in one call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.devices.cpu.jit import Jit
+from llamado.devices.cpu.kernels.selection import BLOCK, top_of_rows
+
+MOST = 1024
+"""The greatest k."""
+_N_ROWS = top_of_rows.fields.index("n_rows")
+
+
+class TopRows:
+    """Finds the first elements of rows of float32; one caller at a time."""
+
+    def __init__(self, jit: Jit) -> None:
+        loaded = jit.load(top_of_rows)
+        self._code = loaded.segment
+        # It takes microseconds, and who waits for Python's lock meanwhile might keep it for longer.
+        self._call = ctypes.PYFUNCTYPE(None, *[ctypes.c_int64] * 4)(loaded.address)
+        self._fields = np.zeros(len(top_of_rows.fields), np.int64)
+        self._size = (0, 0, 0)
+        self._arrays: dict[str, NDArray[Any]] = {}
+
+    def __call__(
+        self, rows: Sequence[NDArray[np.float32]], ks: Sequence[int]
+    ) -> list[tuple[NDArray[np.int32], NDArray[np.float32]] | None]:
+        """Of each row its first k elements, greatest first, equal ones in their order: places and values.
+
+        None for a row with an element that is not a number, or +inf. Rows are of one length, and each k is 1 to it and
+        at most MOST. Raises ValueError.
+        """
+        n_rows, most, n = len(rows), max(ks), len(rows[0])
+        if not 0 < min(ks) <= most <= min(n, MOST):
+            raise ValueError(f"the first {min(ks)} to {most} of {n} elements")
+        if self._size[0] < n_rows or self._size[1] < most or self._size[2] != n:
+            self._make_room(max(n_rows, self._size[0]), max(most, self._size[1]), n)
+        arrays = self._arrays
+        addresses = arrays["rows"]
+        for i, row in enumerate(rows):
+            if row.dtype != np.float32 or row.shape != (n,) or row.strides != (4,):
+                raise ValueError(f"a row of {row.dtype} {row.shape} that is no row of {n} float32")
+            addresses[i] = row.__array_interface__["data"][0]
+        arrays["ks"][:n_rows] = ks
+        self._fields[_N_ROWS] = n_rows
+        self._call(self._address, 0, 1, 0)
+        places, values = arrays["places"][:n_rows, :most].copy(), arrays["values"][:n_rows, :most].copy()
+        sound = arrays["numbers"][:n_rows].tolist()
+        return [(places[i, :k], values[i, :k]) if sound[i] else None for i, k in enumerate(ks)]
+
+    def _make_room(self, n_rows: int, most: int, n: int) -> None:
+        self._size = n_rows, most, n
+        self._arrays = {
+            "rows": np.empty(n_rows, np.int64),
+            "ks": np.empty(n_rows, np.int64),
+            "numbers": np.empty(n_rows, np.int64),
+            "places": np.empty((n_rows, most), np.int32),
+            "values": np.empty((n_rows, most), np.float32),
+            "greatest": np.empty(-(-n // BLOCK), np.float32),
+        }
+        fields = {name: int(array.ctypes.data) for name, array in self._arrays.items()}
+        self._fields[:] = top_of_rows.pack(fields | {"n": n, "n_rows": n_rows, "stride": most})
+        self._address = int(self._fields.ctypes.data)
