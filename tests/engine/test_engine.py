@@ -609,7 +609,8 @@ def test_an_idle_engine_sleeps(make: Make) -> None:
     assert time.process_time() - before < 0.05
 
 
-def test_snapshot_and_counters(make: Make) -> None:
+def test_snapshot_and_counters(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamado.engine.engine._SHOW_AGAIN", 0.0)
     engine, _ = make(n_slots=2, max_batch=64)
     empty = engine.snapshot()
     assert [slot.id_task for slot in empty.slots] == [-1, -1] and empty.kv_cells_total == 4096

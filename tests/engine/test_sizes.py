@@ -10,7 +10,7 @@ from minilm import make_bert
 from tiny import TINY, make
 from tiny_models import hold_experts, make_gemma3, make_llama
 
-from llamado.engine.forward.fingerprint import fingerprint
+from llamado.engine.forward.device_rows import fingerprint
 from llamado.engine.forward.sizes import model_sizes, usual_weights, weight_sizes
 from llamado.ggml.role import ModelPart
 from llamado.gguf.reader import GGUFFile

@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 
 # Where nothing can be done until a slot is saved or restored, the engine looks again after this long.
 _LOOK_AGAIN = 0.05
+# Where answers only get longer, those who look see how long they are by now at least so often.
+_SHOW_AGAIN = 0.02
 _SNAPSHOTS = SnapshotOptions()
 _MOST_ON_TRUST = 16
 """Batches on their way while windows of drafted tokens are sent behind them."""
@@ -188,7 +190,7 @@ class Engine:
         )
         self._flights: deque[_Flight] = deque()
         self._idle_since: float | None = time.monotonic()
-        self._snapshot = self._take_snapshot()
+        self._show()
         self._prepared = False  # whether the forward has used all the spare time it wants
         self._busy_since: float | None = None  # when the step began that is under way; None: nothing is, or it waits
         self._thread = threading.Thread(target=self._work, name="llamado-engine", daemon=True)
@@ -291,7 +293,9 @@ class Engine:
         self._queue.cancel(task_id)
 
     def snapshot(self) -> EngineSnapshot:
-        """The state after the last step; never blocks."""
+        """The state after the last step, but answers may be longer by what came in some hundredths of a second; never
+        blocks.
+        """
         return self._snapshot
 
     def stalled(self) -> float:
@@ -348,18 +352,23 @@ class Engine:
                     self._sequences.save()
                     self._sequences.reset()  # another engine may have the forward pass next
                     return
+            alike, n_over = False, queue.n_over
             try:
-                lost = self._calls.run()
-                if lost is not None:
-                    recovery.note(lost)
-                elif not self._step():
+                if self._calls:
+                    lost = self._calls.run()
+                    if lost is not None:
+                        recovery.note(lost)
+                elif self._step():
+                    alike = queue.n_over == n_over and self._busy_since < self._shown + _SHOW_AGAIN
+                else:
                     self._look_again()
             except Exception as error:
                 # Nothing is known about the cells after a failure outside the forward pass.
                 log.exception("engine step failed")
                 self._end_all(compute_failed(error))
                 self._sequences.reset()
-            self._show()
+            if not alike:
+                self._show()
 
     def _is_busy(self) -> bool:
         """Whether there is anything to do besides what jobs ask for."""
@@ -628,6 +637,7 @@ class Engine:
     def _show(self) -> None:
         """Let those who look at the engine see how it is now."""
         self._snapshot = self._take_snapshot()
+        self._shown = time.monotonic()
 
     def _take_snapshot(self) -> EngineSnapshot:
         memory, store = self._sequences.memory, self._sequences.store

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import resource
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import httptools
@@ -50,6 +50,10 @@ KEEP_ALIVE = 30
 MOST_UNREAD = 256 * 2**20
 # Name of the ASGI extension that closes a connection without waiting for what its client has not read.
 ABORT = "llamado.abort"
+# Name of the ASGI extension that writes more of a response's body at once: `(bytes) -> bool`, False where that cannot
+# be now, and nothing is written; of no bytes it says whether it could. It is a `send` past the layers in between, which
+# care for the head of a response alone.
+WRITE = "llamado.write"
 # A connection costs about 10 kB; more of them than this serve nobody.
 MOST_CONNECTIONS = 16384
 
@@ -238,7 +242,15 @@ class HttpConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         cycle.transport = _Spelled(self.transport)  # type: ignore[assignment]
+        cycle.scope["extensions"][WRITE] = partial(self._write_more, cycle)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
+
+    def _write_more(self, cycle: RequestResponseCycle, data: bytes) -> bool:
+        if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding or cycle.response_complete:
+            return False
+        if data:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     def _body_seconds(self) -> float:
         for name, value in self.headers:

@@ -294,16 +294,20 @@ class Mask(Input):
 
     def _change(self, row: NDArray[np.uint16], old: Sequence[_Interval], new: Sequence[_Interval]) -> None:
         """Has a row that shows `old` show `new`. Most often a sequence has got longer, or its window moved on."""
-        kept: list[tuple[int, int]] = []
-        if not self._distances:
-            kept = [(max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(old, new, strict=False)]
-        for i, (begin, end, _) in enumerate(old):
-            low, high = kept[i] if i < len(kept) and kept[i][0] < kept[i][1] else (end, end)
-            row[begin:low] = _HIDDEN
-            row[high:end] = _HIDDEN
+        for i in range(max(len(old), len(new))):
+            begin, end, _ = old[i] if i < len(old) else (0, 0, 0)
+            low, high, _ = new[i] if i < len(new) and not self._distances else (end, end, 0)
+            # Of the old one what is not in the new one beside it.
+            if begin < min(low, end):
+                row[begin : min(low, end)] = _HIDDEN
+            if max(high, begin) < end:
+                row[max(high, begin) : end] = _HIDDEN
         for i, (begin, end, own) in enumerate(new):
-            low, high = kept[i] if i < len(kept) and kept[i][0] < kept[i][1] else (end, end)
-            self._show(row, [(begin, low, own), (high, end, own)])
+            low, high, _ = old[i] if i < len(old) and not self._distances else (end, end, 0)
+            if begin < min(low, end):
+                self._show(row, [(begin, min(low, end), own)])
+            if max(high, begin) < end:
+                self._show(row, [(max(high, begin), end, own)])
 
 
 class RelativeBuckets(Input):

@@ -34,11 +34,12 @@ class Team:
         self.n_counters = n + -(-n // GROUP)
         """That a program has for each operation: of threads, and of groups of them."""
         self._fields = np.array([self._state.ctypes.data], np.int64)
+        self._address = int(self._fields.ctypes.data)
         self._jit = jit  # its machine code is what the threads are in
         self._dispatch = jit.function(control.dispatch)
         self._work = jit.function(control.work)
         self._lock = threading.Lock()
-        self._counters = np.zeros((1, 1), np.int64)
+        self._program = self._counters = np.zeros((1, 1), np.int64)
         self._closed = False
         self._threads = [
             threading.Thread(target=self._serve, args=(i,), name=f"llamado-cpu-{i}", daemon=True) for i in range(1, n)
@@ -49,7 +50,7 @@ class Team:
 
     def _serve(self, number: int) -> None:
         self._placement.pin(number)
-        self._work(self._fields.ctypes.data, number, self.n, 0, 0)
+        self._work(self._address, number, self.n, 0, 0)
 
     def run(
         self,
@@ -68,15 +69,16 @@ class Team:
                 raise DeviceError("the CPU device is closed")
             state = self._state
             counters.fill(0)
-            self._counters = counters
-            state[control.PROGRAM // 8] = program.ctypes.data
-            state[control.LENGTH // 8] = len(program)
-            state[control.COUNTERS // 8] = counters.ctypes.data
-            state[control.COUNTER_STEP // 8] = counters.strides[0]
+            if program is not self._program or counters is not self._counters:
+                self._program, self._counters = program, counters
+                state[control.PROGRAM // 8] = program.ctypes.data
+                state[control.LENGTH // 8] = len(program)
+                state[control.COUNTERS // 8] = counters.ctypes.data
+                state[control.COUNTER_STEP // 8] = counters.strides[0]
             state[control.THREADS // 8] = min(n_threads, self.n)
             state[control.TIMES // 8] = 0 if times is None else times.ctypes.data
             with self._placement.pinned(0):
-                self._dispatch(self._fields.ctypes.data, 0, self.n, 0, 0)
+                self._dispatch(self._address, 0, self.n, 0, 0)
 
     def abandon(self) -> None:
         """Leaves no work in any operation of the program that runs: its threads finish what they have in hand.

@@ -105,6 +105,8 @@ class Queue:
         self.waiting: list[Task] = []
         """Requests that wait for a slot; of the engine's thread alone."""
         self.slot_tasks: deque[SlotTask] = deque()
+        self.n_over = 0
+        """Requests that left their slots."""
         self.ends: deque[float] = deque(maxlen=_PACE_REQUESTS)
         """When the last requests were over."""
 
@@ -212,6 +214,7 @@ class Queue:
         if slot.task is not None:
             self.tasks.pop(slot.task.id, None)
             self.ends.append(time.monotonic())
+            self.n_over += 1
         slot.release()
 
     def fail(self, slot: Slot, error: LlamadoError) -> None:

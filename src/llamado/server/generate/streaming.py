@@ -17,10 +17,10 @@ from llamado.engine.request import Done, Event, Failed, Progress, Request, Resul
 from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.http.answer import json_response
 from llamado.http.bodies import body_of
-from llamado.http.connections import ABORT
+from llamado.http.connections import ABORT, WRITE
 from llamado.http.request_log import current
 from llamado.server.errors import ApiError, translate
-from llamado.server.generate.threads import off_loop
+from llamado.server.generate.threads import LONG_TEXT, off_loop
 from llamado.server.loaded_model import ServedEngine
 
 log = logging.getLogger("llamado.server")
@@ -61,9 +61,13 @@ class Mailbox:
         # Cleared before reading: an event posted from here on either is read below or schedules the next delivery.
         self._woken = False
         events = self._events
+        reached: dict[Generation, None] = {}
         while events:
             generation, index, event = events.popleft()
-            generation.deliver(index, event)
+            generation.take(index, event)
+            reached[generation] = None
+        for generation in reached:
+            generation.pass_on()
 
     def begin(self) -> None:
         """A generation was given to the engine."""
@@ -76,9 +80,9 @@ class Mailbox:
         if not self._n_open:
             log.debug("all slots are idle")
 
-    def wait(self, generation: Generation, event: Event) -> None:
-        """An event waits to be read."""
-        weight = _EVENT + _probabilities(event)
+    def wait(self, generation: Generation, events: Sequence[tuple[int, Event]]) -> None:
+        """Events wait to be read."""
+        weight = sum(_EVENT + _probabilities(event) for _, event in events)
         self._unread[generation] = self._unread.get(generation, 0) + weight
         self._total += weight
         if self._total > MOST_UNREAD:
@@ -119,7 +123,10 @@ class Generation:
         self._engine = engine
         self._tasks: list[int] = []
         self._events: list[tuple[int, Event]] = []
+        self._n_waiting = 0  # of those, the first, which the mailbox knows of
         self._waiter: asyncio.Future[None] | None = None
+        self.sink: Callable[[Sequence[tuple[int, Event]]], bool] | None = None
+        """Writes tokens as soon as they come while nobody is awake to read them; False where it cannot."""
         self._open = len(requests)
         self._n_tokens = [0] * len(requests)
         self._ended: set[int] = set()
@@ -193,14 +200,30 @@ class Generation:
 
     def _drop(self) -> None:
         self._events.clear()
+        self._n_waiting = 0
         self._mailbox.forget(self)
 
     def deliver(self, index: int, event: Event) -> None:
-        """Take an event; event loop only."""
+        """Take an event that comes alone; event loop only."""
+        self.take(index, event)
+        self.pass_on()
+
+    def take(self, index: int, event: Event) -> None:
+        """Take one of several events; `pass_on` follows the last."""
         if self._open:
             self._events.append((index, event))
-            self._mailbox.wait(self, event)
-            self.wake()
+
+    def pass_on(self) -> None:
+        """Have what was taken written or read: by the sink, where all of it are tokens and who reads sleeps."""
+        events, waiter = self._events, self._waiter
+        if not events:
+            return
+        if self.sink is not None and waiter is not None and not waiter.done() and self.sink(events):
+            self._drop()
+            return
+        self._mailbox.wait(self, events[self._n_waiting :])
+        self._n_waiting = len(self._events)
+        self.wake()
 
     def wake(self) -> None:
         """Let `read` return."""
@@ -225,7 +248,7 @@ class Generation:
                 await self._waiter
             finally:
                 self._waiter = None
-        events, self._events = self._events, []
+        events, self._events, self._n_waiting = self._events, [], 0
         self._mailbox.forget(self)
         record = current.get()
         for index, event in events:
@@ -310,17 +333,22 @@ class EventStream(Response):
         self._generation = generation
         self._format = format
         self._ping_interval = ping_interval
+        self._more: Callable[[bytes], bool] | None = None
+        self._failed: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation = self._generation
         body_of(scope).release()
         generation.close_connection = scope.get("extensions", {}).get(ABORT)
         watcher = asyncio.ensure_future(watch(receive, generation.hang_up))
-        ping = _Ping(self._ping_interval, generation.wake)
+        ping = self._ping = _Ping(self._ping_interval, generation.wake)
         started = False
+        self._more = scope.get("extensions", {}).get(WRITE)
         try:
             while not generation.finished:
                 events = await generation.read()
+                if self._failed is not None:
+                    raise self._failed
                 if not started and events and isinstance(events[0][1], Failed):
                     # An answer that never began can still say so by its status.
                     response = self._format.failure(translate(events[0][1].error))
@@ -337,6 +365,8 @@ class EventStream(Response):
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     started = True
+                    if self._more is not None:
+                        generation.sink = self._write_at_once
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             if generation.gone:
                 return
@@ -344,11 +374,29 @@ class EventStream(Response):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
+            generation.sink = None
             ping.stop()
             watcher.cancel()
             generation.close()
 
-    def _write(self, events: list[tuple[int, Event]]) -> bytes:
+    def _write_at_once(self, events: Sequence[tuple[int, Event]]) -> bool:
+        """See Generation.sink: what a task would do that is woken for each token costs several times as much."""
+        more = self._more
+        if more is None or not all(isinstance(event, Token) for _, event in events) or _weight(events) > LONG_TEXT:
+            return False
+        if not more(b""):  # asked before, as what is written is not written again
+            return False
+        try:
+            data = self._write(events)
+        except Exception as error:
+            self._failed = error
+            return False
+        if data:
+            more(data)
+            self._ping.sent()
+        return True
+
+    def _write(self, events: Sequence[tuple[int, Event]]) -> bytes:
         format = self._format
         parts: list[bytes] = []
         for index, event in events:
@@ -367,7 +415,7 @@ class EventStream(Response):
         return b"".join(parts) if len(parts) != 1 else parts[0]
 
 
-def _weight(events: list[tuple[int, Event]]) -> int:
+def _weight(events: Sequence[tuple[int, Event]]) -> int:
     """How much there is to write, in probabilities and biases: there may be one for each token of the vocabulary."""
     weight = 0
     for _, event in events:

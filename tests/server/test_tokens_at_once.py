@@ -1,0 +1,117 @@
+"""Tokens that are written as they come, without waking who wrote the answer's head: the same bytes, the same ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+import pytest
+from fakes import FakeEngine
+from wire import serving
+
+from llamado.engine.request import Event
+from llamado.server.generate import streaming
+from llamado.server.generate.formats import NativeFormat
+from llamado.server.generate.streaming import EventStream
+
+WORDS = "Good words, one at a time, and no two of them alike: größer, 猫, end."
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+BODIES: dict[str, dict[str, Any]] = {
+    "/completion": {"prompt": "a", "stream": True},
+    "/v1/completions": {"prompt": "a", "stream": True},
+    "/v1/chat/completions": CHAT,
+}
+
+
+def stream(url: str, path: str) -> str:
+    """An answer's events without what differs from one to the next."""
+    text = httpx.post(url + path, json=BODIES[path], timeout=60).text
+    return re.sub(r'"(id|created|\w+_ms|\w+_per_second)":("[^"]*"|[\d.e-]+)', r'"\1":0', text)
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each time that tokens were offered whether they were written at once."""
+    found: list[bool] = []
+    offer = EventStream._write_at_once
+
+    def offered(self: EventStream, events: Sequence[tuple[int, Event]]) -> bool:
+        found.append(offer(self, events))
+        return found[-1]
+
+    monkeypatch.setattr(EventStream, "_write_at_once", offered)
+    return found
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_the_bytes_are_the_same(path: str, written: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(FakeEngine(WORDS, delay=0.002)) as wire:
+        at_once = stream(wire.url, path)
+        assert sum(written) > 10
+        written.clear()
+        monkeypatch.setattr(streaming, "WRITE", "nobody knows it")
+        assert stream(wire.url, path) == at_once
+        assert not any(written)
+    assert at_once.count("data: ") > len(WORDS)
+
+
+def test_an_error_while_writing_ends_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the task writes: the connection closes in the middle, and the request is cancelled."""
+    write, n = NativeFormat.token, 0
+
+    def fails(self: NativeFormat, index: int, event: Any) -> bytes:
+        nonlocal n
+        n += 1
+        if n == 20:
+            raise RuntimeError("no more")
+        return write(self, index, event)
+
+    monkeypatch.setattr(NativeFormat, "token", fails)
+    engine = FakeEngine(WORDS, delay=0.002)
+    with serving(engine) as wire:
+        with pytest.raises(httpx.RemoteProtocolError), httpx.stream("POST", wire.url + "/completion", json=BODIES["/completion"]) as answer:  # fmt: skip # noqa: E501
+            assert 0 < len("".join(answer.iter_text()).split("data: ")) <= 20
+        assert engine.cancelled
+
+
+def test_many_answers_at_a_time(written: list[bool]) -> None:
+    """Each client gets its own, whole, whatever comes together."""
+    with serving(FakeEngine(WORDS, delay=0.0005)) as wire:
+        found: list[str] = []
+
+        def ask() -> None:
+            text = httpx.post(wire.url + "/completion", json=BODIES["/completion"], timeout=60).text
+            events = [json.loads(part[6:]) for part in text.strip().split("\n\n")]
+            found.append("".join(event["content"] for event in events))
+            assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+
+        threads = [threading.Thread(target=ask) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert found == [WORDS] * 6 and any(written)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_who_does_not_read_gets_nothing_at_once(written: list[bool]) -> None:
+    """What the connection has no room for waits where all that is unread is counted."""
+    engine = FakeEngine("x" * 60_000)
+    with serving(engine) as wire, wire.connect() as sock:
+        body = b'{"prompt": "a", "stream": true, "n_probs": 0}'
+        sock.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        wait_for(lambda: bool(wire.gate.unread))
+        sent = sum(written)
+        wait_for(lambda: not engine.busy)
+        assert sum(written) <= sent + 1
