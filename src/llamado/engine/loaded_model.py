@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from llamado.engine.cluster.cluster import Cluster
     from llamado.engine.forward.device_pool import DevicePool
     from llamado.engine.forward.runner import ModelRunner
-    from llamado.engine.sampling.candidates import TopRows
 
 log = logging.getLogger(__name__)
 
@@ -393,6 +392,9 @@ def _engine(
     scales: DefaultScales,
     drafts: Drafts | None,
 ) -> Engine:
+    from llamado.devices.cpu import top_rows
+    from llamado.devices.cpu.jit import Jit
+
     split, cache_ram = options.split, prompt_memory(options.cache_ram, memory().total)
     disk = None
     if options.cache_disk is not None and cache_ram:
@@ -412,23 +414,13 @@ def _engine(
         idle_slots=("clear" if options.unified else "keep") if options.cache_idle_slots and cache_ram else None,
         disk=disk,
         max_queue=options.max_queue,
-        top_rows=_top_rows(forward),
+        top_rows=top_rows.TopRows(Jit()),
         lora=scales.each,
         invocations=scales.invocations,
         drafts=drafts,
         failover=None if split is None else split.failover,
         wait=30.0 if split is None else split.request_wait,
     )
-
-
-def _top_rows(forward: ModelRunner) -> TopRows:
-    """What finds the largest logits, in machine code of this processor."""
-    from llamado.devices.cpu import top_rows
-    from llamado.devices.cpu.device import CpuDevice
-    from llamado.devices.cpu.jit import Jit
-
-    own = [device.jit for device in forward.devices if isinstance(device, CpuDevice)]
-    return top_rows.TopRows(own[0] if own else Jit())
 
 
 def _close(forward: object) -> None:
