@@ -174,7 +174,7 @@ class Jit:
         self.quota: KernelQuota | None = None
         """Is asked before a kernel is made, or loaded from disk."""
         identity = [llvmlite.__version__, self.cpu, self._features, self.lowering.name]
-        self.numerics = f"{self.lowering.name} {llvmlite.__version__} {_source_hash().hex()[:32]}"
+        self.numerics = f"{self.lowering.numerics} {llvmlite.__version__} {_source_hash().hex()[:32]}"
         """What the bits of results depend on: the lowering, what compiles it, and the kernels' sources."""
         self._identity = hashlib.sha256(_source_hash() + "\0".join(identity).encode())
         self._loaded: dict[tuple[str, tuple[tuple[str, Any], ...]], Loaded] = {}

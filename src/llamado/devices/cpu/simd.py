@@ -327,16 +327,17 @@ class Code:
         return Var(self, initial)
 
     # --- memory --------------------------------------------------------------------------------------------------
-    def _pointer(self, address: Value) -> Any:
+    def pointer(self, address: Value) -> Any:
+        """An address as intrinsics take it."""
         return self.llvm.inttoptr(address.ir, _POINTER)
 
     def load(self, type_: Type, address: Value) -> Value:
         """Loads from any address (no alignment assumed)."""
-        return Value(self, type_, self.llvm.load(self._pointer(address), align=1, typ=type_.llvm))
+        return Value(self, type_, self.llvm.load(self.pointer(address), align=1, typ=type_.llvm))
 
     def store(self, address: Value, value: Value) -> None:
         """Stores to any address (no alignment assumed)."""
-        self.llvm.store(value.ir, self._pointer(address), align=1)
+        self.llvm.store(value.ir, self.pointer(address), align=1)
 
     def load_f16(self, address: Value) -> Value:
         """A half at `address` as f32."""
@@ -368,7 +369,7 @@ class Code:
         """Asks for the cache line at `address`, into L1 (near) or L2."""
         i32 = _ELEMENTS["i32"]
         arguments = [
-            self._pointer(address),
+            self.pointer(address),
             ir.Constant(i32, 0),
             ir.Constant(i32, 3 if near else 2),
             ir.Constant(i32, 1),
@@ -377,16 +378,16 @@ class Code:
 
     def atomic_add(self, address: Value, amount: int) -> Value:
         """Adds to the i64 at `address`, sequentially consistent; gives the value before."""
-        old = self.llvm.atomic_rmw("add", self._pointer(address), ir.Constant(_ELEMENTS["i64"], amount), "seq_cst")
+        old = self.llvm.atomic_rmw("add", self.pointer(address), ir.Constant(_ELEMENTS["i64"], amount), "seq_cst")
         return Value(self, I64, old)
 
     def atomic_load(self, address: Value) -> Value:
         """The i64 at `address`, with acquire ordering."""
-        return Value(self, I64, self.llvm.load_atomic(self._pointer(address), "seq_cst", 8, typ=_ELEMENTS["i64"]))
+        return Value(self, I64, self.llvm.load_atomic(self.pointer(address), "seq_cst", 8, typ=_ELEMENTS["i64"]))
 
     def atomic_store(self, address: Value, value: Value) -> None:
         """Stores an i64 with sequentially consistent ordering."""
-        self.llvm.atomic_rmw("xchg", self._pointer(address), value.ir, "seq_cst")
+        self.llvm.atomic_rmw("xchg", self.pointer(address), value.ir, "seq_cst")
 
     # --- functions -----------------------------------------------------------------------------------------------
     def intrinsic(self, name: str, result: Type | None, arguments: Sequence[Any]) -> Value:
@@ -560,4 +561,4 @@ class Code:
 
     def atomic_add_value(self, address: Value, amount: Value) -> Value:
         """`atomic_add` of an amount known only at run time."""
-        return Value(self, I64, self.llvm.atomic_rmw("add", self._pointer(address), amount.ir, "seq_cst"))
+        return Value(self, I64, self.llvm.atomic_rmw("add", self.pointer(address), amount.ir, "seq_cst"))

@@ -9,19 +9,23 @@ from typing import Any, NamedTuple
 from llamado.devices.cpu.compile.chains import Chain
 from llamado.devices.cpu.compile.emitter import Emitter
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
-from llamado.devices.cpu.kernels.activations import quantized_bytes
+from llamado.devices.cpu.kernels.activations import TILE, quantized_bytes
 from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
 from llamado.devices.cpu.kernels.formats.format import Blocks
+from llamado.devices.cpu.lowerings.lowering import Lowering
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
+FILL_TILES = 32
+"""Columns from which tiles are faster, if the CPU has them: unpacking for them takes longer."""
+
 
 class ColumnLayout(NamedTuple):
-    """How columns lie: in blocks of so many numbers, in groups or each apart."""
+    """How columns lie: in blocks of so many numbers, and in "groups", each "apart" or in "tiles"."""
 
     block: int
-    apart: bool
+    place: str
 
 
 def takes_blocks(product: Tensor) -> bool:
@@ -53,18 +57,22 @@ def takes_columns(product: Tensor, x: Tensor) -> bool:
     return same and taken.is_contiguous()
 
 
-def layout_of(product: Tensor) -> ColumnLayout:
+def layout_of(product: Tensor, lowering: Lowering) -> ColumnLayout:
     """The layout of the columns that a product takes."""
     weights, x = product.src[0], product.src[1]
     assert weights is not None and x is not None
-    several = product.op is Op.MUL_MAT_ID or weights.ne[2] > 1
-    return ColumnLayout(in_blocks(weights.type).columns, several and x.nrows > 1)
+    place = "groups"
+    if product.op is Op.MUL_MAT_ID or weights.ne[2] > 1:
+        place = "apart" if x.nrows > 1 else place
+    elif lowering.tiles and x.nrows >= FILL_TILES and weights.ne[1] >= TILE:
+        place = "tiles"
+    return ColumnLayout(in_blocks(weights.type).columns, place)
 
 
 def quantize(chain: Chain, x: Tensor, layout: ColumnLayout) -> None:
     """Appends the stage that quantises the chain's rows, those of `x`."""
     out, columns = chain.out, x.nrows
-    group = 1 if layout.apart else out.lowering.columns
+    group = {"groups": out.lowering.columns, "apart": 1, "tiles": TILE}[layout.place]
     target = Temporary(quantized_bytes(layout.block, x.ne[0], columns, group))
     out.made[_key(out, x, layout)] = target
     chain.add(("quantize", *layout), "quantize", x=Place(target, 0), columns=columns)

@@ -49,7 +49,7 @@ def multiply_each(out: Emitter, node: Tensor, w: Tensor, x: Tensor) -> None:
     A product of experts whose routes are known.
     """
     each = x.nrows // w.ne[2]
-    acts = columns.activations(out, x, columns.layout_of(node))
+    acts = columns.activations(out, x, columns.layout_of(node, out.lowering))
     fields, parameters = _columns(out, node, w, acts)
     if each == 1:
         parameters |= {"near": 8 * w.nb[1] <= matmul.NEAR}
@@ -65,7 +65,7 @@ def multiply_each(out: Emitter, node: Tensor, w: Tensor, x: Tensor) -> None:
 
 
 def _blocks(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> None:
-    acts = columns.activations(out, x, columns.layout_of(node))
+    acts = columns.activations(out, x, columns.layout_of(node, out.lowering))
     fields, parameters = _columns(out, node, w, acts)
     x_token: int | float | Place = 0
     if x.ne[1] == 1:  # a column serves all slots of its token

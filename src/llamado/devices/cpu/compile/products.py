@@ -7,8 +7,9 @@ from typing import Any
 from llamado.devices.cpu.compile import columns, copies, experts
 from llamado.devices.cpu.compile.copies import made, straight
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
-from llamado.devices.cpu.compile.program import ByteSpan, Place
-from llamado.devices.cpu.kernels import floats, matmul
+from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
+from llamado.devices.cpu.kernels import floats, matmul, tiles
+from llamado.devices.cpu.kernels.activations import TILE
 from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
 from llamado.devices.cpu.kernels.formats.format import Plain
 from llamado.ggml.tensor import Tensor
@@ -52,7 +53,11 @@ class Products:
 
     def _blocks(self, node: Tensor, w: Tensor, x: Tensor) -> None:
         out, form, n_columns = self._out, in_blocks(w.type), x.nrows
-        acts = columns.activations(out, x, columns.layout_of(node))
+        layout = columns.layout_of(node, out.lowering)
+        acts = columns.activations(out, x, layout)
+        if layout.place == "tiles":
+            self._tiles(node, w, x, acts)
+            return
         panels = -(-w.ne[1] // 8)
         few = n_columns <= matmul.SEVERAL * out.lowering.columns  # rows pass through registers, not through scratch
         kernel = matmul.matmul_many
@@ -83,6 +88,19 @@ class Products:
             self._last_few = fields
         reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
         out.emit(kernel, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
+
+    def _tiles(self, node: Tensor, w: Tensor, x: Tensor, acts: Temporary) -> None:
+        out, form = self._out, in_blocks(w.type)
+        panels = w.ne[1] // TILE // (4 * out.n_threads)  # rather smaller shares than fewer of them
+        fields: Fields = {
+            "w": out.place(w), "row_bytes": w.nb[1], "n_blocks": w.ne[0] // form.block, "n_rows": w.ne[1],
+            "x": Place(acts, 0), "n_columns": x.nrows,
+            "y": out.place(node), "y_stride": node.nb[1],
+            "share": 1, "panels": max(1, min(tiles.PANELS, panels)),
+        }  # fmt: skip
+        reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
+        parameters = {"weights": w.type.name}
+        out.emit(tiles.matmul_tiles, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
 
     def _floats(self, node: Tensor, w: Tensor, x: Tensor) -> None:
         out = self._out

@@ -74,7 +74,7 @@ class RowOperations:
         stored = node.root()[0] in self._out.outputs or node.view_src is not None or node.buffer is not None
         if stored or len(consumers) - (after is not None) > len(products) or not consumers:
             chain.operand(("store",), node, node, "store", write=True)
-        for layout in sorted({columns.layout_of(c) for c in products}):
+        for layout in sorted({columns.layout_of(c, self._out.lowering) for c in products}):
             columns.quantize(chain, node, layout)
 
     def straightened(self, node: Tensor) -> None:

@@ -8,6 +8,9 @@ blocks of 32 (44 bytes a column):   8 cells × n × 4 int8 | n × f32 d | n × f
 blocks of 256 (308 bytes a column): 64 cells × n × 4 int8 | n × f32 d | 4 × n × pairs of i16 sums of 32
                                     | 8 × n × pairs of i16 sums of 16
 
+Columns in tiles, for `tiles.py`: groups of TILE, and of the int8 so many (RUN) of each column lie together that they
+are a row of a tile.
+
 with q = round(x · 127 / max|x|) and d = max|x| / 127: the values of ggml's Q8_0, Q8_1 and Q8_K (ggml-quants.c), the
 scales of the blocks of 32 rounded through f16 as theirs are. Sums come in the pairs in which formats.py reads mins and
 scales: (0, 2), (1, 3), (4, 6), ….
@@ -19,6 +22,11 @@ from llamado.devices.cpu.simd import F16, F32, I16, I32, Code, F32x8, I32x8, Val
 
 BYTES_PER_COLUMN = {32: 44, 256: 308}
 
+TILE = 16
+"""Columns of a tile, and rows of weights."""
+RUN = {32: 32, 256: 64}
+"""Bytes of a column that lie together in tiles."""
+
 # Where things lie in a block of a group of n columns, in units of n bytes.
 D, D_SUM, MINUS_SUM = 32, 36, 40
 D_256, SUMS_OF_32, SUMS_OF_16 = 256, 260, 276
@@ -28,14 +36,19 @@ def quantized_bytes(block: int, n: int, columns: int, group: int) -> int:
     """Bytes of `columns` quantised columns of n values, padded to whole groups."""
     whole, rest = divmod(columns, group)
     padded = columns if columns <= group else whole * group + (0 if rest == 0 else 4 if rest <= 4 else group)
+    if group == TILE:
+        padded = -(-columns // TILE) * TILE
     return n // block * BYTES_PER_COLUMN[block] * padded
 
 
-def quantize_row(c: Code, source: Value, n: Value, target: Value, column: Value, columns: Value, *, block: int) -> None:
+def quantize_row(
+    c: Code, source: Value, n: Value, target: Value, column: Value, columns: Value, *, block: int, run: int = 4
+) -> None:
     """Quantises n f32 at `source` into place `column` of a group of `columns` columns at `target` (column,
-    columns: I64).
+    columns: I64), of which `run` bytes lie together.
     """
     per_block = BYTES_PER_COLUMN[block]
+    in_run = column * run
     at = column * 4
     with c.range(0, n // block) as i:
         from_, to = source + i * (4 * block), target + i * per_block * columns
@@ -56,7 +69,7 @@ def quantize_row(c: Code, source: Value, n: Value, target: Value, column: Value,
         if block == 32:
             c.store(to + D * columns + at, _through_half(c, d))
             quads = [c.round(v * inverse).to(I32x8) for v in values]
-            total = _store(c, quads, to + at, columns)
+            total = _store(c, quads, to + in_run, columns, run)
             c.store(to + D_SUM * columns + at, _through_half(c, d * total.to(F32)))
             c.store(to + MINUS_SUM * columns + at, -total)
         else:
@@ -65,7 +78,11 @@ def quantize_row(c: Code, source: Value, n: Value, target: Value, column: Value,
             with c.range(0, 16) as part:
                 two = [c.load(F32x8, from_ + part * 64 + 32 * k) for k in range(2)]
                 quads = [c.round(v * inverse).to(I32x8) for v in two]
-                c.store(sums + part * 2, _store(c, quads, to + part * 16 * columns + at, columns).to(I16))
+                if run == 4:
+                    place = to + part * 16 * columns + in_run
+                else:
+                    place = to + part // (run // 16) * run * columns + part % (run // 16) * 16 + in_run
+                c.store(sums + part * 2, _store(c, quads, place, columns, run).to(I16))
             pairs = to + SUMS_OF_32 * columns + at
             s16 = [c.load(I16, sums + 2 * s) for s in range(16)]
             s32 = [s16[2 * s] + s16[2 * s + 1] for s in range(8)]
@@ -83,13 +100,19 @@ def _pairs(sums: list[Value]) -> list[tuple[Value, Value]]:
     return [(sums[q + k], sums[q + k + 2]) for q in range(0, len(sums), 4) for k in range(2)]
 
 
-def _store(c: Code, quads: list[Value], to: Value, columns: Value) -> Value:
-    """Stores vectors of eight small integers as cells of four bytes, 4·columns apart; gives the sum of all."""
+def _store(c: Code, quads: list[Value], to: Value, columns: Value, run: int) -> Value:
+    """Stores vectors of eight small integers as bytes, in one run or as cells of four, 4·columns apart; gives the sum
+    of all.
+    """
     total = quads[0]
     for more in quads[1:]:
         total = total + more
     for v, quad in enumerate(quads):
-        cells = quad.to(quad.type._replace(elem="i8")).bits(I32._replace(lanes=2))
+        small = quad.to(quad.type._replace(elem="i8"))
+        if run > 4:
+            c.store(to + 8 * v, small)
+            continue
+        cells = small.bits(I32._replace(lanes=2))
         for k in range(2):
             c.store(to + columns * (4 * (2 * v + k)), cells.lane(k))
     half = c.shuffle(total, None, (0, 1, 2, 3)) + c.shuffle(total, None, (4, 5, 6, 7))

@@ -80,7 +80,7 @@ STRETCH = 2048
 def _step32(c: Code, form: Blocks32, block: Block32, x: Columns, sums: Sequence[Var]) -> None:
     """Adds 32 weights of the panel's rows times the columns at x to the f32 sums."""
     n, zero = len(sums), form.zero(c.lowering)
-    i32, f32 = block.d.type._replace(elem="i32"), block.d.type
+    i32 = block.d.type._replace(elem="i32")
     totals = [c.const(i32, 0)] * n
     if zero:
         totals = [c.splat_load(i32, x.address(acts.MINUS_SUM, j)) * zero for j in range(n)]
@@ -97,23 +97,30 @@ def _step32(c: Code, form: Blocks32, block: Block32, x: Columns, sums: Sequence[
             totals = [total + z for total, z in zip(totals, zeros, strict=True)]
         c.lowering.dot(c, totals, block.groups[4:], addresses[4:], form.peak)
         found = [(first, block.d), (totals, block.d_high)]
-    for j in range(n):
-        d, value = c.splat_load(f32, x.address(acts.D, j)), sums[j].value
+    finish32(c, found, block.m, x, sums)
+
+
+def finish32(
+    c: Code, found: Sequence[tuple[Sequence[Value], Value]], m: Value | None, x: Columns, sums: Sequence[Var]
+) -> None:
+    """Adds the integer sums of 32 weights, or of each half of them, to the f32 sums: `found` has them with their d."""
+    f32 = sums[0].type
+    for j, total in enumerate(sums):
+        d, value = c.splat_load(f32, x.address(acts.D, j)), total.value
         for part, part_d in found:
             value = c.fma(part[j].to(f32), part_d * d, value)
-        if block.m is not None:
-            value = c.fma(block.m, c.splat_load(f32, x.address(acts.D_SUM, j)), value)
-        sums[j].value = value
+        if m is not None:
+            value = c.fma(m, c.splat_load(f32, x.address(acts.D_SUM, j)), value)
+        total.value = value
 
 
-def _finish256(
-    c: Code, form: Blocks256, block: Block256, totals: Sequence[Value], x: Columns, sums: Sequence[Var]
+def finish256(
+    c: Code, form: Blocks256, block: Block256, totals: Sequence[Value], x: Columns, sums: Sequence[Var], zero: int
 ) -> None:
-    """Adds a super-block's scaled integer sums to the f32 sums."""
+    """Adds a super-block's scaled integer sums, of weights with this zero point, to the f32 sums."""
     n = len(sums)
     i32, f32 = block.d.type._replace(elem="i32"), block.d.type
     first = acts.SUMS_OF_16 if form.part == 16 else acts.SUMS_OF_32
-    zero = form.zero(c.lowering)
     for j in range(n):
         mins = c.const(i32, 0)
         for p, pair in enumerate(block.pairs if form.has_min or zero else ()):
@@ -140,7 +147,7 @@ def _step256(c: Code, form: Blocks256, block: Block256, x: Columns, sums: Sequen
         else:
             c.lowering.dot_scaled(c, totals, groups, addresses, scale, form.peak)
         group += len(groups)
-    _finish256(c, form, block, totals, x, sums)
+    finish256(c, form, block, totals, x, sums, form.zero(c.lowering))
 
 
 def row_addresses(a: SimpleNamespace, first: Value) -> list[Value]:
@@ -302,7 +309,8 @@ def step_panel(c: Code, form: Blocks32 | Blocks256, panel: Value, x: Columns, su
     pairs = [c.load(i16, at + slot * p) for p in range(form.n_pairs)]
     at = at + slot * form.n_pairs
     dmin = c.load(f32, at + slot) if form.has_min else None
-    _finish256(c, form, Block256(c.load(f32, at), dmin, pairs), [t.value for t in totals], x, sums)
+    big = Block256(c.load(f32, at), dmin, pairs)
+    finish256(c, form, big, [t.value for t in totals], x, sums, form.zero(c.lowering))
 
 
 def add_panel(

@@ -37,8 +37,8 @@ stage                          fields                    meaning
 ("set_rows", type, wide, how)  x nb1 nb2 nb3 ids         to row ids[i1, i2 % m2, i3 % m3] of a cache of `rows` (wide:
                                id1 id2 id3 m2 m3         64-bit ids; nowhere for other numbers); how "flat": ids[row];
                                part rows                 "heads": to byte i1·part of row ids[i2]; "deep": as above
-("quantize", block, apart)     x columns                 to column (flat row number) of quantised activations; apart:
-                                                         each is a group of its own
+("quantize", block, place)     x columns                 to column (flat row number) of quantised activations: in
+                                                         groups, each "apart", or in "tiles"
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from typing import Any
 
 from llamado.devices.cpu.jit import Kernel, kernel
 from llamado.devices.cpu.kernels import maths
-from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN, quantize_row
+from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN, RUN, TILE, quantize_row
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.kernels.formats.format import Cached32, Plain
 from llamado.devices.cpu.simd import F32, F64, I32, I64, Code, Type, Value, Var, Work
@@ -181,7 +181,7 @@ class _RowCode:
                 case "set_rows":
                     self._set_rows(i, TensorType[stage[1]], wide=stage[2], how=stage[3])
                 case "quantize":
-                    self._quantize(i, stage[1], apart=stage[2])
+                    self._quantize(i, stage[1], stage[2])
 
     def _then(self, function: Callable[[Value], Value]) -> None:
         """Leaves something to be done to each element on the next pass."""
@@ -416,15 +416,20 @@ class _RowCode:
             self.settle(self.scratch)
         form.store_row(self.c, row, self.a.n, self.at)
 
-    def _quantize(self, i: int, block: int, *, apart: bool) -> None:
+    def _quantize(self, i: int, block: int, place: str) -> None:
         c = self.c
         if self.pending:
             self.settle(self.scratch)
         wide = c.lowering.columns
         per_column = self.a.n // block * BYTES_PER_COLUMN[block]
-        if apart:
-            place = self.field(i, "x") + self.row * per_column
-            quantize_row(c, self.at, self.a.n, place, c.i64(0), c.i64(1), block=block)
+        if place == "apart":
+            to = self.field(i, "x") + self.row * per_column
+            quantize_row(c, self.at, self.a.n, to, c.i64(0), c.i64(1), block=block)
+            return
+        if place == "tiles":
+            column = self.row % TILE
+            to = self.field(i, "x") + (self.row - column) * per_column
+            quantize_row(c, self.at, self.a.n, to, column, c.i64(TILE), block=block, run=RUN[block])
             return
         columns = self.field(i, "columns")
         # one group holds all columns where they fit; else whole groups, the last of 4 where that holds the rest

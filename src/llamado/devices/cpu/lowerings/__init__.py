@@ -7,15 +7,16 @@ import os
 from llamado.devices.cpu.lowerings.arm import NEON
 from llamado.devices.cpu.lowerings.host import processor
 from llamado.devices.cpu.lowerings.lowering import PORTABLE, Lowering
-from llamado.devices.cpu.lowerings.x86 import AVX2, VNNI
+from llamado.devices.cpu.lowerings.permission import tiles_permitted
+from llamado.devices.cpu.lowerings.x86 import AMX, AVX2, VNNI
 
-LOWERINGS = {lowering.name: lowering for lowering in (PORTABLE, AVX2, VNNI, NEON)}
+LOWERINGS = {lowering.name: lowering for lowering in (PORTABLE, AVX2, VNNI, AMX, NEON)}
 """The better ones last."""
 
 
 def can_run(lowering: Lowering, features: dict[str, bool]) -> bool:
-    """Whether a processor with these features (LLVM's names) has all that a lowering needs."""
-    return all(features.get(name) for name in lowering.needs)
+    """Whether a processor with these features (LLVM's names) has all that a lowering needs, and the system lets it."""
+    return all(features.get(name) for name in lowering.needs) and (not lowering.tiles or tiles_permitted())
 
 
 def choose(features: dict[str, bool]) -> Lowering:

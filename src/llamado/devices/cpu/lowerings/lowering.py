@@ -27,9 +27,17 @@ class Lowering:
     # Rows that `matmul_many` unpacks together: the lanes of its vectors.
     panel_rows: int = 8
 
+    # Whether products of many columns have tile registers (`kernels/tiles.py`).
+    tiles: bool = False
+
     # A weight of zero point z is held as u = w + z, unsigned; weights that need all of u8, which AVX2's saturating
     # multiply does not allow, stay signed there.
     full_u8: bool = True
+
+    @property
+    def numerics(self) -> str:
+        """What lowerings have in common that compute the same bits from whatever there is."""
+        return self.name
 
     def dot(
         self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int

@@ -7,6 +7,7 @@ pairs and keeps adding in i16 while that cannot overflow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from llamado.devices.cpu.lowerings.lowering import Lowering
 from llamado.devices.cpu.simd import I32, Code, I8x32, I16x16, I32x8, Type, Value
@@ -90,6 +91,11 @@ class Vnni(Avx2):
                 operand = c.load(I32, address).splat(w.type.lanes // 4).bits(w.type)
                 sums[j] = c.intrinsic(name, sums[j].type, [sums[j], w, operand])
 
+    @property
+    def numerics(self) -> str:
+        """Tiles give the same integers."""
+        return VNNI.name
+
     dot_scaled = Lowering.dot_scaled
     scale = Lowering.scale
 
@@ -99,4 +105,6 @@ class Vnni(Avx2):
 
 _AVX2 = ("avx2", "fma", "f16c")
 AVX2 = Avx2("avx2", columns=4, needs=_AVX2, full_u8=False)
-VNNI = Vnni("vnni", columns=8, needs=(*_AVX2, "avx512vnni", "avx512vl", "avx512bw"), panel_rows=16)
+_VNNI = (*_AVX2, "avx512vnni", "avx512vl", "avx512bw")
+VNNI = Vnni("vnni", columns=8, needs=_VNNI, panel_rows=16)
+AMX = replace(VNNI, name="amx", needs=(*_VNNI, "amx-tile", "amx-int8"), tiles=True)
