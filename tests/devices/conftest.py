@@ -32,8 +32,8 @@ def best() -> Iterator[CpuDevice]:
 
 @pytest.fixture(scope="session")
 def teams() -> Iterator[list[CpuDevice]]:
-    """The device with one, two and three threads."""
-    devices = [CpuDevice(n, jit=jit_for(BEST)) for n in (1, 2, 3)]
+    """The device with one to four threads."""
+    devices = [CpuDevice(n, jit=jit_for(BEST)) for n in (1, 2, 3, 4)]
     yield devices
     for device in devices:
         device.close()

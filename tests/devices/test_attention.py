@@ -10,6 +10,9 @@ import pytest
 from running import Array, Case, new, values
 
 from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Kernel
+from llamado.devices.cpu.kernels.attention import visible
+from llamado.devices.cpu.kernels.attention.visible import BLOCK, SEGMENT
 from llamado.ggml import Tensor
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -275,8 +278,126 @@ def test_unseen_cells_do_not_matter_whatever_they_hold(best: CpuDevice) -> None:
 @pytest.mark.parametrize("type", CACHES, ids=ids)
 @pytest.mark.parametrize("heads", [(6, 2), (14, 1)])
 def test_lowerings_agree_to_the_bit(lowerings: dict[str, CpuDevice], type: T, heads: tuple[int, int]) -> None:
-    attention = Attention(64, *heads, 200, type, type, softcap=30.0)
-    for n in (1, 20):
-        mask, q = causal(n, 200, 150), attention.queries(n)
+    n_kv = SEGMENT_CELLS + 200
+    attention = Attention(64, *heads, n_kv, type, type, softcap=30.0)
+    for n in (1, 4, 33):
+        mask, q = np.concatenate([causal(1, n_kv, 40), causal(n, n_kv, n_kv - 40)]), attention.queries(n + 1)
         found = {name: attention.run(device, q, mask).tobytes() for name, device in lowerings.items()}
         assert len(set(found.values())) == 1, list(found)
+
+
+SEGMENT_CELLS = BLOCK * SEGMENT
+
+
+def pieces(n_kv: int, *runs: tuple[int, int]) -> Array:
+    """The mask of one token that sees several runs of cells, from … to."""
+    cell = np.arange(n_kv)
+    return np.where(np.any([(cell >= first) & (cell < stop) for first, stop in runs], axis=0), 0.0, -np.inf)[None]
+
+
+@pytest.mark.parametrize("heads", [(3, 1), (6, 2)])
+@pytest.mark.parametrize("sinks", [None, np.linspace(-2, 4, 6, dtype=np.float32)], ids=["plain", "sinks"])
+def test_several_segments(best: CpuDevice, heads: tuple[int, int], sinks: Array | None) -> None:
+    n_kv = 2 * SEGMENT_CELLS + 500
+    attention = Attention(32, *heads, n_kv, sinks=None if sinks is None else sinks[: heads[0]])
+    for n in (1, 3, 30):
+        attention.check(best, causal(n, n_kv, n_kv - 40), n)
+        attention.check(best, causal(n, n_kv, n_kv - 40, window=SEGMENT_CELLS + 77), n)
+        attention.check(best, None, n)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", range(1, 17))
+def test_any_number_of_queries_reads_keys_together(best: CpuDevice, group: int) -> None:
+    for n in (1, 2, 9):
+        Attention(24, 2 * group, 2, 300).check(best, causal(n, 300, 280), n)
+
+
+def test_a_sequence_gives_the_same_wherever_it_lies(best: CpuDevice) -> None:
+    """Bits: in one run of cells, in two far apart, in three; also where segments meet in the middle of a run."""
+    n_kv, own = 4 * SEGMENT_CELLS, SEGMENT_CELLS + 700
+    attention = Attention(64, 6, 2, n_kv)
+    q, plain = attention.queries(1), (attention.keys.copy(), attention.values.copy())
+    right = attention.run(best, q, pieces(n_kv, (0, own)))
+    whole = SEGMENT_CELLS // 2
+    for places in ([(768, 0)], [(0, 0), (3 * SEGMENT_CELLS, whole)], [(96, 0), (4096, 512), (6144, 2304)]):
+        attention.keys, attention.values = np.full_like(plain[0], np.nan), np.full_like(plain[1], np.inf)
+        runs = []
+        for i, (to, first) in enumerate(places):
+            stop = places[i + 1][1] if i + 1 < len(places) else own
+            runs.append((to, to + stop - first))
+            for array, source in zip((attention.keys, attention.values), plain, strict=True):
+                array[to : to + stop - first] = source[first:stop]
+        mask = pieces(n_kv, *runs)
+        assert attention.run(best, q, mask).tobytes() == right.tobytes(), places
+        # among tokens that see other cells, and many like itself
+        others = [causal(1, n_kv, 50, 0), mask, causal(1, n_kv, 2500, 256), *[mask] * 24]
+        keys, values_ = attention.keys, attention.values
+        attention.keys, attention.values = (np.where(np.isfinite(a), a, 0.5) for a in (keys, values_))
+        found = attention.run(best, np.repeat(q, len(others), 0), np.concatenate(others))
+        attention.keys, attention.values = keys, values_
+        assert {row.tobytes() for row in found[[1, *range(3, len(others))]]} == {right[0].tobytes()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("type", CACHES, ids=ids)
+@pytest.mark.parametrize("heads", [(4, 4), (9, 3), (16, 1)])
+def test_batches_of_all_kinds_of_tokens(teams: list[CpuDevice], type: T, heads: tuple[int, int]) -> None:
+    """Bits: prompts, single tokens, tokens that share a beginning, windows, over several segments, on any threads."""
+    n_kv = 3 * SEGMENT_CELLS
+    attention = Attention(32, *heads, n_kv, type, type)
+    shared = [pieces(n_kv, (0, 1024), (2048 + 256 * i, 2048 + 256 * i + 33 * i + 1)) for i in range(6)]
+    long = [pieces(n_kv, (0, 1024), (3584, n_kv - i)) for i in range(3)]
+    masks = [
+        *shared, *long, causal(30, n_kv, 1000), causal(1, n_kv, 200, 1280), causal(20, n_kv, 5000, 512, window=2500),
+        np.full((1, n_kv), -np.inf), causal(3, n_kv, 40, 96),
+    ]  # fmt: skip
+    mask = np.concatenate(masks).astype(np.float32)
+    q = attention.queries(len(mask))
+    checked = [*range(9), 12, 38, 39, 40, 55, 59, 60, 61]
+    alone = {i: attention.run(teams[0], q[i : i + 1], mask[i : i + 1]).tobytes() for i in checked}
+    everyone = np.arange(len(mask))
+    for device in teams:
+        for order in (everyone, everyone[::-1], np.random.default_rng(1).permutation(everyone), np.arange(9)):
+            found = attention.run(device, q[order], mask[order])
+            for place, i in enumerate(order):
+                assert i not in alone or found[place].tobytes() == alone[i], (device.n_threads, place, i)
+
+
+@pytest.mark.parametrize("n_kv", [20, 256, 2048, 5000])
+def test_what_masks_show_is_found(best: CpuDevice, n_kv: int) -> None:
+    """Bitmaps, where segments begin, last cells; every token is in one tile, and unlike ones are in different ones."""
+    rng = np.random.default_rng(n_kv)
+    mask = np.where(rng.random((6, n_kv)) < 0.02, 0.0, -np.inf).astype(np.float16)
+    mask[0], mask[1], mask[3, 1:] = -np.inf, 0, -np.inf
+    mask[4:], n_words = causal(2, n_kv, n_kv - 2), visible.words_of(n_kv)
+    step, tiles = visible.MaskRow.bytes(n_words), np.zeros(100, np.int64)
+    rows = np.zeros(6 * step, np.uint8)
+    rows_at, mask_at = rows.ctypes.data, mask.ctypes.data
+    call(best, visible.visible_blocks, (mask_at, 2 * n_kv, n_kv, n_words, 6, rows_at, step), masked=True)
+    call(
+        best, visible.find_tiles,
+        (mask_at, 2 * n_kv, n_kv, n_words, 6, rows_at, step, step, 0, 6, 1, 1, 3, 64, 1, 1, tiles.ctypes.data),
+        masked=True, divided=False,
+    )  # fmt: skip
+    for row, shown in zip(rows.reshape(6, step), np.isfinite(mask), strict=True):
+        blocks = np.flatnonzero(np.add.reduceat(shown, np.arange(0, n_kv, BLOCK)))
+        assert np.array_equal(np.flatnonzero(np.unpackbits(row[8 : 8 + 8 * n_words], bitorder="little")), blocks)
+        last, n = row[:8].view(np.int32)
+        assert last == max(np.flatnonzero(shown), default=-1) + 1
+        starts = row[8 + 8 * n_words :].view(np.int32)
+        assert starts[:n].tolist() == blocks[::SEGMENT].tolist()
+        assert starts[n] == max(blocks, default=-1) + 1
+    n_tiles, heads = tiles[:2]
+    found = tiles[2 : 2 + 5 * n_tiles].reshape(n_tiles, 5)
+    assert heads == 3
+    assert [t for _, first, n, _, _ in found for t in range(first, first + n)] == list(range(6))
+    together = found[:, 1:3].tolist()
+    assert [0, 1] in together  # sees nothing, its neighbour everything
+    assert [4, 2] in together or n_kv == 20
+
+
+def call(device: CpuDevice, kernel: Kernel, fields: tuple[int, ...], **parameters: bool) -> None:
+    """Runs a kernel as the only thread."""
+    packed, counters = np.array(fields, np.int64), np.zeros(1, np.int64)
+    device.jit.function(kernel, **parameters)(packed.ctypes.data, 0, 1, counters.ctypes.data)

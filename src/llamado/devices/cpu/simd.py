@@ -50,7 +50,7 @@ _POINTER = ir.PointerType()
 I8, I16, I32, I64 = Type("i8"), Type("i16"), Type("i32"), Type("i64")
 F16, F32, F64 = Type("f16"), Type("f32"), Type("f64")
 I8x8, I8x32 = Type("i8", 8), Type("i8", 32)
-I16x8, I16x16 = Type("i16", 8), Type("i16", 16)
+I16x8, I16x16, I16x32 = Type("i16", 8), Type("i16", 16), Type("i16", 32)
 I32x4, I32x8 = Type("i32", 4), Type("i32", 8)
 F16x8, F32x8 = Type("f16", 8), Type("f32", 8)
 
@@ -349,10 +349,14 @@ class Code:
 
     def gather(self, elem: Type, addresses: Sequence[Value]) -> Value:
         """One element from each address, as a vector."""
-        type_ = Type(elem.elem, len(addresses))
+        return self.vector([self.load(elem, address) for address in addresses])
+
+    def vector(self, scalars: Sequence[Value]) -> Value:
+        """Scalars as a vector."""
+        type_ = Type(scalars[0].type.elem, len(scalars))
         vector = ir.Constant(type_.llvm, ir.Undefined)
-        for i, address in enumerate(addresses):
-            vector = self.llvm.insert_element(vector, self.load(elem, address).ir, ir.Constant(_ELEMENTS["i32"], i))
+        for i, scalar in enumerate(scalars):
+            vector = self.llvm.insert_element(vector, scalar.ir, ir.Constant(_ELEMENTS["i32"], i))
         return Value(self, type_, vector)
 
     def table(self, name: str, numbers: bytes) -> Value:
@@ -439,6 +443,18 @@ class Code:
     def select(self, condition: Value, yes: Value, no: Value) -> Value:
         return Value(self, yes.type, self.llvm.select(condition.ir, yes.ir, no.ir))
 
+    def count_ones(self, a: Value) -> Value:
+        """How many bits of an i64 are set."""
+        return self.intrinsic("llvm.ctpop.i64", I64, [a])
+
+    def lowest_one(self, a: Value) -> Value:
+        """The number of the lowest set bit of an i64; 64 where none is."""
+        return self.intrinsic("llvm.cttz.i64", I64, [a, self.const(Type("i1"), 0)])
+
+    def highest_one(self, a: Value) -> Value:
+        """The number of the highest set bit of an i64; −1 where none is."""
+        return 63 - self.intrinsic("llvm.ctlz.i64", I64, [a, self.const(Type("i1"), 0)])
+
     # --- shuffles ------------------------------------------------------------------------------------------------
     def shuffle(self, a: Value, b: Value | None, lanes: Sequence[int]) -> Value:
         """Picks lanes out of a (0 … n−1) and b (n … 2n−1)."""
@@ -451,13 +467,18 @@ class Code:
         return self.shuffle(a, b, range(2 * a.type.lanes))
 
     def transpose8(self, rows: Sequence[Value]) -> list[Value]:
-        """Transposes an 8 × 8 matrix of 4-byte cells held in eight vectors."""
+        """Transposes an 8 × 8 matrix of 4-byte cells held in eight vectors; two of them in vectors of 16 lanes."""
         low, high = (0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15)
-        pairs = [self.shuffle(rows[r], rows[r + 1], m) for r in (0, 2, 4, 6) for m in (low, high)]
+        pairs = [self._halves(rows[r], rows[r + 1], m) for r in (0, 2, 4, 6) for m in (low, high)]
         low2, high2 = (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15)
-        quads = [self.shuffle(pairs[q], pairs[q + 2], m) for q in (0, 1, 4, 5) for m in (low2, high2)]
+        quads = [self._halves(pairs[q], pairs[q + 2], m) for q in (0, 1, 4, 5) for m in (low2, high2)]
         front, back = (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)
-        return [self.shuffle(quads[i], quads[i + 4], m) for m in (front, back) for i in range(4)]
+        return [self._halves(quads[i], quads[i + 4], m) for m in (front, back) for i in range(4)]
+
+    def _halves(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
+        """`shuffle` of two vectors of eight lanes; of two of 16 lanes, the same in either half."""
+        n = a.type.lanes
+        return self.shuffle(a, b, [i % 8 + 8 * half + i // 8 * n for half in range(n // 8) for i in lanes])
 
     def transpose8x4(self, rows: Sequence[Value]) -> list[Value]:
         """Eight rows of four 4-byte cells (I32x4) → four vectors, lane = row."""
@@ -468,7 +489,9 @@ class Code:
         return [self.shuffle(pairs[i], pairs[i + 2], m) for i in (0, 1) for m in (low2, high2)]
 
     def sum_lanes8(self, vectors: Sequence[Value]) -> Value:
-        """Eight F32x8 → one whose lane i is the sum of vector i's lanes, added in one fixed tree."""
+        """Eight F32x8 → one whose lane i is the sum of vector i's lanes, added in one fixed tree; of eight with 16
+        lanes the lanes 8 + i are the sums of the second halves.
+        """
         cells = self.transpose8(vectors)
         return ((cells[0] + cells[4]) + (cells[2] + cells[6])) + ((cells[1] + cells[5]) + (cells[3] + cells[7]))
 
@@ -479,7 +502,9 @@ class Code:
         return pair.lane(0) + pair.lane(1)
 
     def max_lanes(self, v: Value) -> Value:
-        """The greatest of eight lanes."""
+        """The greatest of eight or 16 lanes."""
+        if v.type.lanes == 16:
+            v = self.max(self.shuffle(v, None, range(8)), self.shuffle(v, None, range(8, 16)))
         half = self.max(self.shuffle(v, None, (0, 1, 2, 3)), self.shuffle(v, None, (4, 5, 6, 7)))
         pair = self.max(self.shuffle(half, None, (0, 1)), self.shuffle(half, None, (2, 3)))
         return self.max(pair.lane(0), pair.lane(1))

@@ -1,4 +1,4 @@
-"""Attention (`kernels/attention.py`), and the visible range of each mask row, found once per graph."""
+"""Attention (`kernels/attention/`); what each mask row sees, and which rows make a tile, are found once per graph."""
 
 from __future__ import annotations
 
@@ -9,15 +9,23 @@ from llamado.devices.cpu.compile.copies import made, straight
 from llamado.devices.cpu.compile.emitter import Emitter, Fields, nothing
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
 from llamado.devices.cpu.compile.rope import alibi_slopes
-from llamado.devices.cpu.kernels import attention
+from llamado.devices.cpu.kernels.attention import flash
+from llamado.devices.cpu.kernels.attention.results import SegmentResult, put_together
+from llamado.devices.cpu.kernels.attention.visible import MaskRow, Tile, find_tiles, visible_blocks, words_of
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.device import DeviceError
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 _MAX_HEAD = 1024
-_TILE = 32
-"""Queries that share one expanded key block in prompt processing."""
+_MOST, _SMALL_HEAD = 64, 128
+"""Queries of a tile, which share what is read of the cache; half as many where heads are greater than these."""
+_FEW = {True: 12, False: 3}
+"""Queries up to which a block is read where it lies, by whether registers have 16 lanes: expanding it costs more."""
+_UNITS = 4
+"""Units of work for every thread, if there can be as many."""
+_MOST_PARTIALS = 16 << 20
+"""Bytes up to which the results of segments are kept apart."""
 
 
 def attend(out: Emitter, node: Tensor) -> None:
@@ -29,48 +37,52 @@ def attend(out: Emitter, node: Tensor) -> None:
     q, k, v = straight(out, q), _cache(out, k), _cache(out, v)
     if mask is not None:
         mask = _mask(out, mask, q.ne[2])
-    n_tokens, n_heads, n_streams = q.ne[1], q.ne[2], q.ne[3]
-    n_kv, n_heads_kv = k.ne[1], k.ne[2]
-    ranges = _ranges(out, mask) if mask is not None else None
-    shared = (out.place(k), k.type, k.nb) == (out.place(v), v.type, v.nb) and head_v <= head_k
-    tile = _tile(n_tokens, n_heads // n_heads_kv, n_heads_kv * n_streams, out.n_threads)
+    n_tokens, n_heads, n_streams, n_kv, n_heads_kv = q.ne[1], q.ne[2], q.ne[3], k.ne[1], k.ne[2]
+    wide = out.lowering.panel_rows == 16
+    most = _MOST if max(head_k, head_v) <= _SMALL_HEAD else _MOST // 2
+    n_words, result = words_of(n_kv), SegmentResult.bytes(head_v)
+    partials = Temporary(n_tokens * n_heads * n_streams * n_words * result)
+    units = _UNITS * out.n_threads
+    divided = n_words > 1 and n_tokens * n_heads_kv * n_streams <= units and partials.size <= _MOST_PARTIALS
+    rows, steps = _rows(out, mask, n_kv)
+    tiles = _tiles(out, mask, rows, steps, q, k, most, units, divided=divided)
+    results: Fields = {
+        "rows": Place(rows, 0), "row_token": steps[0], "row_head": steps[1], "row_stream": steps[2], "n_words": n_words,
+        "sinks": nothing() if sinks is None else out.place(sinks),
+        "partials": Place(partials, 0) if divided else nothing(),
+        "out": out.place(node), "out_head": node.nb[1], "out_token": node.nb[2], "out_stream": node.nb[3],
+        "n_tokens": n_tokens,
+    }  # fmt: skip
     fields: Fields = {
         "q": out.place(q), "q_token": q.nb[1], "q_head": q.nb[2], "q_stream": q.nb[3],
-        "k": out.place(k), "k_cell": k.nb[1], "k_head": k.nb[2], "k_stream": k.nb[3],
-        "v": out.place(v), "v_cell": v.nb[1], "v_head": v.nb[2], "v_stream": v.nb[3],
+        "k": out.place(k), "k_head": k.nb[2], "k_stream": k.nb[3],
+        "v": out.place(v), "v_head": v.nb[2], "v_stream": v.nb[3],
         "mask": nothing() if mask is None else out.place(mask),
         "mask_token": 0 if mask is None else mask.nb[1],
         "mask_head": 0 if mask is None or mask.ne[2] == 1 else mask.nb[2],
         "mask_stream": 0 if mask is None or mask.ne[3] == 1 else mask.nb[3],
-        "ranges": nothing() if ranges is None else Place(ranges, 0),
-        "ranges_head": 0 if mask is None or mask.ne[2] == 1 else 8 * mask.ne[1],
-        "ranges_stream": 0 if mask is None or mask.ne[3] == 1 else 8 * mask.ne[1] * mask.ne[2],
-        "sinks": nothing() if sinks is None else out.place(sinks),
+        "tiles": Place(tiles, 0),
         "slopes": out.constant(alibi_slopes(n_heads, max_bias)) if max_bias > 0 else nothing(),
-        "out": out.place(node), "out_head": node.nb[1], "out_token": node.nb[2], "out_stream": node.nb[3],
-        "n_tokens": n_tokens, "n_heads_kv": n_heads_kv, "n_streams": n_streams, "group": n_heads // n_heads_kv,
-        "n_kv": n_kv, "scale": scale / softcap if softcap else scale, "softcap": softcap,
-        **out.share_scratch(attention.scratch_bytes(head_k, head_v, tile)),
+        "n_heads_kv": n_heads_kv, "group": n_heads // n_heads_kv, "n_kv": n_kv,
+        "scale": scale / softcap if softcap else scale, "softcap": softcap,
+        **results, **out.share_scratch(flash.scratch_bytes(head_k, head_v, most)),
     }  # fmt: skip
     parameters = {
-        "head_k": head_k, "head_v": head_v, "keys": k.type.name, "values": v.type.name,
-        "tile": tile, "lanes": out.lowering.panel_rows, "masked": mask is not None, "capped": bool(softcap),
-        "sinks": sinks is not None, "biased": mask is not None and max_bias > 0, "shared": shared,
+        "head_k": head_k, "head_v": head_v, "keys": k.type.name, "values": v.type.name, "k_cell": k.nb[1],
+        "v_cell": v.nb[1], "most": most, "few": _FEW[wide], "lanes": 16 if wide else 8, "divided": divided,
+        "masked": mask is not None, "capped": bool(softcap), "sinks": sinks is not None and not divided,
+        "biased": mask is not None and max_bias > 0,
     }  # fmt: skip
     reads = [out.span(t) for t in (q, k, v, mask, sinks) if t is not None]
-    if ranges is not None:
-        reads.append(ByteSpan(Place(ranges, 0), ranges.size))
-    out.emit(attention.flash_attention, parameters, fields, reads, [out.span(node)], "attention")
-
-
-def _tile(n_tokens: int, group: int, n_groups: int, n_threads: int) -> int:
-    """Queries that are taken together: they share what is read of the cache."""
-    if n_tokens > 8:
-        return _TILE
-    if group > attention.DIRECT * n_threads and n_groups < n_threads:  # one key head: its queries are all there is
-        share = -(-group // n_threads)
-        return min(_TILE, share + share % 2)
-    return 2 if group % 2 == 0 else 1
+    reads += [ByteSpan(Place(made, 0), made.size) for made in (rows, tiles)]
+    if not divided:
+        out.emit(flash.flash_attention, parameters, fields, reads, [out.span(node)], "attention")
+        return
+    apart = ByteSpan(Place(partials, 0), partials.size)
+    out.emit(flash.flash_attention, parameters, fields, reads, [apart], "attention")
+    parameters = {"head_v": head_v, "sinks": sinks is not None}
+    fields = {**results, "n_heads": n_heads, "n_streams": n_streams}
+    out.emit(put_together, parameters, fields, [apart, *reads], [out.span(node)], "attention, segments")
 
 
 def _checked(node: Tensor, head_k: int, head_v: int) -> tuple[float, float, float]:
@@ -104,14 +116,48 @@ def _mask(out: Emitter, mask: Tensor, n_heads: int) -> Tensor:
     return plain
 
 
-def _ranges(out: Emitter, mask: Tensor) -> Temporary:
-    key = ("ranges", *out.contents(mask))
-    if key not in out.made:
+def _rows(out: Emitter, mask: Tensor | None, n_kv: int) -> tuple[Temporary, tuple[int, int, int]]:
+    """What each row of a mask sees, once per graph; bytes from a token, head or stream to the next one's."""
+    n_words = words_of(n_kv)
+    step = MaskRow.bytes(n_words)
+    n_rows, key = 1, ("visible", n_kv) if mask is None else ("visible", *out.contents(mask))
+    if mask is not None:
         n_rows = mask.ne[1] * mask.ne[2] * mask.ne[3]
-        ranges = Temporary(8 * n_rows)
+    if key not in out.made:
+        rows = out.made[key] = Temporary(step * n_rows)
+        fields: Fields = {**_mask_fields(out, mask, n_kv), "n_rows": n_rows, "rows": Place(rows, 0), "row_step": step}
+        reads = [] if mask is None else [out.span(mask)]
+        out.emit(visible_blocks, {"masked": mask is not None}, fields, reads, [ByteSpan(Place(rows, 0), rows.size)])
+    if mask is None:
+        return out.made[key], (0, 0, 0)
+    head, stream = step * mask.ne[1], step * mask.ne[1] * mask.ne[2]
+    return out.made[key], (step, 0 if mask.ne[2] == 1 else head, 0 if mask.ne[3] == 1 else stream)
+
+
+def _mask_fields(out: Emitter, mask: Tensor | None, n_kv: int) -> Fields:
+    return {
+        "mask": nothing() if mask is None else out.place(mask), "nb1": 0 if mask is None else mask.nb[1],
+        "n_kv": n_kv, "n_words": words_of(n_kv),
+    }  # fmt: skip
+
+
+def _tiles(
+    out: Emitter, mask: Tensor | None, rows: Temporary, steps: tuple[int, int, int], q: Tensor, k: Tensor, most: int,
+    units: int, *, divided: bool,
+) -> Temporary:  # fmt: skip
+    """Which tokens are taken together, once for all layers that are alike."""
+    n_tokens, n_streams, n_words = q.ne[1], q.ne[3], words_of(k.ne[1])
+    shape = {"n_tokens": n_tokens, "n_streams": n_streams, "n_heads_kv": k.ne[2], "group": q.ne[2] // k.ne[2]}
+    key = ("tiles", rows, *shape.values(), most, divided)
+    if key not in out.made:
+        tiles = out.made[key] = Temporary(Tile.LIST + Tile.BYTES * n_tokens * n_streams * (n_words if divided else 1))
+        step = MaskRow.bytes(n_words)
         fields: Fields = {
-            "mask": out.place(mask), "nb1": mask.nb[1], "n_kv": mask.ne[0], "n_rows": n_rows, "ranges": Place(ranges, 0)
+            **_mask_fields(out, mask, k.ne[1]), **shape, "rows": Place(rows, 0), "row_step": step,
+            "n_rows": rows.size // step, "token_step": steps[0], "stream_step": steps[2], "most": most, "units": units,
+            "threads": out.n_threads, "tiles": Place(tiles, 0),
         }  # fmt: skip
-        out.emit(attention.mask_ranges, {}, fields, [out.span(mask)], [ByteSpan(Place(ranges, 0), ranges.size)])
-        out.made[key] = ranges
+        reads = [] if mask is None else [out.span(mask)]
+        writes = [ByteSpan(Place(made, 0), made.size) for made in (rows, tiles)]
+        out.emit(find_tiles, {"masked": mask is not None, "divided": divided}, fields, reads, writes, "tiles")
     return out.made[key]

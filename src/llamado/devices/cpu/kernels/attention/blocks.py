@@ -1,0 +1,229 @@
+"""One block of keys against some queries: scores, weights, and the values they weigh.
+
+A product q·k is summed in eight lanes (element i in lane i mod 8, in order), and the lanes in one fixed tree. Few
+queries read keys where they lie, eight elements at a time, two keys in a register of 16 lanes. For many queries a
+block is turned over first: then a register holds one element of as many keys as it has lanes, the eight lanes of a
+product are eight registers, and adding them needs no shuffles. Both are the same sums.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from llamado.devices.cpu.kernels import maths
+from llamado.devices.cpu.kernels.attention.results import SegmentResult
+from llamado.devices.cpu.kernels.attention.visible import BLOCK
+from llamado.devices.cpu.kernels.formats import FORMATS
+from llamado.devices.cpu.kernels.formats.format import Plain
+from llamado.devices.cpu.simd import F16, F32, I32, I64, Code, F32x8, Type, Value, Var
+from llamado.gguf.types import TensorType
+
+
+class Query:
+    """Where a query's data lie, in bytes: addresses of its numbers, mask row, output, row of what it sees, and result;
+    the blocks of the current word that it sees; its sink and its slope (f32).
+    """
+
+    Q, MASK, OUT, ROW, RESULT, SEES, SINK, SLOPE = 0, 8, 16, 24, 32, 40, 48, 52
+    BYTES = 56
+
+
+class Cells(NamedTuple):
+    """Keys or values of a head in the cache: cell i at base + i·step, `head` elements of `type` each."""
+
+    base: Value
+    step: int
+    type: TensorType
+    head: int
+
+
+class KeyBlock(NamedTuple):
+    """A block of keys: its first cell, how many of them a query of the tile may see, the cells of the cache."""
+
+    first: Value
+    here: Value
+    n_kv: Value
+
+
+class Scoring(NamedTuple):
+    """What is done to a product to make it a score."""
+
+    scale: Value
+    softcap: Value | None
+    masked: bool
+    biased: bool
+
+
+class Viewers(NamedTuple):
+    """Queries that see a block, from number `first` of a list of their addresses on."""
+
+    list: Value
+    first: Value
+
+    def query(self, c: Code, s: int) -> Value:
+        return c.load(I64, self.list + (self.first + s) * 8)
+
+
+def turn_over(c: Code, keys: Cells, block: KeyBlock, to: Value) -> None:
+    """A block of keys as f32, element by element: element d of key i at to + 4·(32·d + i)."""
+    form = FORMATS[keys.type]
+    for k8 in range(0, BLOCK, 8):
+        rows = [keys.base + c.min(block.first + (k8 + i), block.n_kv - 1) * keys.step for i in range(8)]
+        with c.range(0, keys.head, 8) as d:
+            for i, element in enumerate(c.transpose8([form.load(c, row, d) for row in rows])):
+                c.store(to + (d + i) * (4 * BLOCK) + 4 * k8, element)
+
+
+def expand(c: Code, values: Cells, block: KeyBlock, to: Value) -> Cells:
+    """A block of values as f32; cell i of the cache is cell i of what comes back, as far as it is in the block."""
+    lanes = 16 if values.head % 16 == 0 else 8
+    with c.range(0, block.here) as i:
+        row = values.base + (block.first + i) * values.step
+        with c.range(0, values.head, lanes) as d:
+            c.store(to + (i * values.head + d) * 4, _load(c, values.type, row, d, lanes))
+    return Cells(to - block.first * (4 * values.head), 4 * values.head, TensorType.F32, values.head)
+
+
+def _load(c: Code, type_: TensorType, row: Value, d: Value, lanes: int) -> Value:
+    """Eight or 16 elements of a row as f32."""
+    form = FORMATS[type_]
+    if lanes == 8 or isinstance(form, Plain):
+        return form.load(c, row, d, lanes)
+    return c.concat(form.load(c, row, d), form.load(c, row, d + 8))
+
+
+def score_turned(
+    c: Code,
+    keys: Value,
+    head: int,
+    chosen: Viewers,
+    n: int,
+    scores: Value,
+    block: KeyBlock,
+    scoring: Scoring,
+    lanes: int,
+) -> None:
+    """Scores of `n` queries for a block that is turned over."""
+    queries = [chosen.query(c, s) for s in range(n)]
+    at = [c.load(I64, query + Query.Q) for query in queries]
+    type_, groups = Type("f32", lanes), 2
+    for k in range(0, BLOCK, groups * lanes):
+        pairs = []
+        for low in (0, 2, 1, 3):  # lanes 0 and 4, 2 and 6, 1 and 5, 3 and 7 meet first
+            sums = [[[c.var(c.const(type_, 0.0)) for _ in range(groups)] for _ in at] for _ in range(2)]
+            with c.range(0, head, 8) as d:
+                for half, lane in enumerate((low, low + 4)):
+                    key = [c.load(type_, keys + (d + lane) * (4 * BLOCK) + 4 * (k + lanes * g)) for g in range(groups)]
+                    for s, q in enumerate(at):
+                        element = c.splat_load(type_, q + (d + lane) * 4)
+                        for g in range(groups):
+                            sums[half][s][g].value = c.fma(element, key[g], sums[half][s][g].value)
+            pairs.append(_added(_values(sums[0]), _values(sums[1])))
+        products = _added(_added(pairs[0], pairs[1]), _added(pairs[2], pairs[3]))
+        for s, query in enumerate(queries):
+            for g in range(groups):
+                key_ = c.i64(k + lanes * g)
+                _keep(c, products[s][g], query, scores + (chosen.first + s) * (4 * BLOCK), key_, block, scoring)
+
+
+def _values(sums: list[list[Var]]) -> list[list[Value]]:
+    return [[v.value for v in row] for row in sums]
+
+
+def _added(a: list[list[Value]], b: list[list[Value]]) -> list[list[Value]]:
+    return [[x + y for x, y in zip(*rows, strict=True)] for rows in zip(a, b, strict=True)]
+
+
+def score_here(
+    c: Code, keys: Cells, chosen: Viewers, n: int, scores: Value, block: KeyBlock, scoring: Scoring, lanes: int
+) -> None:
+    """Scores of `n` queries for a block that lies wholly in the cache, read where it is."""
+    queries = [chosen.query(c, s) for s in range(n)]
+    at = [c.load(I64, query + Query.Q) for query in queries]
+    type_ = Type("f32", lanes)
+    form = FORMATS[keys.type]
+    with c.range(0, BLOCK, lanes) as k:
+        row = keys.base + (block.first + k) * keys.step
+        sums = [[c.var(c.const(type_, 0.0)) for _ in range(8)] for _ in at]
+        with c.range(0, keys.head, 8) as d:
+            q = [c.load(F32x8, a + d * 4) for a in at]
+            q = [c.concat(v, v) for v in q] if lanes == 16 else q
+            for i in range(8):
+                key = form.load(c, row + i * keys.step, d)
+                if lanes == 16:
+                    key = c.concat(key, form.load(c, row + (i + 8) * keys.step, d))
+                for s in range(n):
+                    sums[s][i].value = c.fma(q[s], key, sums[s][i].value)
+        for s, query in enumerate(queries):
+            product = c.sum_lanes8([v.value for v in sums[s]])
+            _keep(c, product, query, scores + (chosen.first + s) * (4 * BLOCK), k, block, scoring)
+
+
+def _keep(c: Code, product: Value, query: Value, scores: Value, k: Value, block: KeyBlock, scoring: Scoring) -> None:
+    """Stores the scores of the block's keys from `k` on."""
+    lanes = product.type.lanes
+    score = product * scoring.scale.splat(lanes)
+    if scoring.softcap is not None:
+        score = maths.tanh(c, score) * scoring.softcap.splat(lanes)  # `scale` has the division by the cap in it
+    if scoring.masked:
+        mask = c.load(F16._replace(lanes=lanes), c.load(I64, query + Query.MASK) + (block.first + k) * 2)
+        weight = mask.to(product.type)
+        if scoring.biased:
+            weight = weight * c.splat_load(product.type, query + Query.SLOPE)
+        score = score + weight
+    inside = c.const(I32._replace(lanes=lanes), list(range(lanes))) < (block.here - k).to(I32).splat(lanes)
+    c.store(scores + k * 4, c.select(inside, score, c.const(product.type, float("-inf"))))
+
+
+def soften(c: Code, chosen: Viewers, n: int, scores: Value, fades: Value, lanes: int) -> None:
+    """Scores of up to four queries → weights e^(score − maximum); moves their maxima and sums on; `fades`: what their
+    outputs so far are to be multiplied with.
+    """
+    type_ = Type("f32", lanes)
+    queries = [chosen.query(c, min(s, n - 1)) for s in range(4)]
+    results = [c.load(I64, query + Query.RESULT) for query in queries]
+    at = [scores + (chosen.first + s) * (4 * BLOCK) for s in range(n)]
+    held = [[c.load(type_, a + 4 * k) for k in range(0, BLOCK, lanes)] for a in at]
+    highest = []
+    for row in held:
+        high = c.const(type_, -1e30)
+        for score in row:
+            high = c.max(score, high)
+        highest.append(c.max_lanes(high))
+    before = c.gather(F32, [result + SegmentResult.PEAK for result in results])
+    now = c.max(c.vector([highest[min(s, n - 1)] for s in range(4)]), before)
+    fade = maths.exp(c, before - now)
+    for s in range(n):
+        c.store(results[s] + SegmentResult.PEAK, now.lane(s))
+        c.store(fades + (chosen.first + s) * 4, fade.lane(s))
+        total = c.load(F32x8, results[s] + SegmentResult.SUMS) * fade.lane(s).splat(8)
+        for i, score in enumerate(held[s]):
+            weights = maths.exp(c, score - now.lane(s).splat(lanes))
+            c.store(at[s] + i * (4 * lanes), weights)
+            for half in range(0, lanes, 8):
+                total = total + (weights if lanes == 8 else c.shuffle(weights, None, range(half, half + 8)))
+        c.store(results[s] + SegmentResult.SUMS, total)
+
+
+def mix(
+    c: Code, values: Cells, chosen: Viewers, n: int, scores: Value, fades: Value, block: KeyBlock, lanes: int,
+    start: Value, n_registers: int,
+) -> None:  # fmt: skip
+    """outputs = outputs · fade + Σ weight · value, key by key, for `n_registers` registers from element `start` on."""
+    type_ = Type("f32", lanes)
+    outputs = [c.load(I64, chosen.query(c, s) + Query.RESULT) + (start * 4 + SegmentResult.OUTPUTS) for s in range(n)]
+    weights = [scores + (chosen.first + s) * (4 * BLOCK) for s in range(n)]
+    sums: list[list[Var]] = []
+    for s, at in enumerate(outputs):
+        fade = c.splat_load(type_, fades + (chosen.first + s) * 4)
+        sums.append([c.var(c.load(type_, at + 4 * lanes * i) * fade) for i in range(n_registers)])
+    row = values.base + block.first * values.step
+    with c.range(0, block.here) as k:
+        weight = [c.splat_load(type_, at + k * 4) for at in weights]
+        for i in range(n_registers):
+            value = _load(c, values.type, row + k * values.step, start + lanes * i, lanes)
+            for s in range(n):
+                sums[s][i].value = c.fma(weight[s], value, sums[s][i].value)
+    for at, row_ in zip(outputs, sums, strict=True):
+        for i, total in enumerate(row_):
+            c.store(at + 4 * lanes * i, total.value)
