@@ -475,6 +475,31 @@ class Code:
         front, back = (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)
         return [self._halves(quads[i], quads[i + 4], m) for m in (front, back) for i in range(4)]
 
+    def transpose16(self, rows: Sequence[Value]) -> list[Value]:
+        """Transposes a 16 × 16 matrix of 4-byte cells: in quarters of registers, then the quarters."""
+
+        def quarters(a: Value, b: Value, lanes: Sequence[int]) -> Value:
+            return self.shuffle(a, b, [i % 4 + 4 * q + 16 * (i // 4) for q in range(4) for i in lanes])
+
+        pairs = [quarters(rows[r], rows[r + 1], m) for r in range(0, 16, 2) for m in ((0, 4, 1, 5), (2, 6, 3, 7))]
+        fours = [
+            [quarters(pairs[r + p], pairs[r + p + 2], m) for p in (0, 1) for m in ((0, 1, 4, 5), (2, 3, 6, 7))]
+            for r in range(0, 16, 4)
+        ]
+
+        def half(a: Value, b: Value, odd: int) -> Value:
+            """Quarters 0 and 2, or 1 and 3, of a and b."""
+            first = 4 * odd
+            return self.shuffle(a, b, [q + first + i for q in (0, 8, 16, 24) for i in range(4)])
+
+        columns: list[list[Value]] = [[], [], [], []]
+        for four in zip(*fours, strict=True):
+            for odd in (0, 1):
+                low, high = half(four[0], four[1], odd), half(four[2], four[3], odd)
+                columns[odd].append(half(low, high, 0))
+                columns[odd + 2].append(half(low, high, 1))
+        return [column for quarter in columns for column in quarter]
+
     def _halves(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
         """`shuffle` of two vectors of eight lanes; of two of 16 lanes, the same in either half."""
         n = a.type.lanes

@@ -18,10 +18,8 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 _MAX_HEAD = 1024
-_MOST, _SMALL_HEAD = 64, 128
+_MOST, _SMALL_HEAD = 128, 256
 """Queries of a tile, which share what is read of the cache; half as many where heads are greater than these."""
-_FEW = {True: 12, False: 3}
-"""Queries up to which a block is read where it lies, by whether registers have 16 lanes: expanding it costs more."""
 _UNITS = 4
 """Units of work for every thread, if there can be as many."""
 _MOST_PARTIALS = 16 << 20
@@ -38,6 +36,7 @@ def attend(out: Emitter, node: Tensor) -> None:
     if mask is not None:
         mask = _mask(out, mask, q.ne[2])
     n_tokens, n_heads, n_streams, n_kv, n_heads_kv = q.ne[1], q.ne[2], q.ne[3], k.ne[1], k.ne[2]
+    shared = (out.place(k), k.type, k.nb) == (out.place(v), v.type, v.nb) and head_v <= head_k
     wide = out.lowering.panel_rows == 16
     most = _MOST if max(head_k, head_v) <= _SMALL_HEAD else _MOST // 2
     n_words, result = words_of(n_kv), SegmentResult.bytes(head_v)
@@ -69,9 +68,9 @@ def attend(out: Emitter, node: Tensor) -> None:
     }  # fmt: skip
     parameters = {
         "head_k": head_k, "head_v": head_v, "keys": k.type.name, "values": v.type.name, "k_cell": k.nb[1],
-        "v_cell": v.nb[1], "most": most, "few": _FEW[wide], "lanes": 16 if wide else 8, "divided": divided,
+        "v_cell": v.nb[1], "most": most, "few": _few(head_k, wide=wide), "lanes": 16 if wide else 8, "divided": divided,
         "masked": mask is not None, "capped": bool(softcap), "sinks": sinks is not None and not divided,
-        "biased": mask is not None and max_bias > 0,
+        "biased": mask is not None and max_bias > 0, "shared": shared,
     }  # fmt: skip
     reads = [out.span(t) for t in (q, k, v, mask, sinks) if t is not None]
     reads += [ByteSpan(Place(made, 0), made.size) for made in (rows, tiles)]
@@ -83,6 +82,15 @@ def attend(out: Emitter, node: Tensor) -> None:
     parameters = {"head_v": head_v, "sinks": sinks is not None}
     fields = {**results, "n_heads": n_heads, "n_streams": n_streams}
     out.emit(put_together, parameters, fields, [apart, *reads], [out.span(node)], "attention, segments")
+
+
+def _few(head: int, *, wide: bool) -> int:
+    """Queries up to which a block is read where it lies. For more it is expanded, which costs as much as some of them
+    and, with great heads, much of the first cache.
+    """
+    if not wide:
+        return 3
+    return 12 if head <= _SMALL_HEAD else 24
 
 
 def _checked(node: Tensor, head_k: int, head_v: int) -> tuple[float, float, float]:

@@ -19,6 +19,10 @@ from llamado.devices.cpu.simd import F16, F32, I32, I64, Code, F32x8, Type, Valu
 from llamado.gguf.types import TensorType
 
 
+_SEVERAL = 3
+"""Queries with whose sums for eight registers of keys all registers are full."""
+
+
 class Query:
     """Where a query's data lie, in bytes: addresses of its numbers, mask row, output, row of what it sees, and result;
     the blocks of the current word that it sees; its sink and its slope (f32).
@@ -64,14 +68,15 @@ class Viewers(NamedTuple):
         return c.load(I64, self.list + (self.first + s) * 8)
 
 
-def turn_over(c: Code, keys: Cells, block: KeyBlock, to: Value) -> None:
+def turn_over(c: Code, keys: Cells, block: KeyBlock, to: Value, lanes: int) -> None:
     """A block of keys as f32, element by element: element d of key i at to + 4·(32·d + i)."""
-    form = FORMATS[keys.type]
-    for k8 in range(0, BLOCK, 8):
-        rows = [keys.base + c.min(block.first + (k8 + i), block.n_kv - 1) * keys.step for i in range(8)]
-        with c.range(0, keys.head, 8) as d:
-            for i, element in enumerate(c.transpose8([form.load(c, row, d) for row in rows])):
-                c.store(to + (d + i) * (4 * BLOCK) + 4 * k8, element)
+    lanes = lanes if keys.head % lanes == 0 else 8
+    transpose = c.transpose16 if lanes == 16 else c.transpose8
+    for k in range(0, BLOCK, lanes):
+        rows = [keys.base + c.min(block.first + (k + i), block.n_kv - 1) * keys.step for i in range(lanes)]
+        with c.range(0, keys.head, lanes) as d:
+            for i, element in enumerate(transpose([_load(c, keys.type, row, d, lanes) for row in rows])):
+                c.store(to + (d + i) * (4 * BLOCK) + 4 * k, element)
 
 
 def expand(c: Code, values: Cells, block: KeyBlock, to: Value) -> Cells:
@@ -111,8 +116,10 @@ def score_turned(
         pairs = []
         for low in (0, 2, 1, 3):  # lanes 0 and 4, 2 and 6, 1 and 5, 3 and 7 meet first
             sums = [[[c.var(c.const(type_, 0.0)) for _ in range(groups)] for _ in at] for _ in range(2)]
-            with c.range(0, head, 8) as d:
-                for half, lane in enumerate((low, low + 4)):
+            with c.range(0, head, _turns(head)) as d0:
+                for half, lane, d in [
+                    (half, low + 4 * half, d0 + e) for e in range(0, _turns(head), 8) for half in (0, 1)
+                ]:
                     key = [c.load(type_, keys + (d + lane) * (4 * BLOCK) + 4 * (k + lanes * g)) for g in range(groups)]
                     for s, q in enumerate(at):
                         element = c.splat_load(type_, q + (d + lane) * 4)
@@ -124,6 +131,11 @@ def score_turned(
             for g in range(groups):
                 key_ = c.i64(k + lanes * g)
                 _keep(c, products[s][g], query, scores + (chosen.first + s) * (4 * BLOCK), key_, block, scoring)
+
+
+def _turns(head: int) -> int:
+    """Elements of a head that one turn of a loop takes: ends of short loops are guessed wrong too often."""
+    return next(n for n in range(min(16, head), 0, -8) if head % n == 0)
 
 
 def _values(sums: list[list[Var]]) -> list[list[Value]]:
@@ -144,18 +156,23 @@ def score_here(
     form = FORMATS[keys.type]
     with c.range(0, BLOCK, lanes) as k:
         row = keys.base + (block.first + k) * keys.step
-        sums = [[c.var(c.const(type_, 0.0)) for _ in range(8)] for _ in at]
-        with c.range(0, keys.head, 8) as d:
-            q = [c.load(F32x8, a + d * 4) for a in at]
-            q = [c.concat(v, v) for v in q] if lanes == 16 else q
-            for i in range(8):
-                key = form.load(c, row + i * keys.step, d)
-                if lanes == 16:
-                    key = c.concat(key, form.load(c, row + (i + 8) * keys.step, d))
-                for s in range(n):
-                    sums[s][i].value = c.fma(q[s], key, sums[s][i].value)
+        products: list[list[Value]] = [[] for _ in at]
+        together = 8 if n <= _SEVERAL else 4  # as many keys as leave room for the sums of all queries
+        for first in range(0, 8, together):
+            sums = [[c.var(c.const(type_, 0.0)) for _ in range(together)] for _ in at]
+            with c.range(0, keys.head, 8) as d:
+                q = [c.load(F32x8, a + d * 4) for a in at]
+                q = [c.concat(v, v) for v in q] if lanes == 16 else q
+                for i in range(together):
+                    key = form.load(c, row + (first + i) * keys.step, d)
+                    if lanes == 16:
+                        key = c.concat(key, form.load(c, row + (first + i + 8) * keys.step, d))
+                    for s in range(n):
+                        sums[s][i].value = c.fma(q[s], key, sums[s][i].value)
+            for s in range(n):
+                products[s] += [v.value for v in sums[s]]
         for s, query in enumerate(queries):
-            product = c.sum_lanes8([v.value for v in sums[s]])
+            product = c.sum_lanes8(products[s])
             _keep(c, product, query, scores + (chosen.first + s) * (4 * BLOCK), k, block, scoring)
 
 

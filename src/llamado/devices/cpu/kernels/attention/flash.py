@@ -74,12 +74,14 @@ def flash_attention(
     capped: bool,
     sinks: bool,
     biased: bool,
+    shared: bool,
 ) -> None:
     """One unit of work is a tile: queries of neighbouring tokens (`visible.find_tiles`), of the heads of one key head.
 
     `most`: queries of a tile. Blocks that at most `few` of them see are read where they lie. `lanes`, 8 or 16: numbers
     of a register. `divided`: a unit is one segment, whose result goes to `partials`. `sinks`: each head has one more
     key, a score without a value. `biased`: each head weighs the mask by its slope.
+    `shared`: values are the beginnings of the keys' rows.
     """
     size = SegmentResult.bytes(head_v)
     k_block = a.scratch + work.thread * a.scratch_step
@@ -158,7 +160,7 @@ def flash_attention(
                     number = c.lowest_one(any_.value)
                     any_.value = any_.value & (any_.value - 1)
                     first = (word * WORD + number) * BLOCK
-                    for cells in (keys_, values_):
+                    for cells in (keys_,) if shared else (keys_, values_):
                         ahead = first + _AHEAD
                         _fetch(c, cells, ahead, c.min(ahead + BLOCK, stop.value))
                     list_, n = c.var(everyone), c.var(count)
@@ -171,7 +173,7 @@ def flash_attention(
                     with c.when(here):
                         _few(c, keys_, values_, list_.value, n.value, scores, fades, block, scoring, lanes)
                     with c.when(here ^ 1):
-                        turn_over(c, keys_, block, k_block)
+                        turn_over(c, keys_, block, k_block, lanes)
                         expanded = expand(c, values_, block, v_block)
                         _many(c, k_block, head_k, expanded, list_.value, n.value, scores, fades, block, scoring, lanes)
             if not divided:
@@ -222,12 +224,14 @@ def _few(
 ) -> None:  # fmt: skip
     """A block that few queries see: as many of them at a time as registers hold."""
     done = c.var(c.i64(0))
-    for many in (3, 2, 1) if lanes == 16 else (1,):
+    for many in (6, 4, 3, 2, 1) if lanes == 16 else (1,):
         with c.loop() as loop:
             c.leave(loop, done.value + many > n)
             chosen = Viewers(list_, done.value)
             score_here(c, keys, chosen, many, scores, block, scoring, lanes)
-            soften(c, chosen, many, scores, fades, lanes)
+            for first in range(0, many, _FOUR):
+                some = Viewers(list_, done.value + first)
+                soften(c, some, min(_FOUR, many - first), scores, fades, lanes)
             _mix(c, values, chosen, many, scores, fades, block, lanes)
             done.value = done.value + many
 
