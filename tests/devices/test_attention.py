@@ -399,5 +399,5 @@ def test_what_masks_show_is_found(best: CpuDevice, n_kv: int) -> None:
 
 def call(device: CpuDevice, kernel: Kernel, fields: tuple[int, ...], **parameters: bool) -> None:
     """Runs a kernel as the only thread."""
-    packed, counters = np.array(fields, np.int64), np.zeros(1, np.int64)
+    packed, counters = np.array(fields, np.int64), np.zeros(2, np.int64)
     device.jit.function(kernel, **parameters)(packed.ctypes.data, 0, 1, counters.ctypes.data, 8)

@@ -18,7 +18,6 @@ from llamado.devices.cpu.kernels.formats.format import Plain
 from llamado.devices.cpu.simd import F16, F32, I32, I64, Code, F32x8, Type, Value, Var
 from llamado.gguf.types import TensorType
 
-
 _SEVERAL = 3
 """Queries with whose sums for eight registers of keys all registers are full."""
 
