@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import random
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fakes import FakeEngine, client, run
 from test_chat_api import HERMES
 
 from llamado.text.grammar.compiler import GrammarCompiler
+from llamado.text.grammar.source import GrammarError
 
 sys.path.append(str(Path(__file__).parents[1] / "text"))
 from guided import bytes_tokenizer
@@ -144,3 +146,33 @@ def test_numbers_that_no_json_has(number: str) -> None:
             return code
 
     assert run(work()) == 400
+
+
+def test_who_waits_for_a_grammar_keeps_nobody_else_waiting() -> None:
+    """While the vocabulary is made ready for the first grammar, long texts are tokenized and others answered."""
+    held, many = threading.Event(), 4
+
+    class Slow:
+        def compile(self, *given: Any, **more: Any) -> Any:
+            held.wait(20)
+            raise GrammarError("it took long")
+
+    async def work() -> None:
+        async with client(FakeEngine()) as http:
+            http.state.served = dataclasses.replace(http.state.served, grammars=Slow())
+            body = {"prompt": "x", "n_predict": 1, "json_schema": SCHEMA}
+            waiting = [asyncio.create_task(http.post("/completion", json=body)) for _ in range(many)]
+            await asyncio.sleep(0.1)
+            try:
+                async with asyncio.timeout(10):
+                    text = {"content": "a word " * 2_000}
+                    assert (await http.post("/tokenize", json=text)).status_code == 200
+                    long = {"prompt": "a word " * 100, "n_predict": 1}
+                    assert (await http.post("/completion", json=long)).status_code == 200
+                    assert (await http.get("/health")).status_code == 200
+                assert not any(task.done() for task in waiting)
+            finally:
+                held.set()
+            assert {(await task).status_code for task in waiting} == {400}
+
+    run(work())
