@@ -167,8 +167,8 @@ def test_who_waits_for_a_grammar_keeps_nobody_else_waiting() -> None:
                 async with asyncio.timeout(10):
                     text = {"content": "a word " * 2_000}
                     assert (await http.post("/tokenize", json=text)).status_code == 200
-                    long = {"prompt": "a word " * 100, "n_predict": 1}
-                    assert (await http.post("/completion", json=long)).status_code == 200
+                    long = {"prompt": "a word " * 2_000, "n_predict": 1}
+                    assert (await http.post("/completion", json=long)).status_code == 400  # more than the context
                     assert (await http.get("/health")).status_code == 200
                 assert not any(task.done() for task in waiting)
             finally:

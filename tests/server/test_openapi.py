@@ -11,12 +11,15 @@ from pathlib import Path
 import httpx
 import pytest
 import schemathesis
+from fakes import client, run
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
     status_code_conformance,
 )
+
+from llamado.server.app import create_app
 
 HERE = Path(__file__).parent
 CHECKS = [content_type_conformance, response_schema_conformance, status_code_conformance]
@@ -74,6 +77,23 @@ def test_answers_are_as_described(address: str) -> None:
         check()
         n_endpoints += 1
     assert n_endpoints > 20
+
+
+def test_the_document_names_what_is_there_and_what_is_hidden_not() -> None:
+    async def work() -> None:
+        async with client() as http:
+            document = (await http.get("/openapi.json")).json()
+            there = {route.path for route in create_app(http.state)._app.router.routes}
+        paths = document["paths"]
+        assert there - paths.keys() == {"/openapi.json", "/audio/transcriptions", "/v1/audio/transcriptions"}
+        assert not paths.keys() - there
+        names = [operation["operationId"] for path in paths.values() for operation in path.values()]
+        assert len(names) == len(set(names)) > 40
+        fields = [(field["name"], field["in"]) for field in paths["/slots/{id_slot}"]["post"]["parameters"]]
+        assert fields == [("id_slot", "path"), ("action", "query")]
+        assert paths["/health"]["get"]["tags"] == ["monitor"] and "503" in paths["/health"]["get"]["responses"]
+
+    run(work())
 
 
 @pytest.mark.slow

@@ -83,17 +83,31 @@ def test_what_cannot_be_compiled_says_why(vocabulary: GuidedVocabulary) -> None:
 
 
 def test_another_layout_of_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Longer(ctypes.Structure):
-        _fields_ = (("more", ctypes.c_uint64), *guidance._ParserLimits._fields_)
-
-    known = [field[:2] for field in guidance._ConstraintInit._fields_]
-
-    class Init(ctypes.Structure):
-        _fields_ = tuple((name, Longer if name == "limits" else kind) for name, kind in known)
-
-    monkeypatch.setattr(guidance, "_ConstraintInit", Init)
+    monkeypatch.setattr(guidance, "_known", lambda init: False)
     with pytest.raises(GrammarError, match="this version of llguidance is not known"):
         guidance._library.__wrapped__()
+
+
+def test_defaults_tell_a_layout() -> None:
+    def init() -> Any:
+        made = guidance._ConstraintInit()
+        guidance._library().short.llg_constraint_init_set_defaults(ctypes.byref(made), 1)
+        return made
+
+    assert guidance._known(init())
+    longer = init()
+    longer.behind[3] = 1
+    assert not guidance._known(longer)
+    for place, name, value in (
+        ("", "tokenizer", 2),
+        ("limits", "max_grammar_size", 257),
+        ("limits", "max_items_in_row", 0),
+        ("limits", "verbose_errors", False),
+        ("limits", "precompute_large_lexemes", False),
+    ):
+        other = init()
+        setattr(getattr(other, place) if place else other, name, value)
+        assert not guidance._known(other)
 
 
 def test_other_threads_run_while_a_vocabulary_is_read() -> None:

@@ -113,11 +113,17 @@ def _library() -> _Library:
         function.restype, function.argtypes = result, arguments
     init = _ConstraintInit()
     short.llg_constraint_init_set_defaults(ctypes.byref(init), 1)
-    limits = init.limits
-    known = init.tokenizer == 1 and all(getattr(limits, name) for name in ParserLimits._fields)
-    if not known or not limits.verbose_errors or not limits.precompute_large_lexemes or any(init.behind):
+    if not _known(init):
         raise GrammarError("grammars cannot be used: this version of llguidance is not known; install another one")
     return _Library(long, short)
+
+
+def _known(init: _ConstraintInit) -> bool:
+    """Whether llguidance has written its defaults where they are read here: limits of thousands, and two switches."""
+    limits = init.limits
+    counts = all(getattr(limits, name) >= 1000 for name in ParserLimits._fields)
+    switches = limits.verbose_errors and limits.precompute_large_lexemes
+    return init.tokenizer == 1 and counts and switches and not any(init.behind)
 
 
 class GuidedTokenizer:
