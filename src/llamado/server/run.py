@@ -128,7 +128,6 @@ def _load(server: _Server, state: ServerState, settings: Settings, load: Load, a
         for address in addresses:
             log.info("server is listening on %s", address)
         log.info("all slots are idle")
-        memory.give_back(collect=False)  # what reading the vocabulary took for a moment
     if state.failure is not None:
         while not server.started:
             time.sleep(0.01)
