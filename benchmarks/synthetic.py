@@ -107,6 +107,8 @@ SHAPES = {
 }
 # Type of most matrices, and of those that a mix gives more bits.
 MIXES = {
+    "f16": (Type.F16, Type.F16),
+    "bf16": (Type.BF16, Type.BF16),
     "q4_k_m": (Type.Q4_K, Type.Q6_K),
     "q4_0": (Type.Q4_0, Type.Q6_K),
     "q8_0": (Type.Q8_0, Type.Q8_0),
@@ -149,7 +151,11 @@ _EXPONENT = 120
 
 
 def random_rows(random: np.random.Generator, type_: Type, rows: int, columns: int) -> NDArray[np.uint8]:
-    """Quantised rows of random weights: u8[rows, bytes of a row]."""
+    """Rows of random weights: u8[rows, bytes of a row]."""
+    if type_ in (Type.F16, Type.BF16):
+        numbers = random.standard_normal((rows, columns), np.float32) * np.float32(0.02)
+        halves = numbers.astype(np.float16) if type_ is Type.F16 else (numbers.view(np.uint32) >> 16).astype(np.uint16)
+        return halves.view(np.uint8)
     block, n_bytes = GGML_QUANT_SIZES[type_]
     blocks = random.integers(0, 256, (rows * columns // block, n_bytes), dtype=np.uint8)
     if type_ is Type.MXFP4:

@@ -257,6 +257,20 @@ def test_a_graph_is_compiled_once(best: CpuDevice) -> None:
     assert len(Compiler(graph, best.jit.lowering, 2).compile()) == 1
 
 
+def test_products_of_few_columns_ask_for_the_next_weights(best: CpuDevice) -> None:
+    """The last one for the first one's, which the next run begins with; one of many columns asks for none."""
+    w = [bound(best, 256, 64, type=type) for type in (T.Q4_K, T.Q8_0, T.Q6_K)]
+    x, wide = bound(best, 256, 3), bound(best, 256, 40)
+    graph = Graph()
+    for i, product in enumerate((g.mul_mat(w[0], x), g.mul_mat(w[0], wide), g.mul_mat(w[1], x), g.mul_mat(w[2], x))):
+        graph.output(f"y{i}", product)
+    products = [o.fields for o in Compiler(graph, best.jit.lowering, 2).compile() if "w" in o.fields]
+    few = [fields for fields in products if "next" in fields]
+    assert [f["next"] for f in few] == [f["w"] for f in (*few[1:], few[0])] and (len(products), len(few)) == (4, 3)
+    for fields, weight in zip(few, (*w[1:], w[0]), strict=True):
+        assert fields["next_panels"] * fields["next_panel_bytes"] == weight.nbytes
+
+
 def test_views_that_are_not_listed_read_all_the_same(device: CpuDevice) -> None:
     """What only such a view reads must be in memory, though a chain that goes on holds it in registers."""
     x, y = new(16, 4), new(16, 4)

@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import platform
+import re
 import stat
 import subprocess
 import sys
@@ -19,10 +20,11 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
-from running import Case, new, values, weight_bytes
+from running import Case, jit_for, new, values, weight_bytes
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit, JitError, kernel
+from llamado.devices.cpu.kernels.matmul import matmul_few
 from llamado.devices.cpu.kernels.rows import rows_kernel
 from llamado.devices.cpu.lowerings import LOWERINGS, choose
 from llamado.devices.cpu.lowerings.lowering import Lowering
@@ -313,13 +315,28 @@ def test_the_lowering_can_be_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("lowering", LOWERINGS.values(), ids=list(LOWERINGS))
 def test_a_processor_gets_what_it_has_instructions_for(lowering: Lowering, monkeypatch: pytest.MonkeyPatch) -> None:
     features = dict.fromkeys(lowering.needs, True)
-    assert choose(features) is lowering
+    assert choose(features).needs == lowering.needs
     for missing in lowering.needs:
-        assert choose(features | {missing: False}) is not lowering
+        assert missing not in choose(features | {missing: False}).needs
         monkeypatch.setenv("LLAMADO_SIMD", lowering.name)
         with pytest.raises(ValueError, match="not on this processor"):
             choose(features | {missing: False})
         monkeypatch.delenv("LLAMADO_SIMD")
+
+
+@pytest.mark.parametrize(
+    ("name", "has", "lacks"),
+    [
+        ("avx2", "vpmaddubsw", "vpdpbusd|zmm|%k[1-7]"),
+        ("avx-vnni", "vpdpbusd", "vpmaddubsw|zmm|%k[1-7]"),
+        ("vnni-256", "vpdpbusd", "vpmaddubsw|zmm"),
+        ("vnni", "zmm", "vpmaddubsw"),
+    ],
+)
+def test_a_lowering_is_compiled_for_processors_that_have_no_more(name: str, has: str, lacks: str) -> None:
+    rows = LOWERINGS[name].panel_rows
+    text = jit_for(name).assembly(matmul_few, weights="Q4_0", columns=4, near=False, panel_rows=rows)
+    assert has in text and not re.search(lacks, text)
 
 
 @pytest.fixture(scope="module")

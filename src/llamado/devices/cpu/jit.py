@@ -168,7 +168,8 @@ class Jit:
             self.lowering = lowering or choose(features)
         except ValueError as error:
             raise JitError(str(error)) from error
-        self._features = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(features.items()))
+        used = self.lowering.features(features)
+        self._features = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(used.items()))
         self.folder = folder or cache_folder()
         self.compiled = 0
         self.quota: KernelQuota | None = None

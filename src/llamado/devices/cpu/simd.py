@@ -178,6 +178,14 @@ class Value:
         """The same bits as another type of the same size."""
         return self if type_ == self.type else Value(self.code, type_, self.code.llvm.bitcast(self.ir, type_.llvm))
 
+    def as_lanes(self, elem: str) -> Value:
+        """The same bits as lanes of another kind of element."""
+        return self.bits(Type(elem, self.type.bytes // Type(elem).bytes))
+
+    def cast(self, elem: str) -> Value:
+        """`to` another kind of element, with as many lanes."""
+        return self.to(self.type._replace(elem=elem))
+
     def to(self, type_: Type) -> Value:
         """Signed integer ↔ integer, integer ↔ float, float ↔ float conversion, lane by lane (floats truncate to
         integers).
@@ -280,7 +288,7 @@ class Words(Protocol):
         """Prepares an I32x8 of small integers (−128 … 127) as the scale of `dot_scaled`."""
 
     def lookup(self, c: Code, table: Sequence[int], numbers: Value) -> Value:
-        """table[number] for each byte of `numbers` (I8x32 of 0 … 15)."""
+        """table[number] for each byte of `numbers` (0 … 15)."""
 
 
 class Code:
@@ -322,6 +330,11 @@ class Code:
 
     def f32(self, number: float) -> Value:
         return self.const(F32, number)
+
+    def opaque(self, value: Value) -> Value:
+        """The same scalar, of which LLVM does not see how it was computed: it stays in a register."""
+        kind = ir.FunctionType(value.type.llvm, [value.type.llvm])
+        return Value(self, value.type, self.llvm.asm(kind, "", "=r,0", [value.ir], side_effect=False))
 
     def var(self, initial: Value) -> Var:
         return Var(self, initial)
@@ -467,7 +480,11 @@ class Code:
         return self.shuffle(a, b, range(2 * a.type.lanes))
 
     def transpose8(self, rows: Sequence[Value]) -> list[Value]:
-        """Transposes an 8 × 8 matrix of 4-byte cells held in eight vectors; two of them in vectors of 16 lanes."""
+        """Transposes an 8 × 8 matrix of 4-byte cells held in eight vectors; two of them in vectors of 16 lanes, or in
+        sixteen vectors.
+        """
+        if len(rows) == 16:
+            rows = [self.concat(rows[r], rows[r + 8]) for r in range(8)]
         low, high = (0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15)
         pairs = [self._halves(rows[r], rows[r + 1], m) for r in (0, 2, 4, 6) for m in (low, high)]
         low2, high2 = (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15)
@@ -506,12 +523,15 @@ class Code:
         return self.shuffle(a, b, [i % 8 + 8 * half + i // 8 * n for half in range(n // 8) for i in lanes])
 
     def transpose8x4(self, rows: Sequence[Value]) -> list[Value]:
-        """Eight rows of four 4-byte cells (I32x4) → four vectors, lane = row."""
+        """Eight or sixteen rows of four 4-byte cells (I32x4) → four vectors, lane = row."""
         both = [self.concat(rows[r], rows[r + 4]) for r in range(4)]
+        if len(rows) == 16:
+            upper = [self.concat(rows[r], rows[r + 4]) for r in range(8, 12)]
+            both = [self.concat(*halves) for halves in zip(both, upper, strict=True)]
         low, high = (0, 8, 1, 9, 4, 12, 5, 13), (2, 10, 3, 11, 6, 14, 7, 15)
-        pairs = [self.shuffle(both[r], both[r + 1], m) for r in (0, 2) for m in (low, high)]
+        pairs = [self._halves(both[r], both[r + 1], m) for r in (0, 2) for m in (low, high)]
         low2, high2 = (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15)
-        return [self.shuffle(pairs[i], pairs[i + 2], m) for i in (0, 1) for m in (low2, high2)]
+        return [self._halves(pairs[i], pairs[i + 2], m) for i in (0, 1) for m in (low2, high2)]
 
     def sum_lanes8(self, vectors: Sequence[Value]) -> Value:
         """Eight F32x8 → one whose lane i is the sum of vector i's lanes, added in one fixed tree; of eight with 16

@@ -52,12 +52,11 @@ def multiply_each(out: Emitter, node: Tensor, w: Tensor, x: Tensor) -> None:
     acts = columns.activations(out, x, columns.layout_of(node, out.lowering))
     fields, parameters = _columns(out, node, w, acts)
     if each == 1:
-        parameters |= {"near": 8 * w.nb[1] <= matmul.NEAR}
+        parameters |= {"near": parameters["panel_rows"] * w.nb[1] <= matmul.NEAR}
         ids = out.constant(np.arange(w.ne[2], dtype=np.int32))
         fields |= {"ids": ids, "id0": 4, "id1": 0, "n_used": w.ne[2], "n_experts": w.ne[2]}
         kernel = experts.experts_one
     else:
-        parameters |= {"panel_rows": out.lowering.panel_rows if w.ne[1] >= out.lowering.panel_rows else 8}
         fields |= {"x_token": 0, "n_experts": w.ne[2], "routes": out.constant(experts.routes(w.ne[2], each))}
         kernel = experts.experts_many
     reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
@@ -72,12 +71,11 @@ def _blocks(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> No
         x_token, fields["x_slot"] = fields["x_slot"], 0
     reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
     if x.ne[2] == 1:
-        parameters |= {"near": 8 * w.nb[1] <= matmul.NEAR}
+        parameters |= {"near": parameters["panel_rows"] * w.nb[1] <= matmul.NEAR}
         fields |= _choices(out, ids, w.ne[2])
         kernel = experts.experts_one
         reads.append(out.span(ids))
     else:
-        parameters |= {"panel_rows": out.lowering.panel_rows if w.ne[1] >= out.lowering.panel_rows else 8}
         fields |= _routed(out, ids, w.ne[2], reads)
         fields |= {"x_token": x_token}
         kernel = experts.experts_many
@@ -97,7 +95,8 @@ def _columns(out: Emitter, node: Tensor, w: Tensor, acts: Temporary) -> tuple[Fi
     form = in_blocks(w.type)
     step = w.ne[0] // form.block * form.column_bytes
     fields = _fields(out, node, w) | {"x": Place(acts, 0), "x_slot": step, "n_blocks": w.ne[0] // form.block}
-    return fields, {"weights": w.type.name}
+    panel_rows = out.lowering.panel_rows if w.ne[1] >= out.lowering.panel_rows else 8
+    return fields, {"weights": w.type.name, "panel_rows": panel_rows}
 
 
 def _fields(out: Emitter, node: Tensor, w: Tensor) -> Fields:

@@ -15,15 +15,17 @@ from llamado.devices.cpu.kernels.formats.format import Plain
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
-_MANY = 32
+_MANY = 12
 """Columns from which a product of plain floats expands its weights first."""
 
 
 class Products:
-    """Compiles the products of a graph; each of few columns is told where the next one's weights are."""
+    """Compiles the products of a graph; each of few columns is told where the next one's weights are, the
+    last one where the first one's are."""
 
     def __init__(self, out: Emitter) -> None:
         self._out = out
+        self._first_few: Fields | None = None
         self._last_few: Fields | None = None
 
     def emit(self, node: Tensor) -> None:
@@ -58,18 +60,14 @@ class Products:
         if layout.place == "tiles":
             self._tiles(node, w, x, acts)
             return
-        panels = -(-w.ne[1] // 8)
-        few = n_columns <= matmul.SEVERAL * out.lowering.columns  # rows pass through registers, not through scratch
+        panel_rows = out.lowering.panel_rows if w.ne[1] >= out.lowering.panel_rows else 8
+        panels = -(-w.ne[1] // panel_rows)
+        few = n_columns <= out.lowering.columns  # rows pass through registers, not through scratch
         kernel = matmul.matmul_many
-        parameters: dict[str, Any] = {"weights": w.type.name}
+        parameters: dict[str, Any] = {"weights": w.type.name, "panel_rows": panel_rows}
         if few:
-            parameters |= {"near": 8 * w.nb[1] <= matmul.NEAR}
-            kernel = matmul.matmul_several
-            if n_columns <= out.lowering.columns:
-                kernel = matmul.matmul_few
-                parameters |= {"columns": n_columns}
-        else:
-            parameters |= {"panel_rows": out.lowering.panel_rows if w.ne[1] >= out.lowering.panel_rows else 8}
+            parameters |= {"columns": n_columns, "near": panel_rows * w.nb[1] <= matmul.NEAR}
+            kernel = matmul.matmul_few
         fields: Fields = {
             "w": out.place(w),
             "row_bytes": w.nb[1],
@@ -82,9 +80,11 @@ class Products:
             "share": max(1, min(8, panels // (16 * out.n_threads))),
         }
         if few:
-            fields |= {"next": 0, "next_panels": panels, "next_row_bytes": w.nb[1]}
-            if self._last_few is not None:  # the product before this one is told of it
-                self._last_few |= {"next": fields["w"], "next_panels": panels, "next_row_bytes": w.nb[1]}
+            mine: Fields = {"next": fields["w"], "next_panels": panels, "next_panel_bytes": panel_rows * w.nb[1]}
+            self._first_few = self._first_few or mine
+            fields |= self._first_few  # the next run's, unless another one comes
+            if self._last_few is not None:
+                self._last_few |= mine
             self._last_few = fields
         reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
         out.emit(kernel, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
@@ -112,9 +112,12 @@ class Products:
             "y": out.place(node), "y1": node.nb[1], "y2": node.nb[2], "y3": node.nb[3],
         }  # fmt: skip
         kernel = floats.matmul_float
-        if x.ne[1] >= _MANY and w.ne[0] and w.ne[0] % 8 == 0 == w.ne[1] % 4:
+        parameters: dict[str, Any] = {"weights": w.type.name}
+        size = floats.tile(out.lowering.panel_rows)
+        if x.ne[1] >= _MANY and w.ne[0] and w.ne[0] % 8 == 0 and w.ne[1] >= size.rows:
             kernel = floats.matmul_float_many
-            width = max(12, floats.STRETCH // (4 * w.ne[0]) // 3 * 3)
-            fields |= {"width": width, **out.share_scratch(floats.many_scratch(w.ne[0], width))}
+            parameters |= size._asdict()
+            width = max(4, floats.STRETCH // (4 * w.ne[0]) // size.columns) * size.columns
+            fields |= {"width": width, **out.share_scratch(floats.many_scratch(w.ne[0], width, size))}
         reads = [out.span(w), out.span(x)]
-        out.emit(kernel, {"weights": w.type.name}, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
+        out.emit(kernel, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")

@@ -24,12 +24,11 @@ from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.kernels.floats import COLUMNS, ROWS, dot_rows
 from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
 from llamado.devices.cpu.kernels.matmul import (
-    SEVERAL,
     STRETCH,
     Apart,
+    RowPanel,
     add_panel,
     products,
-    row_addresses,
     slots,
     unpack,
 )
@@ -95,21 +94,21 @@ def group_by_expert(c: Code, a: SimpleNamespace, work: Work) -> None:
 
 
 @kernel(*_MATRICES, "x_slot", "n_blocks", *CHOICES)
-def experts_one(c: Code, a: SimpleNamespace, work: Work, *, weights: str, near: bool) -> None:
+def experts_one(c: Code, a: SimpleNamespace, work: Work, *, weights: str, near: bool, panel_rows: int) -> None:
     """y for one token: the rows of its experts one after the other, as `matmul_few`."""
     form = in_blocks(TensorType[weights])
-    panels = (a.n_rows + 7) // 8
+    panels = (a.n_rows + (panel_rows - 1)) // panel_rows
     with c.shares(work, a.n_used * panels, a.share) as unit:
-        i, panel = unit // panels, unit % panels
-        first = c.min(panel * 8, a.n_rows - 8)
-        rows = row_addresses(_matrix(a, expert_of(c, a, c.i64(0), i)), first)
-        (total,) = products(c, a, form, rows, Apart([a.x + i * a.x_slot]), near)
+        i, number = unit // panels, unit % panels
+        first = c.min(number * panel_rows, a.n_rows - panel_rows)
+        panel = _panel(c, a, expert_of(c, a, c.i64(0), i), first, panel_rows)
+        (total,) = products(c, form, a.n_blocks, panel, Apart([a.x + i * a.x_slot]), near)
         c.store(a.y + i * a.y_stride + first * 4, total.value)
 
 
-def _matrix(a: SimpleNamespace, expert: Value) -> SimpleNamespace:
-    """The rows of an expert."""
-    return SimpleNamespace(w=a.w + expert * a.expert_bytes, row_bytes=a.row_bytes)
+def _panel(c: Code, a: SimpleNamespace, expert: Value, first: Value, n: int) -> RowPanel:
+    """`n` rows of an expert."""
+    return RowPanel(c, a.w + expert * a.expert_bytes + first * a.row_bytes, a.row_bytes, n)
 
 
 class ChosenExpert(NamedTuple):
@@ -130,7 +129,7 @@ def chosen_at(c: Code, a: SimpleNamespace, number: Value) -> ChosenExpert:
 def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_rows: int) -> None:
     """y for any number of tokens; `panel_rows`, 8 or 16: rows that a thread takes at a time.
 
-    For few columns of an expert as `matmul_several`, for more as `matmul_many`.
+    For few columns of an expert as `matmul_few`, for more as `matmul_many`.
     """
     form = in_blocks(TensorType[weights])
     per_column, wide = form.column_bytes, c.lowering.columns
@@ -148,38 +147,23 @@ def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel
             targets.append(c.select(column + j < found.n, a.y + slot * a.y_stride + first * 4, nowhere))
         return Apart(xs), targets
 
-    def few(found: ChosenExpert, first: Value, column: Value, n: int, near: bool | None) -> None:
-        """Eight rows times n columns."""
-        x, targets = group(found, column, first, n)
-        rows = row_addresses(_matrix(a, found.expert), first)
-        for target, total in zip(targets, products(c, a, form, rows, x, near), strict=True):
+    def few(found: ChosenExpert, first: Value, n: int) -> None:
+        """A panel's rows times up to n columns."""
+        x, targets = group(found, c.i64(0), first, n)
+        here = _panel(c, a, found.expert, first, panel_rows)
+        for target, total in zip(targets, products(c, form, a.n_blocks, here, x, False), strict=True):
             c.store(target, total.value)
-
-    def eight(found: ChosenExpert, first: Value) -> None:
-        """Eight rows times few columns."""
-        zero, count = c.i64(0), found.n
-        with c.when(count.equals(1)):
-            few(found, first, zero, 1, False)
-        if wide > 4:
-            with c.when((count > 1) & (count <= 4)):
-                few(found, first, zero, 4, False)
-        with c.when(count > (4 if wide > 4 else 1)):
-            few(found, first, zero, wide, False)
-            with c.range(wide, count, wide) as column:
-                few(found, first, column, wide, None)
 
     def panel(found: ChosenExpert, first: Value) -> None:
         """A panel's rows times many columns; sums wait in y from one stretch to the next."""
-        rows = [row_addresses(_matrix(a, found.expert), first + eight) for eight in range(0, panel_rows, 8)]
+        here = _panel(c, a, found.expert, first, panel_rows)
         n_wide, rest = found.n // wide, found.n % wide
         if wide > 4:
             n_wide = n_wide + (rest > 4).zext(I64)
         with c.range(0, a.n_blocks, stretch) as start:
             blocks = c.min(a.n_blocks - start, stretch)
             with c.range(0, blocks) as i:
-                for number, eights in enumerate(rows):
-                    here = [row + (start + i) * form.block_bytes for row in eights]
-                    unpack(c, form, here, scratch + i * size + 32 * number, 4 * panel_rows)
+                unpack(c, form, here.at((start + i) * form.block_bytes), scratch + i * size)
 
             def columns(column: Value, n: int) -> None:
                 x, targets = group(found, column, first, n)
@@ -197,9 +181,12 @@ def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel
         number = unit % panels
         start = number * panel_rows
         stop = c.select((number + 1).equals(panels), a.n_rows, start + panel_rows)
-        with c.when(found.n <= SEVERAL * wide), c.range(start, stop, 8) as first:
-            eight(found, c.min(first, a.n_rows - 8))
-        with c.when(found.n > SEVERAL * wide), c.range(start, stop, panel_rows) as first:
+        below = 0
+        for most in sorted({1, min(wide, 4), wide}):
+            with c.when((found.n > below) & (found.n <= most)), c.range(start, stop, panel_rows) as first:
+                few(found, c.min(first, a.n_rows - panel_rows), most)
+            below = most
+        with c.when(found.n > wide), c.range(start, stop, panel_rows) as first:
             panel(found, c.min(first, a.n_rows - panel_rows))
 
 

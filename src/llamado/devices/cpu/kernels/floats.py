@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.kernels.elements import SCALAR
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.kernels.formats.format import Format, Plain
-from llamado.devices.cpu.simd import F32, I32, Code, F32x8, Value, Work
+from llamado.devices.cpu.simd import F32, I32, Code, F32x8, Type, Value, Work
 from llamado.gguf.types import TensorType
 
 ROWS, COLUMNS = 4, 2
@@ -79,75 +80,101 @@ def dot_rows(c: Code, form: Format, rows: Sequence[Value], columns: Sequence[Val
     ]
 
 
-STRETCH = 192 * 1024
+STRETCH = 512 * 1024
 """Bytes of activations that a thread takes all weights past: they stay in its L2."""
 
 _DEEP = 512
 """Elements of rows and columns worked on at a time: those of a tile stay in L1."""
 
-_MANY_COLUMNS = 3
-"""With four rows and one vector of weights they fill AVX2's sixteen registers."""
+_VECTORS = 4
+"""Vectors of weights in a tile."""
+
+
+class FloatTile(NamedTuple):
+    """What `matmul_float_many` keeps in registers: sums of `rows` rows, one or two to a vector, and `columns` columns.
+
+    Three columns and one vector of weights fill AVX2's sixteen registers, six and four vectors AVX-512's 32.
+    """
+
+    rows: int
+    columns: int
+
+
+def tile(panel_rows: int) -> FloatTile:
+    """For vectors of 8 or 16 lanes."""
+    return FloatTile(_VECTORS, 3) if panel_rows == 8 else FloatTile(2 * _VECTORS, 6)
 
 
 @kernel(
     *("w", "w1", "w2", "w3", "x", "x1", "x2", "x3", "y", "y1", "y2", "y3"),
     *("n", "n_rows", "n_columns", "n2", "n3", "r2", "r3", "width", "scratch", "scratch_step"),
 )
-def matmul_float_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> None:
-    """As `matmul_float`, with the same bits, for many columns; `n` a multiple of eight and `n_rows` of four.
+def matmul_float_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, rows: int, columns: int) -> None:
+    """As `matmul_float`, with the same bits, for many columns; `n` a multiple of eight, and at least a tile's rows.
 
-    A unit of work is four rows, as f32 in scratch, and `width` columns.
+    A unit of work is a tile's rows, as f32 in scratch, and `width` columns. Vectors of 16 lanes hold eight partial sums
+    of each of two rows.
     """
     form = FORMATS[TensorType[weights]]
-    quads, blocks = a.n_rows // ROWS, (a.n_columns + a.width - 1) // a.width
-    scratch = a.scratch + work.thread * a.scratch_step
-    with c.shares(work, quads * blocks * a.n2 * a.n3, c.i64(4)) as unit:
-        quad, rest = unit % quads, unit // quads
+    each = rows // _VECTORS
+    vector = Type("f32", 8 * each)
+    panels, blocks = (a.n_rows + (rows - 1)) // rows, (a.n_columns + a.width - 1) // a.width
+    panel_at = a.scratch + work.thread * a.scratch_step
+    partial = panel_at + a.n * (4 * rows)
+    with c.shares(work, panels * blocks * a.n2 * a.n3, c.i64(4)) as unit:
+        panel, rest = unit % panels, unit // panels
         block, rest = rest % blocks, rest // blocks
         i2, i3 = rest % a.n2, rest // a.n2
         w = a.w + i2 // a.r2 * a.w2 + i3 // a.r3 * a.w3
         x, y = a.x + i2 * a.x2 + i3 * a.x3, a.y + i2 * a.y2 + i3 * a.y3
-        rows = [w + (quad * ROWS + r) * a.w1 for r in range(ROWS)]
-        if form.type is not TensorType.F32:
-            plain = [scratch + a.n * (4 * r) for r in range(ROWS)]
-            with c.range(0, a.n, 8) as k:
-                for row, to in zip(rows, plain, strict=True):
-                    c.store(to + k * 4, form.load(c, row, k))
-            rows = plain
-        partial = scratch + a.n * (4 * ROWS)
+        first_row = c.min(panel * rows, a.n_rows - rows)
+        sources = [w + (first_row + r) * a.w1 for r in range(rows)]
+        with c.range(0, a.n, 8) as k:
+            for r, row in enumerate(sources):
+                c.store(panel_at + k * (4 * rows) + 32 * r, form.load(c, row, k))
         first = block * a.width
         stop = c.min(first + a.width, a.n_columns)
-        with c.range(0, a.n, _DEEP) as k_first, c.range(first, stop, _MANY_COLUMNS) as column:
+        with c.range(0, a.n, _DEEP) as k_first, c.range(first, stop, columns) as column:
             k_stop = c.min(k_first + _DEEP, a.n)
-            numbers = [c.min(column + j, stop - 1) for j in range(_MANY_COLUMNS)]
-            columns = [x + number * a.x1 for number in numbers]
-            here = partial + (column - first) * (32 * ROWS)
-            places = [[here + 32 * (j * ROWS + r) for r in range(ROWS)] for j in range(_MANY_COLUMNS)]
-            zero, on = c.const(F32x8, 0.0), k_first > 0
-            sums = [[c.var(c.select(on, c.load(F32x8, at), zero)) for at in line] for line in places]
+            numbers = [c.min(column + j, stop - 1) for j in range(columns)]
+            xs = [x + number * a.x1 for number in numbers]
+            here = partial + (column - first) * (32 * rows)
+            places = [[here + 32 * (j * rows + v * each) for v in range(_VECTORS)] for j in range(columns)]
+            sums = [[c.var(c.const(vector, 0.0)) for _ in line] for line in places]
+            with c.when(k_first > 0):
+                for line, totals in zip(places, sums, strict=True):
+                    for at, total in zip(line, totals, strict=True):
+                        total.value = c.load(vector, at)
             with c.range(k_first, k_stop, 8) as k:
-                xs = [c.load(F32x8, at + k * 4) for at in columns]
-                for r, row in enumerate(rows):
-                    weight = c.load(F32x8, row + k * 4)
-                    for j, v in enumerate(xs):
-                        sums[j][r].value = c.fma(weight, v, sums[j][r].value)
-            values = [[total.value for total in line] for line in sums]
+                held = [c.load(vector, panel_at + k * (4 * rows) + 32 * each * v) for v in range(_VECTORS)]
+                for at, totals in zip(xs, sums, strict=True):
+                    eight = c.load(F32x8, at + k * 4)
+                    value = c.concat(eight, eight) if each == 2 else eight
+                    for weight, total in zip(held, totals, strict=True):
+                        total.value = c.fma(weight, value, total.value)
             with c.when(k_stop < a.n):
-                for line, found in zip(places, values, strict=True):
-                    for at, value in zip(line, found, strict=True):
-                        c.store(at, value)
+                for line, totals in zip(places, sums, strict=True):
+                    for at, total in zip(line, totals, strict=True):
+                        c.store(at, total.value)
             with c.when(k_stop.equals(a.n)):
-                # + 0: what the tail adds in `matmul_float`
-                pair, last = c.sum_lanes8(values[0] + values[1]) + 0.0, c.sum_lanes8(values[2] + values[2]) + 0.0
-                low, high = (0, 1, 2, 3), (4, 5, 6, 7)
-                totals = [c.shuffle(pair, None, low), c.shuffle(pair, None, high), c.shuffle(last, None, low)]
-                for number, total in zip(numbers, totals, strict=True):
-                    c.store(y + number * a.y1 + quad * (4 * ROWS), total)
+                eights = [part for totals in sums for total in totals for part in _eights(c, total.value)]
+                eights += eights[: -len(eights) % 8]
+                for first_eight in range(0, rows * columns, 8):
+                    # + 0: what the tail adds in `matmul_float`
+                    found = c.sum_lanes8(eights[first_eight : first_eight + 8]) + 0.0
+                    for r in range(first_eight, min(first_eight + 8, rows * columns), rows):
+                        part = found if rows == 8 else c.shuffle(found, None, range(r % 8, r % 8 + rows))
+                        c.store(y + numbers[r // rows] * a.y1 + first_row * 4, part)
 
 
-def many_scratch(n: int, width: int) -> int:
-    """Scratch one thread needs for `matmul_float_many`: four rows as f32, and the sums of `width` columns so far."""
-    return 4 * ROWS * n + 32 * ROWS * (width + _MANY_COLUMNS)
+def _eights(c: Code, v: Value) -> list[Value]:
+    """A vector in parts of eight lanes."""
+    return [v] if v.type.lanes == 8 else [c.shuffle(v, None, range(at, at + 8)) for at in (0, 8)]
+
+
+def many_scratch(n: int, width: int, size: FloatTile) -> int:
+    """Scratch one thread needs for `matmul_float_many`: a tile's rows as f32, and the sums of `width` columns."""
+    return 4 * size.rows * n + 32 * size.rows * (width + size.columns)
 
 
 @kernel(

@@ -2,10 +2,9 @@
 
 One arithmetic for every batch size (the law "one numerics"): for each output, blocks are taken in order along K;
 within a block the integer dot product is exact; then one fused multiply-add into the f32 sum. `matmul_few` keeps a
-block's unpacked weights in registers for up to `Lowering.columns` columns, `matmul_several` does so for a few groups of
-them; `matmul_many` unpacks 8 or 16 rows of a
-stretch of K into scratch (L1) and spends them on all columns. Lanes are rows in both, so the float operations are the
-same ones in the same order.
+block's unpacked weights in registers for up to `Lowering.columns` columns; `matmul_many` unpacks 8 or 16 rows of a
+stretch of K into scratch (L1) and spends them on all columns, which pays from the second group of columns on. Lanes are
+rows in both, so the float operations are the same ones in the same order.
 
 Layout of x: see `activations.py`. W: row r at w + r·row_bytes as in the file. y: f32, column j at y + j·y_stride.
 """
@@ -13,7 +12,7 @@ Layout of x: see `activations.py`. W: row r at w + r·row_bytes as in the file. 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
@@ -21,7 +20,7 @@ from llamado.devices.cpu.kernels import activations as acts
 from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN
 from llamado.devices.cpu.kernels.formats import in_blocks
 from llamado.devices.cpu.kernels.formats.format import Block32, Block256, Blocks32, Blocks256
-from llamado.devices.cpu.simd import Code, F32x8, I32x8, Type, Value, Var, Work
+from llamado.devices.cpu.simd import Code, Type, Value, Var, Work
 from llamado.gguf.types import TensorType
 
 
@@ -68,10 +67,13 @@ class Apart(Columns):
 _FIELDS = ("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_stride", "share")
 
 NEAR = 8192
-"""Bytes of eight rows up to which they are asked for twice: far ahead into L2, and one turn ahead into L1."""
+"""Bytes of a panel up to which its rows are asked for twice: far ahead into L2, and one turn ahead into L1."""
 
-SEVERAL = 3
-"""Groups of columns up to which `matmul_several` beats `matmul_many`."""
+_AHEAD = 16
+"""Rows between those that are multiplied and those that are asked for."""
+
+_FETCHED = 128 << 10
+"""Most bytes of the next product that a thread asks for when it is through with one."""
 
 STRETCH = 2048
 """Weights of a row unpacked at a time by `matmul_many` for eight rows, half as many for 16: they stay in L1."""
@@ -137,9 +139,9 @@ def finish256(
 
 
 def _step256(c: Code, form: Blocks256, block: Block256, x: Columns, sums: Sequence[Var]) -> None:
-    """Adds one super-block of eight rows times the columns at x to the f32 sums."""
+    """Adds one super-block of the panel's rows times the columns at x to the f32 sums."""
     n, group = len(sums), 0
-    totals = [c.const(I32x8, 0)] * n
+    totals = [c.const(block.d.type._replace(elem="i32"), 0)] * n
     for groups, scale in block.parts:
         addresses = [[x.address(4 * (group + g), j) for j in range(n)] for g in range(len(groups))]
         if scale is None:
@@ -150,11 +152,23 @@ def _step256(c: Code, form: Blocks256, block: Block256, x: Columns, sums: Sequen
     finish256(c, form, block, totals, x, sums, form.zero(c.lowering))
 
 
-def row_addresses(a: SimpleNamespace, first: Value) -> list[Value]:
-    return [a.w + (first + r) * a.row_bytes for r in range(8)]
+class RowPanel:
+    """`n` rows of weights from the one at address `first` on."""
+
+    def __init__(self, c: Code, first: Value, row_bytes: Value, n: int) -> None:
+        self.first, self.row_bytes, self.n = first, row_bytes, n
+        # all that registers have to hold: with these every row is a sum of two, which instructions make themselves
+        self._steps = [c.opaque(row_bytes * step) for step in range(1, 4)]
+        self._fours = [c.opaque(row_bytes * four) for four in range(4, n, 4)]
+
+    def at(self, offset: Value | int) -> list[Value]:
+        """Addresses at `offset` of each row."""
+        first = self.first + offset
+        fours = [first, *(first + four for four in self._fours)]
+        return [row for four in fours for row in (four, *(four + step for step in self._steps))]
 
 
-@kernel(*_FIELDS, "next", "next_panels", "next_row_bytes")
+@kernel(*_FIELDS, "next", "next_panels", "next_panel_bytes")
 def matmul_few(
     c: Code,
     a: SimpleNamespace,
@@ -163,39 +177,35 @@ def matmul_few(
     weights: str,
     columns: int,
     near: bool,
+    panel_rows: int,
 ) -> None:
-    """y for `columns` columns (one group of x).
+    """y for `columns` columns (one group of x); `panel_rows`, 8 or 16: rows unpacked together.
 
-    Eight rows are eight short streams, which defeat the hardware's prefetching: the next eight rows are asked for here.
+    They are as many short streams, which defeat the hardware's prefetching: the next ones are asked for here.
     """
     form = in_blocks(TensorType[weights])
-    with c.shares(work, (a.n_rows + 7) // 8, a.share) as panel:
-        first = c.min(panel * 8, a.n_rows - 8)
-        rows = row_addresses(a, first)
-        for j, total in enumerate(products(c, a, form, rows, Together(a.x, columns), near)):
+    with c.shares(work, (a.n_rows + (panel_rows - 1)) // panel_rows, a.share) as number:
+        first = c.min(number * panel_rows, a.n_rows - panel_rows)
+        panel = RowPanel(c, a.w + first * a.row_bytes, a.row_bytes, panel_rows)
+        for j, total in enumerate(products(c, form, a.n_blocks, panel, Together(a.x, columns), near)):
             c.store(a.y + j * a.y_stride + first * 4, total.value)
     _fetch_next(c, a, work)
 
 
 def products(
-    c: Code,
-    a: SimpleNamespace,
-    form: Blocks32 | Blocks256,
-    rows: Sequence[Value],
-    x: Columns,
-    near: bool | None,
+    c: Code, form: Blocks32 | Blocks256, n_blocks: Value, panel: RowPanel, x: Columns, near: bool
 ) -> list[Var]:
-    """Sums of eight rows times one group of columns at x; `near` None: the rows that follow are not asked for."""
-    per_column = form.column_bytes
-    sums = [c.var(c.const(F32x8, 0.0)) for _ in range(x.n)]
-    with c.range(0, a.n_blocks) as i:
-        if near is not None:
-            for line in range(0, 8 * form.block_bytes, 64):
-                at = rows[0] + i * (8 * form.block_bytes) + line
-                if near:
-                    c.prefetch(at + a.row_bytes * 8, near=True)
-                c.prefetch(at + a.row_bytes * (24 if near else 16), near=False)
-        here = [row + i * form.block_bytes for row in rows]
+    """Sums of a panel's rows times one group of columns at x; `near`: rows that follow are asked for twice."""
+    per_column, size = form.column_bytes, panel.n * form.block_bytes
+    sums = [c.var(c.const(Type("f32", panel.n), 0.0)) for _ in range(x.n)]
+    with c.range(0, n_blocks) as i:
+        soon = panel.first + panel.row_bytes * panel.n + i * size
+        later = panel.first + panel.row_bytes * (_AHEAD + (panel.n if near else 0)) + i * size
+        for line in range(0, size, 64):  # as many as the panel's blocks here have
+            if near:
+                c.prefetch(soon + line, near=True)
+            c.prefetch(later + line, near=False)
+        here = panel.at(i * form.block_bytes)
         at_x = x.behind(i * per_column)
         if isinstance(form, Blocks32):
             for part, block in enumerate(form.unpack(c, here)):
@@ -205,49 +215,11 @@ def products(
     return sums
 
 
-@kernel(*_FIELDS, "next", "next_panels", "next_row_bytes")
-def matmul_several(c: Code, a: SimpleNamespace, work: Work, *, weights: str, near: bool) -> None:
-    """y for more columns than one group of x: as `matmul_few` for each group, while the rows are in L1.
-
-    Each group unpacks the rows anew: for a few groups that costs less than passing them through scratch.
-    """
-    form = in_blocks(TensorType[weights])
-    wide = c.lowering.columns
-    nowhere = c.scratch(32)
-    rest = a.n_columns % wide
-    n_wide = a.n_columns // wide
-    if wide > 4:
-        n_wide = n_wide + (rest > 4).zext(n_wide.type)
-    x_column = a.n_blocks * form.column_bytes
-
-    def group(first: Value, rows: Sequence[Value], column: Value | int, n: int, near: bool | None) -> None:
-        x = a.x + x_column * column
-        for j, total in enumerate(products(c, a, form, rows, Together(x, n), near)):
-            inside = (a.n_columns * 0 + column) + j < a.n_columns
-            c.store(c.select(inside, a.y + a.y_stride * (column + j) + first * 4, nowhere), total.value)
-
-    with c.shares(work, (a.n_rows + 7) // 8, a.share) as panel:
-        first = c.min(panel * 8, a.n_rows - 8)
-        rows = row_addresses(a, first)
-        group(first, rows, 0, wide, near)
-        with c.range(1, n_wide) as number:
-            group(first, rows, number * wide, wide, None)
-        if wide > 4:
-            with c.when(n_wide * wide < a.n_columns):
-                group(first, rows, n_wide * wide, 4, None)
-        else:
-            with c.when(rest > 0):
-                group(first, rows, n_wide * wide, wide, None)
-    _fetch_next(c, a, work)
-
-
 def _fetch_next(c: Code, a: SimpleNamespace, work: Work) -> None:
-    """Asks for the first rows of this thread's stretch of the next product, so that they come while it waits."""
-    first = a.next + a.next_panels * work.thread // work.threads * 8 * a.next_row_bytes
-    with c.when(a.next.differs(0)), c.range(0, 64) as row:
-        start = first + row * a.next_row_bytes
-        with c.range(start, start + c.min(a.next_row_bytes, 2048), 64) as line:
-            c.prefetch(line, near=False)
+    """Asks for the first panels of this thread's stretch of the next product, so that they come while it waits."""
+    first = a.next + a.next_panels * work.thread // work.threads * a.next_panel_bytes
+    with c.range(first, first + c.min(a.next_panel_bytes * 3, c.i64(_FETCHED)), 64) as line:
+        c.prefetch(line, near=False)
 
 
 def slots(form: Blocks32 | Blocks256) -> int:
@@ -255,8 +227,9 @@ def slots(form: Blocks32 | Blocks256) -> int:
     return 10 * form.n_parts if isinstance(form, Blocks32) else 64 + form.n_parts + form.n_pairs + 2
 
 
-def unpack(c: Code, form: Blocks32 | Blocks256, rows: Sequence[Value], to: Value, slot: int) -> None:
-    """Stores one unpacked block of eight rows, a vector every `slot` bytes."""
+def unpack(c: Code, form: Blocks32 | Blocks256, rows: Sequence[Value], to: Value) -> None:
+    """Stores one unpacked block of a panel's rows, vector after vector."""
+    slot = 4 * len(rows)
     if isinstance(form, Blocks32):
         for part, small in enumerate(form.unpack(c, rows)):
             last = small.m if small.d_high is None else small.d_high
@@ -322,19 +295,14 @@ def add_panel(
     targets: Sequence[Value],
     on: Value,
     panel_rows: int,
-    meanwhile: Callable[[Value], None] = lambda block: None,
 ) -> None:
-    """Products of a panel's blocks in scratch and the columns at x, stored to `targets`; `on`: added to what is there.
-
-    `meanwhile` may do something beside each block.
-    """
+    """Products of a panel's blocks in scratch and the columns at x, to `targets`; `on`: added to what is there."""
     size, per_column, f32 = 4 * panel_rows * slots(form), form.column_bytes, Type("f32", panel_rows)
     sums = [c.var(c.const(f32, 0.0)) for _ in targets]
     with c.when(on):
         for total, target in zip(sums, targets, strict=True):
             total.value = c.load(f32, target)
     with c.range(0, blocks) as i:
-        meanwhile(i)
         step_panel(c, form, scratch + i * size, x.behind(i * per_column), sums)
     for total, target in zip(sums, targets, strict=True):
         c.store(target, total.value)
@@ -368,13 +336,11 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
 
     def panel(first: Value) -> None:
         """A panel's rows and all columns; sums wait in y from one stretch to the next."""
-        eights = [row_addresses(a, first + eight) for eight in range(0, panel_rows, 8)]
+        panel = RowPanel(c, a.w + first * a.row_bytes, a.row_bytes, panel_rows)
         with c.range(0, a.n_blocks, stretch) as start:
             blocks = c.min(a.n_blocks - start, stretch)
             with c.range(0, blocks) as i:
-                for number, rows in enumerate(eights):
-                    here = [row + (start + i) * form.block_bytes for row in rows]
-                    unpack(c, form, here, scratch + i * size + 32 * number, 4 * panel_rows)
+                unpack(c, form, panel.at((start + i) * form.block_bytes), scratch + i * size)
             with c.range(0, n_wide) as group:
                 columns(first, start, blocks, group * wide, wide)
             if wide > 4:

@@ -25,8 +25,8 @@ from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN, TILE
 from llamado.devices.cpu.kernels.formats import in_blocks
 from llamado.devices.cpu.kernels.formats.format import Block256, Blocks32, Blocks256
-from llamado.devices.cpu.kernels.matmul import Columns, finish32, finish256, row_addresses
-from llamado.devices.cpu.simd import Code, I16x16, Type, Value, Var, Work
+from llamado.devices.cpu.kernels.matmul import Columns, RowPanel, finish32, finish256
+from llamado.devices.cpu.simd import Code, Type, Value, Var, Work
 from llamado.gguf.types import TensorType
 
 _STRETCH = {32: 512, 256: 256}
@@ -114,7 +114,7 @@ class Steps(ABC):
 
     @abstractmethod
     def unpack(self, rows: Sequence[Value], to: Value) -> None:
-        """Stores the blocks of eight rows at the given addresses; what is for lane 0 goes to the address `to`."""
+        """Stores the blocks of sixteen rows at the given addresses."""
 
     @abstractmethod
     def _multiply(self, w: Value, x: Value, to: Value, between: Callable[[int], None]) -> None:
@@ -245,7 +245,7 @@ class Steps256(Steps):
             factor = None
             if scale is not None:
                 low = scale & 0xFFFF
-                factor = (low | (low << 16)).bits(I16x16)
+                factor = (low | (low << 16)).as_lanes("i16")
             for group in groups:
                 if factor is None:
                     c.store(to + _ROW * g, group + -zero)
@@ -300,11 +300,10 @@ def matmul_tiles(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> No
         """Panels of sixteen rows over a stretch times all columns; sums wait in y from one stretch to the next."""
         blocks = c.min(a.n_blocks - start, stretch)
         with c.range(0, panels) as panel:
-            for eight in (0, 8):
-                rows = row_addresses(a, first + panel * TILE + eight)
-                with c.range(0, blocks) as i:
-                    here = [row + (start + i) * form.block_bytes for row in rows]
-                    step.unpack(here, scratch + panel * panel_bytes + i * (parts * step.size) + 4 * eight)
+            rows = RowPanel(c, a.w + (first + panel * TILE) * a.row_bytes, a.row_bytes, TILE)
+            with c.range(0, blocks) as i:
+                here = rows.at((start + i) * form.block_bytes)
+                step.unpack(here, scratch + panel * panel_bytes + i * (parts * step.size))
 
         def targets(group: Value, panel: Value) -> list[Value]:
             numbers, at = [group * TILE + j for j in range(TILE)], a.y + (first + panel * TILE) * 4

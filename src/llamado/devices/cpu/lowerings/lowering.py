@@ -6,10 +6,10 @@ same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llamado.devices.cpu.simd import I8, I32, Code, I8x32, Type, Value
+from llamado.devices.cpu.simd import I8, I32, Code, Type, Value
 
 _I32x16 = Type("i32", 16)
 
@@ -24,7 +24,10 @@ class Lowering:
     needs: tuple[str, ...] = ()
     """Features that a processor must have, in LLVM's names."""
 
-    # Rows that `matmul_many` unpacks together: the lanes of its vectors.
+    without: tuple[str, ...] = ()
+    """Beginnings of features that code is compiled without, so that it is what processors that lack them run."""
+
+    # Rows that products of several columns unpack together: the lanes of their vectors.
     panel_rows: int = 8
 
     # Whether products of many columns have tile registers (`kernels/tiles.py`).
@@ -79,12 +82,16 @@ class Lowering:
         return value
 
     def lookup(self, c: Code, table: Sequence[int], numbers: Value) -> Value:
-        """table[number] for each byte of `numbers` (I8x32 of 0 … 15)."""
-        row = [c.const(I8x32, v) for v in table]
+        """table[number] for each byte of `numbers` (0 … 15)."""
+        row = [c.const(numbers.type, v) for v in table]
         for bit in range(4):
             odd = (numbers & (1 << bit)).differs(0)
             row = [c.select(odd, row[i + 1], row[i]) for i in range(0, len(row), 2)]
         return row[0]
+
+    def features(self, host: Mapping[str, bool]) -> dict[str, bool]:
+        """The features of a processor that code is compiled for."""
+        return {name: on and not name.startswith(self.without) for name, on in host.items()}
 
 
 PORTABLE = Lowering("portable", columns=4)

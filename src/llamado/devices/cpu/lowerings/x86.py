@@ -80,7 +80,9 @@ def _madd(c: Code, a: Value, b: Value) -> Value:
 
 
 class Vnni(Avx2):
-    """AVX-512 VNNI: 32 registers of 256 or, for panels of 16 rows, 512 bits, operands broadcast from memory."""
+    """VNNI. With AVX-512 32 registers of 256 or, for panels of 16 rows, 512 bits, operands broadcast from memory; as
+    AVX-VNNI 16 registers of 256.
+    """
 
     def dot(
         self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
@@ -99,12 +101,19 @@ class Vnni(Avx2):
     dot_scaled = Lowering.dot_scaled
     scale = Lowering.scale
 
+    def lookup(self, c: Code, table: Sequence[int], numbers: Value) -> Value:
+        if numbers.type.bytes == 32:
+            return super().lookup(c, table, numbers)
+        return c.intrinsic("llvm.x86.avx512.pshuf.b.512", numbers.type, [c.const(numbers.type, [*table] * 4), numbers])
+
     def dot_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
         return c.intrinsic(f"llvm.x86.avx512.vpdpwssd.{8 * a.type.bytes}", total.type, [total, a, b])
 
 
 _AVX2 = ("avx2", "fma", "f16c")
-AVX2 = Avx2("avx2", columns=4, needs=_AVX2, full_u8=False)
+AVX2 = Avx2("avx2", columns=4, needs=_AVX2, without=("avx512", "avxvnni"), full_u8=False)
+AVX_VNNI = Vnni("avx-vnni", columns=4, needs=(*_AVX2, "avxvnni"), without=("avx512",))
 _VNNI = (*_AVX2, "avx512vnni", "avx512vl", "avx512bw")
-VNNI = Vnni("vnni", columns=8, needs=_VNNI, panel_rows=16)
+VNNI_256 = Vnni("vnni-256", columns=8, needs=_VNNI)
+VNNI = replace(VNNI_256, name="vnni", panel_rows=16)
 AMX = replace(VNNI, name="amx", needs=(*_VNNI, "amx-tile", "amx-int8"), tiles=True)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamado.devices.cpu.simd import F32, I16, I32, Code, F16x8, F32x8, I8x8, I8x32, I16x8, I32x4, I32x8, Value
+from llamado.devices.cpu.simd import F32, I16, I32, Code, F32x8, I8x8, I32x4, I32x8, Value
 
-# --- eight rows of a block ------------------------------------------------------------------------------------------
+# --- a block of each of eight or sixteen rows -------------------------------------------------------------------------
 
 
 def halves(c: Code, rows: Sequence[Value], offset: int) -> Value:
-    """The f16 at `offset` of each row as F32x8."""
-    return c.gather(I16, [row + offset for row in rows]).bits(F16x8).to(F32x8)
+    """The f16 at `offset` of each row as f32."""
+    return c.gather(I16, [row + offset for row in rows]).as_lanes("f16").cast("f32")
 
 
 def low_half(v: Value) -> Value:
-    """f16 in the low half of each I32 lane → F32x8."""
-    return v.to(I16x8).bits(F16x8).to(F32x8)
+    """The f16 in the low half of each i32 lane as f32."""
+    return v.cast("i16").as_lanes("f16").cast("f32")
 
 
 def cells4(c: Code, rows: Sequence[Value], offset: int) -> list[Value]:
@@ -31,17 +31,23 @@ def cells8(c: Code, rows: Sequence[Value], offset: int) -> list[Value]:
 
 def nibbles(cells: Sequence[Value]) -> list[Value]:
     """Transposed cells of packed nibbles → the groups of all low nibbles, then of all high ones."""
-    raw = [v.bits(I8x32) for v in cells]
+    raw = [v.as_lanes("i8") for v in cells]
     return [v & 15 for v in raw] + [v >> 4 for v in raw]
 
 
 def four_bits(c: Code, word: Value, group: int, one: int) -> Value:
     """Bits 4·group … 4·group+3 of each row's 32-bit `word` as `one` or 0 in the four bytes of its lane."""
     byte = group // 2
-    spread = c.shuffle(word.bits(I8x32), None, [4 * lane + byte for lane in range(8) for _ in range(4)])
-    bits = c.const(I8x32, [1 << (4 * (group % 2) + k) for _ in range(8) for k in range(4)])
+    spread = bytes_of_lanes(c, word, byte)
+    bits = c.const(spread.type, [1 << (4 * (group % 2) + k) for k in range(4)] * word.type.lanes)
     chosen = (spread & bits).equals(bits)
-    return c.select(chosen, c.const(I8x32, one), c.const(I8x32, 0))
+    return c.select(chosen, c.const(spread.type, one), c.const(spread.type, 0))
+
+
+def bytes_of_lanes(c: Code, word: Value, byte: int) -> Value:
+    """Byte `byte` of each 32-bit lane in all four of its bytes."""
+    lanes = [4 * lane + byte for lane in range(word.type.lanes) for _ in range(4)]
+    return c.shuffle(word.as_lanes("i8"), None, lanes)
 
 
 def five_bits(c: Code, rows: Sequence[Value], offset: int, qh: Value) -> list[Value]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN
-from llamado.devices.cpu.simd import Code, F32x8, I8x32, I32x8, Value, Words
+from llamado.devices.cpu.simd import Code, F32x8, I32x8, Value, Words
 from llamado.gguf.types import TensorType
 
 
@@ -175,7 +175,7 @@ class Blocks(Format):
         signed = self.signed(c.lowering)
         out = []
         for g in range(0, len(groups), 2):
-            eight = c.shuffle(groups[g].bits(I8x32), groups[g + 1].bits(I8x32), (0, 1, 2, 3, 32, 33, 34, 35))
+            eight = c.shuffle(groups[g].as_lanes("i8"), groups[g + 1].as_lanes("i8"), (0, 1, 2, 3, 32, 33, 34, 35))
             out.append(eight.to(I32x8) if signed else eight.zext(I32x8))
         return out
 

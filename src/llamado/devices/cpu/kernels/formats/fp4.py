@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.format import Block32, Blocks32
-from llamado.devices.cpu.simd import I8, I32, Code, F32x8, I32x8, Value
+from llamado.devices.cpu.simd import I8, I32, Code, Type, Value
 from llamado.gguf.types import TensorType
 
 _ZERO = 16
@@ -26,9 +26,9 @@ class MXFP4(Blocks32):
     peak, zero_shift = 28, 4
 
     def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
-        exponent = c.gather(I8, rows).zext(I32x8)
-        small = c.const(I32x8, 0x00200000) << exponent  # 2^-128 and 2^-127 are denormal
-        d = c.select(exponent < 2, small, (exponent - 1) << 23).bits(F32x8)
+        exponent = c.gather(I8, rows).zext(Type("i32", len(rows)))
+        small = c.const(exponent.type, 0x00200000) << exponent  # 2^-128 and 2^-127 are denormal
+        d = c.select(exponent < 2, small, (exponent - 1) << 23).as_lanes("f32")
         return [Block32(_weights(c, bits.nibbles(bits.cells4(c, rows, 1))), d)]
 
 
@@ -55,6 +55,6 @@ def _weights(c: Code, numbers: Sequence[Value]) -> list[Value]:
 def _ue4m3(c: Code, code: Value) -> Value:
     """Half of what eight bits stand for; 0 for 0x7F."""
     exponent, mantissa = (code >> 3) & 15, code & 7
-    normal = ((exponent + (127 - 8)) << 23 | mantissa << 20).bits(F32x8)
-    value = c.select(exponent.equals(0), mantissa.to(F32x8) * 2.0**-10, normal)
-    return c.select(code.equals(0x7F), c.const(F32x8, 0.0), value)
+    normal = ((exponent + (127 - 8)) << 23 | mantissa << 20).as_lanes("f32")
+    value = c.select(exponent.equals(0), mantissa.cast("f32") * 2.0**-10, normal)
+    return c.select(code.equals(0x7F), c.const(value.type, 0.0), value)

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.format import Block32, Block256, Blocks, Blocks32, Blocks256, Cached32
-from llamado.devices.cpu.simd import F16, I32, Code, F32x8, I16x16, I32x8, Value
+from llamado.devices.cpu.simd import F16, I32, Code, F32x8, I32x8, Value
 from llamado.gguf.types import TensorType
 
 _VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -63,7 +63,7 @@ class IQ4_XS(Blocks256):
     def unpack(self, c: Code, rows: Sequence[Value]) -> Block256:
         head, low = c.gather(I32, rows), c.gather(I32, [row + 4 for row in rows])
         scales = [(((low >> 4 * s) & 15) | (((head >> 16 + 2 * s) & 3) << 4)) - 32 for s in range(8)]
-        pairs = [((scales[s] & 0xFFFF) | (scales[s + 2] << 16)).bits(I16x16) for s in (0, 1, 4, 5)]
+        pairs = [((scales[s] & 0xFFFF) | (scales[s + 2] << 16)).as_lanes("i16") for s in (0, 1, 4, 5)]
 
         def parts() -> Iterator[tuple[list[Value], Value]]:
             for j in range(4):

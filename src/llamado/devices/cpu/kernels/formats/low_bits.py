@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.format import Block32, Blocks32
-from llamado.devices.cpu.simd import Code, I8x32, Value
+from llamado.devices.cpu.simd import Code, Value
 from llamado.gguf.types import TensorType
 
 
@@ -38,4 +38,4 @@ def _pairs(cell: Value, byte: int) -> Value:
     """The four pairs of bits of a byte of each lane, one to a byte."""
     v = (cell >> 8 * byte) & 0xFF
     v = v | v << 12
-    return ((v | v << 6) & 0x03030303).bits(I8x32)
+    return ((v | v << 6) & 0x03030303).as_lanes("i8")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.format import Block32, Blocks32, Cached32
-from llamado.devices.cpu.simd import F16, Code, F32x8, I8x8, I8x32, I32x8, Value
+from llamado.devices.cpu.simd import F16, Code, F32x8, I8x8, I32x8, Value
 from llamado.gguf.types import TensorType
 
 
@@ -17,7 +17,7 @@ class Q8_0(Blocks32, Cached32):
     peak, zero_shift = 255, 7
 
     def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
-        groups = [v.bits(I8x32) for v in bits.cells8(c, rows, 2)]
+        groups = [v.as_lanes("i8") for v in bits.cells8(c, rows, 2)]
         if not self.signed(c.lowering):
             groups = [v ^ -128 for v in groups]
         return [Block32(groups, bits.halves(c, rows, 0))]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.format import Block256, Blocks256
-from llamado.devices.cpu.simd import I32, Code, I8x32, I16x16, Value
+from llamado.devices.cpu.simd import I32, Code, Type, Value
 from llamado.gguf.types import TensorType
 
 
@@ -23,7 +23,7 @@ class _Ternary(Blocks256):
             for _ in range(self.n_parts):
                 yield [next(groups) for _ in range(8)], None
 
-        return Block256(d, None, [c.const(I16x16, 1)] * self.n_pairs, parts())
+        return Block256(d, None, [c.const(Type("i16", 2 * d.type.lanes), 1)] * self.n_pairs, parts())
 
 
 class TQ1_0(_Ternary):
@@ -52,17 +52,17 @@ class TQ2_0(_Ternary):
             for half in range(2):
                 cells = bits.cells8(c, rows, 32 * half)
                 for quarter in range(4):
-                    yield from ((cell.bits(I8x32) >> (2 * quarter)) & 3 for cell in cells)
+                    yield from ((cell.as_lanes("i8") >> (2 * quarter)) & 3 for cell in cells)
 
         return self._block(c, bits.halves(c, rows, 64), groups())
 
 
 def _digits(cells: Sequence[Value], n: int) -> Iterator[Value]:
     """The first digit of all bytes, then the second: each is what three times the fraction has before its point."""
-    even = [cell.bits(I16x16) & 0x00FF for cell in cells]
-    odd = [cell.bits(I16x16) >> 8 for cell in cells]
+    even = [cell.as_lanes("i16") & 0x00FF for cell in cells]
+    odd = [cell.as_lanes("i16") >> 8 for cell in cells]
     for _ in range(n):
         even, odd = [v * 3 for v in even], [v * 3 for v in odd]
         for low, high in zip(even, odd, strict=True):
-            yield ((low >> 8) | (high & -256)).bits(I8x32)
+            yield ((low >> 8) | (high & -256)).as_lanes("i8")
         even, odd = [v & 0x00FF for v in even], [v & 0x00FF for v in odd]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.codebooks import points
 from llamado.devices.cpu.kernels.formats.format import Block256, Blocks256
-from llamado.devices.cpu.simd import Code, I8x32, Value
+from llamado.devices.cpu.simd import Code, Value
 from llamado.gguf.types import TensorType
 
 
@@ -85,4 +85,4 @@ class IQ1_M(_Shifted):
 
 def _eighth(sign: Value) -> Value:
     """−1 in all bytes of the lanes whose first bit is set, else 1."""
-    return (sign.sar(31) | 0x01010101).bits(I8x32)
+    return (sign.sar(31) | 0x01010101).as_lanes("i8")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from llamado.devices.cpu.simd import I8, I32, I64, Code, I8x32, I16x16, I32x8, Value
+from llamado.devices.cpu.kernels.formats import bits
+from llamado.devices.cpu.simd import I8, I32, I64, Code, Value
 from llamado.gguf.codebooks import codebook
 from llamado.gguf.types import TensorType
 
@@ -42,20 +43,23 @@ def numbers_at(c: Code, rows: Sequence[Value], offset: int) -> list[Value]:
 
 def numbers(lanes: Value) -> list[Value]:
     """Each lane's number: row by row, as addresses are made of it (instructions that gather are slower)."""
-    return [lanes.lane(r).zext(I64) for r in range(8)]
+    return [lanes.lane(r).zext(I64) for r in range(lanes.type.lanes)]
 
 
 def eights(c: Code, book: Value, numbers: Sequence[Value]) -> list[Value]:
     """The two groups of the eight weights of each row's point."""
     addresses = [book + number * 8 for number in numbers]
-    even, odd = (c.gather(I64, [addresses[r] for r in rows]).bits(I32x8) for rows in ((0, 1, 4, 5), (2, 3, 6, 7)))
-    lanes = (0, 2, 8, 10, 4, 6, 12, 14)
-    return [c.shuffle(even, odd, [lane + half for lane in lanes]).bits(I8x32) for half in range(2)]
+    n, fours = len(numbers), range(0, len(numbers), 4)
+    even, odd = (
+        c.gather(I64, [addresses[r + k] for r in fours for k in two]).as_lanes("i32") for two in ((0, 1), (2, 3))
+    )
+    lanes = [lane for r in fours for lane in (r, r + 2, n + r, n + r + 2)]
+    return [c.shuffle(even, odd, [lane + half for lane in lanes]).as_lanes("i8") for half in range(2)]
 
 
 def fours(c: Code, book: Value, numbers: Sequence[Value]) -> Value:
     """The group of the four weights of each row's point."""
-    return c.gather(I32, [book + number * 4 for number in numbers]).bits(I8x32)
+    return c.gather(I32, [book + number * 4 for number in numbers]).as_lanes("i8")
 
 
 def signs_of_sevens(c: Code, packed: Value) -> Value:
@@ -70,18 +74,17 @@ def signs_of_sevens(c: Code, packed: Value) -> Value:
 
 def with_eighths(c: Code, sevens: Value) -> Value:
     """Bytes of seven signs with their eighth."""
-    raw = sevens.bits(I8x32)
+    raw = sevens.as_lanes("i8")
     folded = (raw ^ (raw >> 4)) & 15
-    return (raw | c.lowering.lookup(c, _PARITY, folded)).bits(I32x8)
+    return (raw | c.lowering.lookup(c, _PARITY, folded)).as_lanes("i32")
 
 
 def signed(c: Code, group: Value, signs: Value, number: int, zero: int) -> Value:
     """zero ± group: a set bit 4·number … of each lane of `signs` makes a weight negative."""
-    byte = number // 2
-    spread = c.shuffle(signs.bits(I8x32), None, [4 * lane + byte for lane in range(8) for _ in range(4)])
-    mask = c.const(I8x32, [1 << (4 * (number % 2) + k) for _ in range(8) for k in range(4)])
+    spread = bits.bytes_of_lanes(c, signs, number // 2)
+    mask = c.const(spread.type, [1 << (4 * (number % 2) + k) for k in range(4)] * signs.type.lanes)
     negative = (spread & mask).differs(0)
-    return c.select(negative, c.const(I8x32, zero) - group, group + zero)
+    return c.select(negative, c.const(group.type, zero) - group, group + zero)
 
 
 def odd_nibbles(words: Sequence[Value], n: int) -> list[Value]:
@@ -92,4 +95,4 @@ def odd_nibbles(words: Sequence[Value], n: int) -> list[Value]:
 def scale_pairs(scales: Sequence[Value]) -> list[Value]:
     """Scales of sub-blocks in the pairs that sums of activations come in."""
     firsts = [q + k for q in range(0, len(scales), 4) for k in range(2)]
-    return [(scales[s] | (scales[s + 2] << 16)).bits(I16x16) for s in firsts]
+    return [(scales[s] | (scales[s + 2] << 16)).as_lanes("i16") for s in firsts]

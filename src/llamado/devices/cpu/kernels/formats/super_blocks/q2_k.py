@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.format import Block256, Blocks256
-from llamado.devices.cpu.simd import I32, Code, I8x32, I16x16, Value
+from llamado.devices.cpu.simd import I32, Code, Value
 from llamado.gguf.types import TensorType
 
 _PAIRS, _D = 16, 80
@@ -23,13 +23,13 @@ class Q2_K(Blocks256):
     def unpack(self, c: Code, rows: Sequence[Value]) -> Block256:
         heads, both = bits.cells4(c, rows, 0), c.gather(I32, [row + _D for row in rows])
         mins = [(v >> 4) & 0x0F0F0F0F for v in heads]
-        pairs = [((v >> shift) & 0x00FF00FF).bits(I16x16) for v in mins for shift in (0, 8)]
+        pairs = [((v >> shift) & 0x00FF00FF).as_lanes("i16") for v in mins for shift in (0, 8)]
 
         def parts() -> Iterator[tuple[list[Value], Value]]:
             for half in range(2):
                 cells = bits.cells8(c, rows, _PAIRS + 32 * half)
                 for quarter in range(4):
-                    groups = [(cell.bits(I8x32) >> (2 * quarter)) & 3 for cell in cells]
+                    groups = [(cell.as_lanes("i8") >> (2 * quarter)) & 3 for cell in cells]
                     for k in range(2):
                         s = 8 * half + 2 * quarter + k
                         scale = (heads[s // 4] >> 8 * (s % 4)) & 15

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.format import Block256, Blocks256
-from llamado.devices.cpu.simd import I32, Code, I8x32, I16x16, Value
+from llamado.devices.cpu.simd import I32, Code, Value
 from llamado.gguf.types import TensorType
 
 _LOW, _SCALES, _D = 32, 96, 108
@@ -26,7 +26,7 @@ class Q3_K(Blocks256):
             ((low >> shift) & 0x0F0F0F0F) | (((u2 >> 2 * i) & 0x03030303) << 4)
             for i, (low, shift) in enumerate(((u0, 0), (u1, 0), (u0, 4), (u1, 4)))
         ]
-        pairs = [((v >> shift) & 0x00FF00FF).bits(I16x16) - 32 for v in scales for shift in (0, 8)]
+        pairs = [((v >> shift) & 0x00FF00FF).as_lanes("i16") - 32 for v in scales for shift in (0, 8)]
 
         def parts() -> Iterator[tuple[list[Value], Value]]:
             high = bits.cells8(c, rows, 0)
@@ -34,8 +34,8 @@ class Q3_K(Blocks256):
                 low = bits.cells8(c, rows, _LOW + 32 * half)
                 for quarter in range(4):
                     groups = [
-                        ((pair.bits(I8x32) >> (2 * quarter)) & 3)
-                        | bits.place_bit(bit.bits(I8x32), 4 * half + quarter, 2)
+                        ((pair.as_lanes("i8") >> (2 * quarter)) & 3)
+                        | bits.place_bit(bit.as_lanes("i8"), 4 * half + quarter, 2)
                         for pair, bit in zip(low, high, strict=True)
                     ]
                     for k in range(2):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.format import Block256, Blocks256
-from llamado.devices.cpu.simd import Code, I16x16, Value
+from llamado.devices.cpu.simd import Code, Value
 from llamado.gguf.types import TensorType
 
 
@@ -25,7 +25,7 @@ class Q4_K(Blocks256):
         u0, u1, u2 = head[1:]
         scales = [u0 & 0x3F3F3F3F, (u2 & 0x0F0F0F0F) | (((u0 >> 6) & 0x03030303) << 4)]
         mins = [u1 & 0x3F3F3F3F, ((u2 >> 4) & 0x0F0F0F0F) | (((u1 >> 6) & 0x03030303) << 4)]
-        pairs = [(v >> shift & 0x00FF00FF).bits(I16x16) for v in mins for shift in (0, 8)]
+        pairs = [(v >> shift & 0x00FF00FF).as_lanes("i16") for v in mins for shift in (0, 8)]
 
         def parts() -> Iterator[tuple[list[Value], Value]]:
             high = self.high_bits(c, rows)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.super_blocks.q4_k import Q4_K
-from llamado.devices.cpu.simd import Code, I8x32, Value
+from llamado.devices.cpu.simd import Code, Value
 from llamado.gguf.types import TensorType
 
 
@@ -21,5 +21,5 @@ class Q5_K(Q4_K):
         return bits.cells8(c, rows, 16)
 
     def widened(self, groups: list[Value], high: Sequence[Value], s: int) -> list[Value]:
-        fifths = [bits.place_bit(v.bits(I8x32), s, 4) for v in high]
+        fifths = [bits.place_bit(v.as_lanes("i8"), s, 4) for v in high]
         return [v | b for v, b in zip(groups, fifths, strict=True)]

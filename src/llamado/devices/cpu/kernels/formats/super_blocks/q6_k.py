@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
 from llamado.devices.cpu.kernels.formats.format import Block256, Blocks256
-from llamado.devices.cpu.simd import Code, I8x32, I16x16, Value
+from llamado.devices.cpu.simd import Code, Value
 from llamado.gguf.types import TensorType
 
 _HIGH, _SCALES, _D = 128, 192, 208
@@ -24,7 +24,7 @@ class Q6_K(Blocks256):
         scales = bits.cells4(c, rows, _SCALES)
         pairs: list[Value] = []
         for v in scales:
-            words = v.bits(I16x16)
+            words = v.as_lanes("i16")
             pairs += [(words << 8).sar(8), words.sar(8)]
 
         def parts() -> Iterator[tuple[list[Value], Value]]:
@@ -43,8 +43,8 @@ class Q6_K(Blocks256):
 
 def _six_bits(low: Value, high: Value, quarter: int) -> Value:
     """A group of a quarter of 128 weights: nibbles of `low`, and above them bits 2·quarter and the next of `high`."""
-    nibble = (low.bits(I8x32) >> (4 * (quarter // 2))) & 15
-    two = high.bits(I8x32)
+    nibble = (low.as_lanes("i8") >> (4 * (quarter // 2))) & 15
+    two = high.as_lanes("i8")
     if quarter < 2:
         two = two << (4 - 2 * quarter)
     elif quarter > 2:
