@@ -123,20 +123,10 @@ def test_the_same_bits_among_others(runner: ModelRunner) -> None:
 
 @pytest.mark.parametrize(("name", "wtype"), CASES)
 def test_the_same_bits_where_a_beginning_is_shared(runner: ModelRunner) -> None:
-    """Sequences that go on apart from what they begin with; between the two lies what is another's."""
+    """Sequences that go on apart from what they begin with; between the two lies what is no number."""
     memory, first = runner.memory, begin(runner)
     memory.mark(first, 100)
     right = read(runner, first, [N])
-    wall = memory.allocate(64)
-    assert wall is not None
-    memory.write(wall, 64, np.full(64 * memory.token_bytes, 0x33, np.uint8))
-    for sizes in ([50], [7, 1, 1, 41]):
-        forked = memory.fork(first, 100, N)
-        assert forked is not None
-        assert memory.n_shared == 100 // memory.block * memory.block
-        assert read(runner, forked, sizes).tobytes() == right[100:].tobytes(), sizes
-        memory.free(forked)
-    memory.free(wall)
     forks = [forked for forked in (memory.fork(first, 100, N), memory.fork(first, 100, N)) if forked is not None]
     for sizes in [(3, 9), (1, 1), (20, 1)]:
         spans = [
@@ -149,6 +139,17 @@ def test_the_same_bits_where_a_beginning_is_shared(runner: ModelRunner) -> None:
         assert found.tobytes() == right[places].tobytes()
         for span in spans:
             span.handle.used += span.n
+    for forked in forks:
+        memory.free(forked)
+    wall = memory.allocate(64)
+    assert wall is not None
+    memory.write(wall, 64, np.full(64 * memory.token_bytes, 0xFF, np.uint8))
+    for sizes in ([50], [7, 1, 1, 41]):
+        forked = memory.fork(first, 100, N)
+        assert forked is not None
+        assert memory.n_shared == 100 // memory.block * memory.block
+        assert read(runner, forked, sizes).tobytes() == right[100:].tobytes(), sizes
+        memory.free(forked)
 
 
 @pytest.mark.slow

@@ -87,8 +87,6 @@ class Cells:
 
 def least(run: Run) -> int:
     """Cells that the pool cannot take from a run."""
-    if run.children:
-        return run.capacity
     return -(-(max(run.used, run.need, run.first + 1) - run.first) // BLOCK) * BLOCK
 
 
@@ -208,6 +206,12 @@ def test_shared_cells_move_for_all() -> None:
     cells.content[large] = []
     cells.check()
     assert first.stretches()[0].row < row
+    for run in forked:
+        assert run is not None
+        cells.pool.free(run)
+        del cells.content[run]
+    cells.check()
+    assert len(cells.pool.runs) == 2, "what is shared no more is one run with the rest"
 
 
 def test_a_sequence_in_very_many_places_is_copied() -> None:

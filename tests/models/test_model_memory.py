@@ -184,11 +184,13 @@ def act(record: Recorded, kind: str, number: int, action: int, a: int, b: int) -
             kept, cells = memory.read_tail(handle, tail), memory.read(handle, 0, tail)
             assert kept.size == memory.tail_bytes(tail) and memory.sound_tail(kept, tail)
             assert memory.sound(cells, tail) and n <= tail
-            memory.rewind(handle, 0)
+            known = 0 if memory.has_tails else b % (n + 1)
+            memory.rewind(handle, known)
             if n and memory.grow(handle, n):
                 memory.write_tail(handle, tail, kept)
-                memory.write(handle, n // 2, cells)
-                memory.write(handle, n - n // 2, cells, skip=n // 2)
+                half = (n - known) // 2
+                memory.write(handle, half, cells, skip=known)
+                memory.write(handle, n - known - half, cells, skip=known + half)
                 said[handle] = said[handle][:n]
 
 
@@ -352,3 +354,32 @@ def test_what_was_put_aside_stays_while_it_is_gone_on_from() -> None:
         read(record, handle, 130 + 100 * (token == 8), token=token)
     assert memory.rewind(handle, 110)
     read(record, handle, 200)
+
+
+def test_a_fork_that_fails_leaves_nothing() -> None:
+    record = Recorded(KINDS["hybrid"])
+    memory = record.memory
+    first = memory.allocate(90)
+    assert first is not None
+    record.said[first] = []
+    record.evaluate([(first, [*range(40)])])
+    before, copy = memory.n_used, record.copy_rows
+
+    def fail(tensors: Sequence[Tensor], src: int, dst: int, n: int) -> None:
+        raise OSError("the device is gone")
+
+    record.copy_rows = fail  # type: ignore[method-assign]
+    for _ in range(5):
+        with pytest.raises(OSError, match="gone"):
+            memory.fork(first, 40, 60)
+    assert memory.n_used == before and memory.n_shared == 0
+    record.copy_rows = copy  # type: ignore[method-assign]
+    assert memory.fork(first, 40, 60) is not None
+
+
+def test_nothing_is_written_behind_the_room_there_is() -> None:
+    memory = Recorded(KINDS["all"]).memory
+    handle = memory.allocate(40)
+    assert handle is not None
+    with pytest.raises(ValueError, match="65 tokens"):
+        memory.write(handle, 65, np.zeros(65 * memory.token_bytes, np.uint8))

@@ -283,8 +283,6 @@ class KVPool:
 
     def _least(self, run: Run) -> int:
         """Cells that a run cannot do without."""
-        if run.children:
-            return run.capacity
         return self._whole(max(run.used, run.need, run.first + 1) - run.first)
 
     def _spare(self, but: Run | None) -> int:
