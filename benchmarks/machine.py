@@ -42,6 +42,7 @@ def measure() -> dict[str, Any]:
         "read_sizes": places,
         "read": {where: {n: machine.read_bandwidth(size, n) for n in threads} for where, size in places.items()},
         "integer": {32 * lanes: {n: machine.integer_products(n, lanes) for n in threads} for lanes in machine.widths},
+        "tiles": {n: machine.tile_products(n) for n in threads} if machine.tiles else None,
         "floats": {32 * lanes: {n: machine.float_products(n, lanes) for n in threads} for lanes in machine.widths},
     }
 
@@ -64,6 +65,8 @@ def rows(measured: dict[str, Any]) -> list[tuple[str, dict[str, float], str]]:
     for what, key in (("8-bit products in L1", "integer"), ("float32 multiply-adds of registers", "floats")):
         for bits, by_threads in measured[key].items():
             found.append((f"{what}, {bits} bits wide", by_threads, "GOP/s"))
+    if measured["tiles"]:
+        found.append(("8-bit products of tile registers (AMX)", measured["tiles"], "GOP/s"))
     return [(what, {n: 1e-9 * value for n, value in by.items()}, unit) for what, by, unit in found]
 
 

@@ -48,7 +48,7 @@ class KnownMachine(Machine):
     """A machine whose limits are known."""
 
     def __init__(self) -> None:
-        self.widths = (8,)
+        self.widths, self.tiles = (8,), False
         self.read: list[int] = []
 
     def read_bandwidth(self, n_bytes: int, threads: int) -> float:
@@ -184,6 +184,7 @@ def test_a_machine_is_measured() -> None:
     assert 1e8 < machine.read_bandwidth(1 << 20, 2) < 1e13
     for lanes in machine.widths:
         assert 1e8 < machine.float_products(1, lanes) < machine.integer_products(1, lanes) * 4 < 1e14
+    assert machine.tile_products(1) > 1e9 if machine.tiles else machine.tile_products(1) == 0.0
 
 
 def test_caches_are_those_of_the_system(tmp_path: Path) -> None:

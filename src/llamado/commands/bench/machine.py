@@ -18,6 +18,8 @@ import numpy as np
 
 from llamado.devices import limits
 from llamado.devices.cpu.jit import Jit, kernel
+from llamado.devices.cpu.kernels.activations import TILE
+from llamado.devices.cpu.kernels.tiles import Tiles
 from llamado.devices.cpu.simd import Code, Type, Work
 
 MEMORY_BYTES = 1 << 30
@@ -95,6 +97,21 @@ def multiply_floats(c: Code, a: SimpleNamespace, work: Work, *, lanes: int) -> N
         c.store(a.out + work.thread * (_CHAINS * f32.bytes) + f32.bytes * j, s.value)
 
 
+@kernel("numbers", "out", "rounds")
+def multiply_tiles(c: Code, a: SimpleNamespace, work: Work) -> None:
+    """Integer products of tile registers: 64 · 16 · 16 multiplications each, four sums in turn."""
+    tiles = Tiles(c, dict.fromkeys(range(8), (TILE, 64)))
+    for number in range(4):
+        tiles.clear(number)
+        tiles.load(4 + number, a.numbers)
+    with c.range(0, a.rounds):
+        for total in range(4):
+            tiles.multiply(total, 4 + total % 2, 6 + total // 2, signed=True)
+    for number in range(4):
+        tiles.store(a.out + work.thread * 1024, number)
+    tiles.release()
+
+
 class Machine:
     """Measures with `jit`'s code. Each figure is the best of some tries, all threads at once."""
 
@@ -102,6 +119,9 @@ class Machine:
         self._jit = jit or Jit()
         self.widths = (8, 16) if self._jit.lowering.panel_rows == 16 else (8,)
         """Lanes of four bytes of a register: 256 and 512 bits."""
+
+        self.tiles = self._jit.lowering.tiles
+        """Whether there are tile registers (AMX)."""
 
     @property
     def lowering(self) -> str:
@@ -141,6 +161,17 @@ class Machine:
         function = self._jit.function(multiply_integers, lanes=lanes, columns=n)
         seconds = _fastest(lambda i: function(fields.ctypes.data, i, threads, 0, 0), threads)
         return 2 * 4 * lanes * _GROUPS * n * _ROUNDS * threads / seconds
+
+    def tile_products(self, threads: int) -> float:
+        """Operations per second of 8-bit products of tile registers; 0 where there are none."""
+        if not self.tiles:
+            return 0.0
+        numbers, out = np.ones(TILE * 64, np.int8), np.zeros(TILE * TILE * threads, np.int32)
+        rounds = _ROUNDS // 4
+        fields = np.array([numbers.ctypes.data, out.ctypes.data, rounds], np.int64)
+        function = self._jit.function(multiply_tiles)
+        seconds = _fastest(lambda i: function(fields.ctypes.data, i, threads, 0, 0), threads)
+        return 2 * 4 * 64 * TILE * TILE * rounds * threads / seconds
 
     def float_products(self, threads: int, lanes: int) -> float:
         """Operations per second of float multiply-adds of registers."""

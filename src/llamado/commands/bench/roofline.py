@@ -170,7 +170,7 @@ def measured_pass(
     n_bytes = sum(work.n_bytes for work in kinds(profile.graph, mask_of)[1].values())
     peaks = Peaks(
         read=machine.read_bandwidth(n_bytes, threads),
-        integer=max(machine.integer_products(threads, lanes) for lanes in machine.widths),
+        integer=max(machine.tile_products(threads), *(machine.integer_products(threads, w) for w in machine.widths)),
         floats=max(machine.float_products(threads, lanes) for lanes in machine.widths),
     )
     return rows_of(profile.graph, profile.operations, mask_of, peaks), peaks
