@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from bits import normal
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
@@ -77,7 +78,7 @@ def encode(rng: np.random.Generator, type: T, rows: int, ne0: int, std: float) -
     if type == T.Q8_K:  # of activations: no file should have it
         return rng.integers(0, 256, (rows, type.row_bytes(ne0)), np.uint8)
     if type.name.endswith(("_0", "_1", "F16", "F32")) and type not in (T.TQ1_0, T.TQ2_0, *_OWN):
-        values = (rng.standard_normal((rows, ne0)) * std).astype(np.float32)
+        values = (normal(rng, (rows, ne0)) * std).astype(np.float32)
         return values if type == T.F32 else quantize(values, GGMLQuantizationType(int(type)))
     return random_blocks(rng, type, rows * ne0 // type.block_size, std).reshape(rows, -1)
 
@@ -99,7 +100,7 @@ def random_blocks(rng: np.random.Generator, type: T, n: int, std: float) -> NDAr
 
     ones = np.ones(n, np.float32)
     set_scales(ones)
-    unit = float(decode(data[:64], type).std())
+    unit = float(np.float16(decode(data[:64], type).std()))  # whatever order its sum was in
     set_scales(ones * (std / unit) * rng.uniform(0.5, 1.5, n).astype(np.float32))
     return data
 

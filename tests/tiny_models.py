@@ -11,6 +11,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from bits import normal
 from block_types import encode
 from gguf import GGMLQuantizationType as Type
 from kept_files import kept
@@ -179,7 +180,7 @@ class _Writer:
         self.gguf.add_tensor(f"{name}.weight", data, raw_dtype=type)
 
     def vector(self, name: str, n: int, mean: float = 1.0, std: float = 0.1) -> None:
-        self.gguf.add_tensor(name, (mean + std * self._rng.standard_normal(n)).astype(np.float32))
+        self.gguf.add_tensor(name, (mean + std * normal(self._rng, (n,))).astype(np.float32))
 
     def close(self) -> Path:
         self.gguf.write_header_to_file()

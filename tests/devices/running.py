@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bits import BITS
+from bits import BITS, normal
 from block_types import encode
 from reference import ReferenceDevice
 
@@ -38,7 +38,7 @@ def new(*ne: int, type: T = T.F32, name: str = "") -> Tensor:
 
 def values(*ne: int, seed: int = 0, scale: float = 1.0) -> Array:
     """Normally distributed numbers for a tensor of shape `ne`."""
-    return (np.random.default_rng(seed).standard_normal(ne[::-1]) * scale).astype(np.float32)
+    return (normal(np.random.default_rng(seed), ne[::-1]) * scale).astype(np.float32)
 
 
 def weight_bytes(type: T, ne0: int, rows: int, seed: int = 0) -> Array:

@@ -154,14 +154,22 @@ class Jit:
         lowering: Lowering | None = None,
         folder: Path | None = None,
         host: tuple[str, dict[str, bool]] | None = None,
+        triple: str | None = None,
     ) -> None:
-        """`host`: name and features of the CPU to compile for, as LLVM spells them (default: this machine's)."""
+        """`host`: name and features of the CPU to compile for, as LLVM spells them (default: this machine's).
+
+        `triple`: LLVM's name of a machine of another kind, for which code can be read (`assembly`) and not run.
+        """
         import llvmlite
         import llvmlite.binding as llvm
 
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        self._llvm = llvm
+        if triple is None:
+            llvm.initialize_native_target()
+            llvm.initialize_native_asmprinter()
+        else:
+            llvm.initialize_all_targets()
+            llvm.initialize_all_asmprinters()
+        self._llvm, self._triple = llvm, triple or llvm.get_process_triple()
         cpu, features = host or processor()
         self.cpu: str = cpu
         try:
@@ -175,8 +183,10 @@ class Jit:
         self.quota: KernelQuota | None = None
         """Is asked before a kernel is made, or loaded from disk."""
         identity = [llvmlite.__version__, self.cpu, self._features, self.lowering.name]
-        self.numerics = f"{self.lowering.numerics} {llvmlite.__version__} {_source_hash().hex()[:32]}"
-        """What the bits of results depend on: the lowering, what compiles it, and the kernels' sources."""
+        self.numerics = f"{llvmlite.__version__} {_source_hash().hex()[:32]}"
+        """What the bits of results depend on: what compiles the kernels, and their sources. Processors and lowerings
+        give the same ones.
+        """
         self._identity = hashlib.sha256(_source_hash() + "\0".join(identity).encode())
         self._loaded: dict[tuple[str, tuple[tuple[str, Any], ...]], Loaded] = {}
         self._segments: OrderedDict[int, CodeSegment] = OrderedDict()  # the one used last at the end
@@ -192,7 +202,7 @@ class Jit:
             self._first = str(f16_runtime.module())
 
     def _new_machine(self) -> Any:
-        target = self._llvm.Target.from_triple(self._llvm.get_process_triple())
+        target = self._llvm.Target.from_triple(self._triple)
         return target.create_target_machine(
             cpu=self.cpu, features=self._features, opt=3, reloc="pic", codemodel="small"
         )

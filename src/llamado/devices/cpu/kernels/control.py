@@ -62,9 +62,9 @@ def _run(c: Code, state: Value, thread: Value, threads: Value) -> None:
 
 
 def _stamp(c: Code, times: Value, at: Value) -> None:
-    """Writes the cycle counter down where times are wanted (TIMES is not 0)."""
+    """Writes the counter of cycles, or on ARM of time, down where times are wanted (TIMES is not 0)."""
     with c.when(times.differs(0)):
-        c.store(at, c.intrinsic("llvm.readcyclecounter", I64, []))
+        c.store(at, c.clock())
 
 
 def _barrier(c: Code, state: Value, thread: Value, threads: Value, number: Value) -> None:

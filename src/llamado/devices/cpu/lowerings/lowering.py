@@ -37,11 +37,6 @@ class Lowering:
     # multiply does not allow, stay signed there.
     full_u8: bool = True
 
-    @property
-    def numerics(self) -> str:
-        """What lowerings have in common that compute the same bits from whatever there is."""
-        return self.name
-
     def dot(
         self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> None:

@@ -93,11 +93,6 @@ class Vnni(Avx2):
                 operand = c.load(I32, address).splat(w.type.lanes // 4).bits(w.type)
                 sums[j] = c.intrinsic(name, sums[j].type, [sums[j], w, operand])
 
-    @property
-    def numerics(self) -> str:
-        """Tiles give the same integers."""
-        return VNNI.name
-
     dot_scaled = Lowering.dot_scaled
     scale = Lowering.scale
 
