@@ -163,6 +163,10 @@ def flash_attention(
                     for cells in (keys_,) if shared else (keys_, values_):
                         ahead = first + _AHEAD
                         _fetch(c, cells, ahead, c.min(ahead + BLOCK, stop.value))
+                    if masked:  # rows of a mask are far apart, too
+                        with c.range(0, count // heads) as t:
+                            mask = c.load(I64, table + t * heads * Query.BYTES + Query.MASK)
+                            c.prefetch(mask + (first + _AHEAD) * 2, near=False)
                     list_, n = c.var(everyone), c.var(count)
                     with c.when((all_.value >> number & 1).equals(0)):
                         n.value = _choose(c, table, count, number, some)
