@@ -112,11 +112,11 @@ class Products:
             "y": out.place(node), "y1": node.nb[1], "y2": node.nb[2], "y3": node.nb[3],
         }  # fmt: skip
         kernel = floats.matmul_float
-        parameters: dict[str, Any] = {"weights": w.type.name}
+        parameters: dict[str, Any] = {"weights": w.type.name, "columns": max(1, min(x.ne[1], floats.COLUMNS))}
         size = floats.tile(out.lowering.panel_rows)
         if x.ne[1] >= _MANY and w.ne[0] and w.ne[0] % 8 == 0 and w.ne[1] >= size.rows:
             kernel = floats.matmul_float_many
-            parameters |= size._asdict()
+            parameters = {"weights": w.type.name, **size._asdict()}
             width = max(4, floats.STRETCH // (4 * w.ne[0]) // size.columns) * size.columns
             fields |= {"width": width, **out.share_scratch(floats.many_scratch(w.ne[0], width, size))}
         reads = [out.span(w), out.span(x)]

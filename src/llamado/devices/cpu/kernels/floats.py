@@ -19,6 +19,9 @@ from llamado.gguf.types import TensorType
 
 ROWS, COLUMNS = 4, 2
 
+_AHEAD = 16
+"""Rows between those that are multiplied and those that are asked for: short ones defeat the hardware's prefetching."""
+
 
 @kernel(
     "w",
@@ -41,9 +44,9 @@ ROWS, COLUMNS = 4, 2
     "r2",
     "r3",
 )
-def matmul_float(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> None:
+def matmul_float(c: Code, a: SimpleNamespace, work: Work, *, weights: str, columns: int) -> None:
     """y[i3, i2, column, row] = w[i3/r3, i2/r2, row] · x[i3, i2, column]; a unit of work is four rows and all
-    columns.
+    columns, `columns` (1 or 2) at a time.
     """
     form = FORMATS[TensorType[weights]]
     quads = (a.n_rows + (ROWS - 1)) // ROWS
@@ -54,21 +57,26 @@ def matmul_float(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> No
         x, y = a.x + i2 * a.x2 + i3 * a.x3, a.y + i2 * a.y2 + i3 * a.y3
         row_numbers = [c.min(quad * ROWS + r, a.n_rows - 1) for r in range(ROWS)]
         rows = [w + number * a.w1 for number in row_numbers]
-        with c.range(0, a.n_columns, COLUMNS) as column:
-            numbers = [c.min(column + j, a.n_columns - 1) for j in range(COLUMNS)]
-            columns = [x + number * a.x1 for number in numbers]
-            for r, totals in enumerate(dot_rows(c, form, rows, columns, a.n)):
+        ahead = rows[0] + a.w1 * _AHEAD
+        with c.range(0, a.n_columns, columns) as column:
+            numbers = [c.min(column + j, a.n_columns - 1) for j in range(columns)]
+            xs = [x + number * a.x1 for number in numbers]
+            for r, totals in enumerate(dot_rows(c, form, rows, xs, a.n, ahead)):
                 for j, total in enumerate(totals):
                     c.store(y + numbers[j] * a.y1 + row_numbers[r] * 4, total)
 
 
-def dot_rows(c: Code, form: Format, rows: Sequence[Value], columns: Sequence[Value], n: Value) -> list[list[Value]]:
-    """The products of each row of `n` weights with each column of f32."""
+def dot_rows(
+    c: Code, form: Format, rows: Sequence[Value], columns: Sequence[Value], n: Value, ahead: Value | None = None
+) -> list[list[Value]]:
+    """The products of each row of `n` weights with each column of f32; as much from `ahead` on is asked for."""
     n8 = n // 8 * 8
     sums = [[c.var(c.const(F32x8, 0.0)) for _ in columns] for _ in rows]
     tails = [[c.var(c.f32(0.0)) for _ in columns] for _ in rows]
     for lanes, totals, start, stop in ((8, sums, c.i64(0), n8), (1, tails, n8, n)):
         with c.range(start, stop, lanes) as k:
+            if ahead is not None and (lanes, form.block_bytes) == (8, 2):  # a line; f32 comes as fast without
+                c.prefetch(ahead + k * (2 * len(rows)), near=False)
             xs = [c.load(F32._replace(lanes=lanes), at + k * 4) for at in columns]
             for r, row in enumerate(rows):
                 weight = form.load(c, row, k, lanes)
