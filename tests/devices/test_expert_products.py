@@ -62,7 +62,9 @@ def test_an_expert_gives_what_it_gives_alone(teams: list[CpuDevice], type: T) ->
     n = 2304 if type.block_size == 256 else 1152  # more than one stretch of the product of many columns
     raw = weight_bytes(type, n, 27 * N_EXPERTS)
     for device, (n_tokens, n_used, each) in zip(
-        [*teams, *teams], ((1, 2, False), (1, 2, True), (3, 2, True), (7, 3, False), (60, 3, True), (60, 3, False)),
+        [*teams, *teams],
+        ((1, 2, False), (1, 2, True), (3, 2, True), (7, 3, False),
+         (18, 2, True), (24, 3, False), (60, 3, True), (60, 3, False)),
         strict=True,
     ):  # fmt: skip
         x = values(n, n_used if each else 1, n_tokens, seed=n_tokens)
