@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,18 +51,18 @@ def beyond_caches(found: dict[int, int]) -> int:
     return max(MEMORY_BYTES, 2 * max(found.values(), default=0))
 
 
-@kernel("memory", "n_bytes", "out")
+@kernel("memory", "n_bytes", "out", "rounds")
 def read_through(c: Code, a: SimpleNamespace, work: Work, *, lanes: int) -> None:
-    """Loads every vector of `n_bytes` (a multiple of 8 vectors) of memory of the thread's own once."""
+    """Loads every vector of `n_bytes` (a multiple of 8 vectors) of memory of the thread's own, again and again."""
     vector = Type("i32", lanes)
     sums = [c.var(c.const(vector, 0)) for _ in range(_STREAMS)]
     start = a.memory + work.thread * a.n_bytes
-    with c.range(0, a.n_bytes, _STREAMS * vector.bytes) as at:
+    with c.range(0, a.rounds), c.range(0, a.n_bytes, _STREAMS * vector.bytes) as at:
         for i, total in enumerate(sums):
-            total.value = total.value | c.load(vector, start + at + i * vector.bytes)
+            total.value = total.value + c.load(vector, start + at + i * vector.bytes)
     whole = sums[0].value
     for total in sums[1:]:
-        whole = whole | total.value
+        whole = whole + total.value
     c.store(a.out + work.thread * vector.bytes, whole)
 
 
@@ -134,18 +135,14 @@ class Machine:
         """
         part = max(n_bytes // threads // 4096, 1) * 4096
         memory = np.ones(part * threads // 4, np.float32)
-        again = max(1, (64 << 20) // (part * threads))  # what is small is read often, or starting would be measured
+        again = max(1, (1 << 29) // (part * threads))  # what is small is read often, or starting would be measured
         parts = memory.reshape(threads, -1)
         best = _fastest(lambda i: [parts[i].max() for _ in range(again)], threads)
         out = np.zeros(16 * threads, np.int32)
-        fields = np.array([memory.ctypes.data, part, out.ctypes.data], np.int64)
+        fields = np.array([memory.ctypes.data, part, out.ctypes.data, again], np.int64)
         for lanes in self.widths:
             function = self._jit.function(read_through, lanes=lanes)
-            seconds = _fastest(
-                lambda i, f=function: [f(fields.ctypes.data, i, threads, 0, 0) for _ in range(again)],  # type: ignore[misc]
-                threads,
-            )
-            best = min(best, seconds)
+            best = min(best, _fastest(partial(_call, function, fields.ctypes.data, threads), threads))
         return again * part * threads / best
 
     def integer_products(self, threads: int, lanes: int) -> float:
@@ -159,7 +156,7 @@ class Machine:
         out = np.zeros(lanes * n * threads, np.int32)
         fields = np.array([weights.ctypes.data, columns.ctypes.data, out.ctypes.data, _ROUNDS], np.int64)
         function = self._jit.function(multiply_integers, lanes=lanes, columns=n)
-        seconds = _fastest(lambda i: function(fields.ctypes.data, i, threads, 0, 0), threads)
+        seconds = _fastest(partial(_call, function, fields.ctypes.data, threads), threads)
         return 2 * 4 * lanes * _GROUPS * n * _ROUNDS * threads / seconds
 
     def tile_products(self, threads: int) -> float:
@@ -170,7 +167,7 @@ class Machine:
         rounds = _ROUNDS // 4
         fields = np.array([numbers.ctypes.data, out.ctypes.data, rounds], np.int64)
         function = self._jit.function(multiply_tiles)
-        seconds = _fastest(lambda i: function(fields.ctypes.data, i, threads, 0, 0), threads)
+        seconds = _fastest(partial(_call, function, fields.ctypes.data, threads), threads)
         return 2 * 4 * 64 * TILE * TILE * rounds * threads / seconds
 
     def float_products(self, threads: int, lanes: int) -> float:
@@ -179,8 +176,13 @@ class Machine:
         rounds = 4 * _ROUNDS
         fields = np.array([numbers.ctypes.data, out.ctypes.data, rounds], np.int64)
         function = self._jit.function(multiply_floats, lanes=lanes)
-        seconds = _fastest(lambda i: function(fields.ctypes.data, i, threads, 0, 0), threads)
+        seconds = _fastest(partial(_call, function, fields.ctypes.data, threads), threads)
         return 2 * lanes * _CHAINS * rounds * threads / seconds
+
+
+def _call(function: Callable[..., None], fields: int, threads: int, thread: int) -> None:
+    """Run a kernel's part of one thread."""
+    function(fields, thread, threads, 0, 0)
 
 
 def _fastest(work: Callable[[int], object], threads: int) -> float:
