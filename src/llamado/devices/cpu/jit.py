@@ -166,6 +166,7 @@ class Jit:
         if triple is None:
             llvm.initialize_native_target()
             llvm.initialize_native_asmprinter()
+            llvm.initialize_native_asmparser()  # ARM's clock is read by an instruction that has no other name
         else:
             llvm.initialize_all_targets()
             llvm.initialize_all_asmprinters()
