@@ -45,7 +45,7 @@ def inner_loops(assembly: str) -> list[list[str]]:
 def block_instructions(lowering: Lowering, type: TensorType, columns: int) -> int:
     """Instructions for eight rows of one block times `columns` columns."""
     jit = Jit(lowering, host=("generic", dict.fromkeys(("neon", *lowering.needs), True)), triple=TRIPLE)
-    assembly = jit.assembly(matmul.matmul_few, weights=type.name, columns=columns, near=False)
+    assembly = jit.assembly(matmul.matmul_few, weights=type.name, columns=columns, near=False, panel_rows=8)
     return max(map(len, inner_loops(assembly)))
 
 
