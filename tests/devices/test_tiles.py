@@ -15,6 +15,7 @@ from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels.activations import TILE
+from llamado.devices.cpu.kernels.tiles.experts import MANY
 from llamado.devices.cpu.lowerings import LOWERINGS, permission
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -54,11 +55,11 @@ def bits(device: CpuDevice, type: T, raw: Array, n: int, x: Array) -> bytes:
     return product(type, raw, n, x).run(device)["y"].tobytes()
 
 
-def uses_tiles(device: CpuDevice, case: Case) -> bool:
-    """Whether a product is compiled to tiles."""
+def uses(device: CpuDevice, case: Case, kernel: str) -> bool:
+    """Whether a graph is compiled to a kernel."""
     case.bind(device)
     operations = Compiler(case.graph, device.jit.lowering, 2).compile()
-    return "matmul_tiles" in [operation.kernel.name for operation in operations]
+    return kernel in [operation.kernel.name for operation in operations]
 
 
 def shapes(type: T) -> tuple[tuple[int, int, int], ...]:
@@ -89,7 +90,7 @@ def _compare(tiled: list[CpuDevice], plain: CpuDevice, type: T) -> None:
     for number, (n, rows, columns) in enumerate(shapes(type)):
         raw, x = weight_bytes(type, n, rows, seed=number), values(n, columns, seed=1)
         device = tiled[number]
-        assert uses_tiles(device, product(type, raw, n, x))
+        assert uses(device, product(type, raw, n, x), "matmul_tiles")
         assert bits(device, type, raw, n, x) == bits(plain, type, raw, n, x), (n, rows, columns)
 
 
@@ -148,11 +149,54 @@ def test_products_that_share_columns_may_differ_in_their_kernels(tiled: list[Cpu
     assert run(tiled[1]) == run(plain)
 
 
+def experts(type: T, n: int, rows: int, each: bool) -> Case:
+    """120 tokens that choose two of five experts: the first is the favourite, the last one's are few. `each`: a column
+    for each choice, as behind a gate; else one for all of a token.
+    """
+    rng = np.random.default_rng(7)
+    picked = [rng.choice(5, 2, replace=False, p=(0.47, 0.21, 0.2, 0.1, 0.02)) for _ in range(120)]
+    w, ids = new(n, rows, 5, type=type), new(2, 120, type=T.I32)
+    b = new(n, 2 if each else 1, 120)
+    data = {w: weight_bytes(type, n, 5 * rows), b: values(*b.ne, seed=1), ids: np.array(picked, np.int32)}
+    other = g.mul_mat_id(w, g.scale(b, 0.5), ids)
+    return Case({"y": g.mul_mat_id(w, b, ids), "again": g.mul_mat_id(w, b, ids), "other": other}, data)
+
+
+@pytest.mark.parametrize("type", [T.Q4_K, T.Q6_K, T.TQ2_0], ids=lambda t: t.name)
+def test_experts_that_many_columns_fall_on(tiled: list[CpuDevice], plain: CpuDevice, type: T) -> None:
+    for number, (n, rows, each) in enumerate(((256, 16, False), (1024, 83, True), (768, 100, False))):
+        device = tiled[number + 1]
+        assert uses(device, experts(type, n, rows, each), "experts_tiles")
+        found, right = (experts(type, n, rows, each).run(d) for d in (device, plain))
+        assert all(found[name].tobytes() == right[name].tobytes() for name in right), (n, rows, each)
+
+
+def test_columns_of_experts_are_put_into_tiles_once_for_all_products(tiled: list[CpuDevice]) -> None:
+    case = experts(T.Q3_K, 256, 32, False)
+    case.bind(tiled[1])
+    names = [op.kernel.name for op in Compiler(case.graph, tiled[1].jit.lowering, 2).compile()]
+    assert names.count("gather_tiles") == 2 and names.count("experts_tiles") == 3
+
+
+@pytest.mark.parametrize("columns", [MANY - 1, MANY, 77])
+def test_a_matrix_for_each_head_in_tiles(tiled: list[CpuDevice], plain: CpuDevice, columns: int) -> None:
+    n, rows, heads = 256, 40, 3
+    data, x = weight_bytes(T.Q5_K, n, rows * heads), values(n, columns, heads)
+
+    def run(device: CpuDevice) -> bytes:
+        w, b = new(n, rows, heads, type=T.Q5_K), new(n, columns, heads)
+        case = Case({"y": g.mul_mat(w, b)}, {w: data, b: x})
+        assert uses(device, case, "experts_tiles") == (device is not plain)
+        return case.run(device)["y"].tobytes()
+
+    assert run(tiled[2]) == run(plain)
+
+
 def test_few_columns_or_rows_take_no_tiles(tiled: list[CpuDevice], plain: CpuDevice) -> None:
     for rows, columns in ((TILE, FILL_TILES - 1), (TILE - 1, FILL_TILES), (TILE, FILL_TILES)):
         case = product(T.Q8_0, weight_bytes(T.Q8_0, 32, rows), 32, values(32, columns))
-        assert uses_tiles(tiled[0], case) == (rows == TILE and columns == FILL_TILES)
-        assert not uses_tiles(plain, case)
+        assert uses(tiled[0], case, "matmul_tiles") == (rows == TILE and columns == FILL_TILES)
+        assert not uses(plain, case, "matmul_tiles")
 
 
 def test_a_device_with_tiles_tells_the_numerics_of_one_without(tiled: list[CpuDevice], plain: CpuDevice) -> None:

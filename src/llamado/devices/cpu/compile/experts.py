@@ -11,8 +11,11 @@ from llamado.devices.cpu.compile.copies import made, straight
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
 from llamado.devices.cpu.kernels import experts, matmul
+from llamado.devices.cpu.kernels.activations import TILE
 from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
-from llamado.devices.cpu.kernels.formats.format import Plain
+from llamado.devices.cpu.kernels.formats.format import Blocks256, Plain
+from llamado.devices.cpu.kernels.tiles import experts as expert_tiles
+from llamado.devices.cpu.kernels.tiles.matmul import PANELS
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
@@ -51,6 +54,7 @@ def multiply_each(out: Emitter, node: Tensor, w: Tensor, x: Tensor) -> None:
     each = x.nrows // w.ne[2]
     acts = columns.activations(out, x, columns.layout_of(node, out.lowering))
     fields, parameters = _columns(out, node, w, acts)
+    reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
     if each == 1:
         parameters |= {"near": parameters["panel_rows"] * w.nb[1] <= matmul.NEAR}
         ids = out.constant(np.arange(w.ne[2], dtype=np.int32))
@@ -59,7 +63,7 @@ def multiply_each(out: Emitter, node: Tensor, w: Tensor, x: Tensor) -> None:
     else:
         fields |= {"x_token": 0, "n_experts": w.ne[2], "routes": out.constant(experts.routes(w.ne[2], each))}
         kernel = experts.experts_many
-    reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
+        parameters |= _tiled(out, node, w, fields, reads)
     out.emit(kernel, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
 
 
@@ -79,7 +83,41 @@ def _blocks(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> No
         fields |= _routed(out, ids, w.ne[2], reads)
         fields |= {"x_token": x_token}
         kernel = experts.experts_many
+        parameters |= _tiled(out, node, w, fields, reads)
     out.emit(kernel, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
+
+
+def _tiled(out: Emitter, node: Tensor, w: Tensor, fields: Fields, reads: list[ByteSpan]) -> dict[str, int]:
+    """Multiplies in tiles those experts that many columns fall on, if there can be such; what `experts_many` is told.
+
+    `fields` and `reads` are those of `experts_many`, weights first.
+    """
+    big = isinstance(in_blocks(w.type), Blocks256)
+    if not out.lowering.tiles or not big or w.ne[1] < TILE or node.nrows < expert_tiles.MANY * w.ne[2] // 2:
+        return {}
+    tiles = _gathered(out, node, w, fields, reads[1:])
+    panels = w.ne[1] // TILE // (4 * out.n_threads)
+    own: Fields = {"x": Place(tiles, 0), "share": 1, "panels": max(1, min(PANELS, panels))}
+    own |= {name: fields[name] for name in expert_tiles.experts_tiles.fields if name not in own}
+    own_reads = [*reads, ByteSpan(Place(tiles, 0), tiles.size)]
+    label = f"{w.type.name} {w.name}"
+    out.emit(expert_tiles.experts_tiles, {"weights": w.type.name}, own, own_reads, [out.span(node)], label)
+    return {"most": expert_tiles.MANY - 1}
+
+
+def _gathered(out: Emitter, node: Tensor, w: Tensor, fields: Fields, reads: list[ByteSpan]) -> Temporary:
+    """Columns of experts that many fall on, in tiles: made once for all products of these columns and choices."""
+    form = in_blocks(w.type)
+    asked = {name: fields[name] for name in ("x", "x_slot", "x_token", "n_experts", "routes")}
+    key = ("gathered", *asked.items(), w.ne[0], form.columns)
+    if key not in out.made:
+        size = w.ne[0] // form.block * form.column_bytes
+        tiles = Temporary(expert_tiles.gathered_bytes(w.ne[2], node.nrows, size))
+        gather = asked | {"n_parts": w.ne[0] // form.columns, "tiles": Place(tiles, 0)}
+        writes = [ByteSpan(Place(tiles, 0), tiles.size)]
+        out.emit(expert_tiles.gather_tiles, {"block": form.columns}, gather, reads, writes, "columns of experts")
+        out.made[key] = tiles
+    return out.made[key]
 
 
 def _floats(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> None:

@@ -8,10 +8,11 @@ from llamado.devices.cpu.compile import columns, copies, experts
 from llamado.devices.cpu.compile.copies import made, straight
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
-from llamado.devices.cpu.kernels import floats, matmul, tiles
+from llamado.devices.cpu.kernels import floats, matmul
 from llamado.devices.cpu.kernels.activations import TILE
 from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
 from llamado.devices.cpu.kernels.formats.format import Plain
+from llamado.devices.cpu.kernels.tiles.matmul import PANELS, matmul_tiles
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
@@ -96,11 +97,11 @@ class Products:
             "w": out.place(w), "row_bytes": w.nb[1], "n_blocks": w.ne[0] // form.block, "n_rows": w.ne[1],
             "x": Place(acts, 0), "n_columns": x.nrows,
             "y": out.place(node), "y_stride": node.nb[1],
-            "share": 1, "panels": max(1, min(tiles.PANELS, panels)),
+            "share": 1, "panels": max(1, min(PANELS, panels)),
         }  # fmt: skip
         reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
         parameters = {"weights": w.type.name}
-        out.emit(tiles.matmul_tiles, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
+        out.emit(matmul_tiles, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
 
     def _floats(self, node: Tensor, w: Tensor, x: Tensor) -> None:
         out = self._out

@@ -8,7 +8,7 @@ blocks of 32 (44 bytes a column):   8 cells × n × 4 int8 | n × f32 d | n × f
 blocks of 256 (308 bytes a column): 64 cells × n × 4 int8 | n × f32 d | 4 × n × pairs of i16 sums of 32
                                     | 8 × n × pairs of i16 sums of 16
 
-Columns in tiles, for `tiles.py`: groups of TILE, and of the int8 so many (RUN) of each column lie together that they
+Columns in tiles, for `tiles/`: groups of TILE, and of the int8 so many (RUN) of each column lie together that they
 are a row of a tile.
 
 with q = round(x · 127 / max|x|) and d = max|x| / 127: the values of ggml's Q8_0, Q8_1 and Q8_K (ggml-quants.c), the

@@ -38,7 +38,7 @@ from llamado.gguf.types import TensorType
 HEAD, _CHOSEN, _SLOT = 64, 16, 8
 
 CHOICES = ("ids", "id0", "id1", "n_used", "n_experts")
-_MATRICES = ("w", "row_bytes", "expert_bytes", "n_rows", "x", "y", "y_stride", "share")
+MATRICES = ("w", "row_bytes", "expert_bytes", "n_rows", "x", "y", "y_stride", "share")
 
 
 def routes_bytes(n_experts: int, n_slots: int) -> int:
@@ -93,7 +93,7 @@ def group_by_expert(c: Code, a: SimpleNamespace, work: Work) -> None:
             c.store(to + 4, token.to(I32))
 
 
-@kernel(*_MATRICES, "x_slot", "n_blocks", *CHOICES)
+@kernel(*MATRICES, "x_slot", "n_blocks", *CHOICES)
 def experts_one(c: Code, a: SimpleNamespace, work: Work, *, weights: str, near: bool, panel_rows: int) -> None:
     """y for one token: the rows of its experts one after the other, as `matmul_few`."""
     form = in_blocks(TensorType[weights])
@@ -112,9 +112,10 @@ def _panel(c: Code, a: SimpleNamespace, expert: Value, first: Value, n: int) -> 
 
 
 class ChosenExpert(NamedTuple):
-    """The columns of a chosen expert."""
+    """The columns of a chosen expert: `n` from slot `first` of the table on, which is at `order`."""
 
     expert: Value
+    first: Value
     n: Value
     order: Value
 
@@ -122,14 +123,23 @@ class ChosenExpert(NamedTuple):
 def chosen_at(c: Code, a: SimpleNamespace, number: Value) -> ChosenExpert:
     at = a.routes + HEAD + number * _CHOSEN
     expert, first, count = (c.load(I32, at + 4 * i).to(I64) for i in range(3))
-    return ChosenExpert(expert, count, a.routes + HEAD + a.n_experts * _CHOSEN + first * _SLOT)
+    return ChosenExpert(expert, first, count, a.routes + HEAD + a.n_experts * _CHOSEN + first * _SLOT)
 
 
-@kernel(*_MATRICES, "x_slot", "x_token", "n_blocks", "n_experts", "routes")
-def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_rows: int) -> None:
+def slot_and_token(c: Code, found: ChosenExpert, column: Value) -> tuple[Value, Value]:
+    """Which choice one of an expert's columns is, and of which token."""
+    at = found.order + column * _SLOT
+    return c.load(I32, at).to(I64), c.load(I32, at + 4).to(I64)
+
+
+@kernel(*MATRICES, "x_slot", "x_token", "n_blocks", "n_experts", "routes")
+def experts_many(
+    c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_rows: int, most: int | None = None
+) -> None:
     """y for any number of tokens; `panel_rows`, 8 or 16: rows that a thread takes at a time.
 
-    For few columns of an expert as `matmul_few`, for more as `matmul_many`.
+    For few columns of an expert as `matmul_few`, for more as `matmul_many`. `most`: experts of more columns are
+    left out, for `tiles/experts.py`.
     """
     form = in_blocks(TensorType[weights])
     per_column, wide = form.column_bytes, c.lowering.columns
@@ -141,8 +151,7 @@ def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel
         """Where n columns lie, and where their products go."""
         xs, targets = [], []
         for j in range(n):
-            at = found.order + c.min(column + j, found.n - 1) * _SLOT
-            slot, token = c.load(I32, at).to(I64), c.load(I32, at + 4).to(I64)
+            slot, token = slot_and_token(c, found, c.min(column + j, found.n - 1))
             xs.append(a.x + slot * a.x_slot + token * a.x_token)
             targets.append(c.select(column + j < found.n, a.y + slot * a.y_stride + first * 4, nowhere))
         return Apart(xs), targets
@@ -182,15 +191,16 @@ def experts_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel
         start = number * panel_rows
         stop = c.select((number + 1).equals(panels), a.n_rows, start + panel_rows)
         below = 0
-        for most in sorted({1, min(wide, 4), wide}):
-            with c.when((found.n > below) & (found.n <= most)), c.range(start, stop, panel_rows) as first:
-                few(found, c.min(first, a.n_rows - panel_rows), most)
-            below = most
-        with c.when(found.n > wide), c.range(start, stop, panel_rows) as first:
+        for upto in sorted({1, min(wide, 4), wide}):
+            with c.when((found.n > below) & (found.n <= upto)), c.range(start, stop, panel_rows) as first:
+                few(found, c.min(first, a.n_rows - panel_rows), upto)
+            below = upto
+        many = found.n > wide if most is None else (found.n > wide) & (found.n <= most)
+        with c.when(many), c.range(start, stop, panel_rows) as first:
             panel(found, c.min(first, a.n_rows - panel_rows))
 
 
-@kernel(*_MATRICES, "n", "x1", "x_used", "n_experts", "routes")
+@kernel(*MATRICES, "n", "x1", "x_used", "n_experts", "routes")
 def experts_float(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> None:
     """y for experts of plain floats, as `matmul_float`: x has rows of f32, `x_used` of them for each token."""
     form = FORMATS[TensorType[weights]]

@@ -30,7 +30,7 @@ class Lowering:
     # Rows that products of several columns unpack together: the lanes of their vectors.
     panel_rows: int = 8
 
-    # Whether products of many columns have tile registers (`kernels/tiles.py`).
+    # Whether products of many columns have tile registers (`kernels/tiles/`).
     tiles: bool = False
 
     # A weight of zero point z is held as u = w + z, unsigned; weights that need all of u8, which AVX2's saturating

@@ -286,50 +286,94 @@ class Steps256(Steps):
         finish256(c, form, block, totals, _Scales(x, first, n), sums, 0)
 
 
-@kernel("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_stride", "share", "panels")
-def matmul_tiles(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> None:
-    """y for any number of columns, which lie in tiles; `panels` (up to PANELS) of rows are unpacked together."""
-    form = in_blocks(TensorType[weights])
-    stretch, parts = _STRETCH[form.columns] // form.block, form.block // form.columns
-    step = Steps32(c, form) if isinstance(form, Blocks32) else Steps256(c, form)
-    panel_bytes = stretch * parts * step.size
-    scratch, nowhere = c.scratch(PANELS * panel_bytes), c.scratch(_ROW)
-    groups, group_bytes = (a.n_columns + (TILE - 1)) // TILE, a.n_blocks * (form.column_bytes * TILE)
+class Product:
+    """Panels of a matrix times groups of columns in tiles, of one kernel."""
 
-    def multiply(first: Value, panels: Value, start: Value) -> None:
-        """Panels of sixteen rows over a stretch times all columns; sums wait in y from one stretch to the next."""
-        blocks = c.min(a.n_blocks - start, stretch)
-        with c.range(0, panels) as panel:
-            rows = RowPanel(c, a.w + (first + panel * TILE) * a.row_bytes, a.row_bytes, TILE)
-            with c.range(0, blocks) as i:
-                here = rows.at((start + i) * form.block_bytes)
-                step.unpack(here, scratch + panel * panel_bytes + i * (parts * step.size))
+    def __init__(self, c: Code, type_: TensorType) -> None:
+        self._c, self._form = c, in_blocks(type_)
+        form = self._form
+        self._stretch, self._parts = _STRETCH[form.columns] // form.block, form.block // form.columns
+        self._step = Steps32(c, form) if isinstance(form, Blocks32) else Steps256(c, form)
+        self._panel_bytes = self._stretch * self._parts * self._step.size
+        self._scratch, self.nowhere = c.scratch(PANELS * self._panel_bytes), c.scratch(_ROW)
+        self.column_bytes = form.column_bytes
 
-        def targets(group: Value, panel: Value) -> list[Value]:
-            numbers, at = [group * TILE + j for j in range(TILE)], a.y + (first + panel * TILE) * 4
-            return [c.select(j < a.n_columns, at + j * a.y_stride, nowhere) for j in numbers]
+    def run(
+        self,
+        a: SimpleNamespace,
+        unit: Value,
+        x: Value,
+        n_columns: Value,
+        target: Callable[[Value, Value], Value],
+    ) -> None:
+        """The panels of a unit times all columns at x.
 
-        def begin(group: Value, panel: Value) -> list[Var]:
-            sums = [c.var(c.const(_F32, 0.0)) for _ in range(TILE)]
-            with c.when(start > 0):
-                for total, target in zip(sums, targets(group, panel), strict=True):
-                    total.value = c.load(_F32, target)
-            return sums
-
-        def end(group: Value, panel: Value, sums: Sequence[Var]) -> None:
-            for total, target in zip(sums, targets(group, panel), strict=True):
-                c.store(target, total.value)
-
-        x = a.x + start * (form.column_bytes * TILE)
-        step.run(scratch, x, blocks * parts, panels, panel_bytes, groups, group_bytes, begin, end)
-
-    n_panels = a.n_rows // TILE
-    with c.shares(work, (n_panels + a.panels - 1) // a.panels, a.share) as unit:
+        `a`: w, row_bytes, n_blocks, n_rows, and `panels`, so many of sixteen rows (up to PANELS) make a unit.
+        `target(row, column)` is where a sum goes; sums of rows are together.
+        """
+        c, n_panels = self._c, a.n_rows // TILE
         number = unit * a.panels
         panels = c.min(n_panels - number, a.panels)
         # a last panel of fewer rows shares some with the one before it: it begins when that one's sums are whole
         more = ((number + panels).equals(n_panels) & (a.n_rows > n_panels * TILE)).zext(a.n_rows.type)
-        with c.range(0, more + 1) as turn, c.range(0, a.n_blocks, stretch) as start:
+        with c.range(0, more + 1) as turn, c.range(0, a.n_blocks, self._stretch) as start:
             first = c.select(turn > 0, a.n_rows - TILE, number * TILE)
-            multiply(first, c.select(turn > 0, c.i64(1), panels), start)
-    step.tiles.release()
+            self._multiply(a, first, c.select(turn > 0, c.i64(1), panels), start, x, n_columns, target)
+
+    def _multiply(
+        self,
+        a: SimpleNamespace,
+        first: Value,
+        panels: Value,
+        start: Value,
+        x: Value,
+        n_columns: Value,
+        target: Callable[[Value, Value], Value],
+    ) -> None:
+        """A stretch of K; sums wait at their targets from one stretch to the next."""
+        c, step = self._c, self._step
+        blocks = c.min(a.n_blocks - start, self._stretch)
+        with c.range(0, panels) as panel:
+            rows = RowPanel(c, a.w + (first + panel * TILE) * a.row_bytes, a.row_bytes, TILE)
+            with c.range(0, blocks) as i:
+                at = self._scratch + panel * self._panel_bytes + i * (self._parts * step.size)
+                step.unpack(rows.at((start + i) * self._form.block_bytes), at)
+
+        def targets(group: Value, panel: Value) -> list[Value]:
+            columns, row = [group * TILE + j for j in range(TILE)], first + panel * TILE
+            return [c.select(j < n_columns, target(row, c.min(j, n_columns - 1)), self.nowhere) for j in columns]
+
+        def begin(group: Value, panel: Value) -> list[Var]:
+            sums = [c.var(c.const(_F32, 0.0)) for _ in range(TILE)]
+            with c.when(start > 0):
+                for total, at in zip(sums, targets(group, panel), strict=True):
+                    total.value = c.load(_F32, at)
+            return sums
+
+        def end(group: Value, panel: Value, sums: Sequence[Var]) -> None:
+            for total, at in zip(sums, targets(group, panel), strict=True):
+                c.store(at, total.value)
+
+        groups, group_bytes = (n_columns + (TILE - 1)) // TILE, a.n_blocks * (self.column_bytes * TILE)
+        at_x = x + start * (self.column_bytes * TILE)
+        step.run(self._scratch, at_x, blocks * self._parts, panels, self._panel_bytes, groups, group_bytes, begin, end)
+
+    def close(self) -> None:
+        """Puts the tile registers away."""
+        self._step.tiles.release()
+
+
+def units(a: SimpleNamespace) -> Value:
+    """Into how many units the rows of a matrix are divided."""
+    n_panels: Value = a.n_rows // TILE
+    panels: Value = a.panels
+    return (n_panels + panels - 1) // panels
+
+
+@kernel("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_stride", "share", "panels")
+def matmul_tiles(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> None:
+    """y for any number of columns, which lie in tiles."""
+    product = Product(c, TensorType[weights])
+    with c.shares(work, units(a), a.share) as unit:
+        product.run(a, unit, a.x, a.n_columns, lambda row, column: a.y + column * a.y_stride + row * 4)
+    product.close()
