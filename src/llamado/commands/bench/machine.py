@@ -20,7 +20,7 @@ import numpy as np
 from llamado.devices import limits
 from llamado.devices.cpu.jit import Jit, kernel
 from llamado.devices.cpu.kernels.activations import TILE
-from llamado.devices.cpu.kernels.tiles import Tiles
+from llamado.devices.cpu.kernels.tiles.matmul import Tiles
 from llamado.devices.cpu.simd import Code, Type, Work
 
 MEMORY_BYTES = 1 << 30
