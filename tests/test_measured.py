@@ -207,3 +207,27 @@ def test_a_budget_leaves_out_what_takes_longer(
     with pytest.raises(SystemExit, match="failed: startup"):
         measured.main()
     assert ran == [("startup", False)] and "speed: left out, it takes about 4 minutes" in capsys.readouterr().err
+
+
+def test_a_script_is_run_and_what_it_gives_is_kept(
+    measured: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "prints.py").write_text("import sys\nprint('| a |\\n|---|\\n| 1 |', *sys.argv[1:])\n")
+    (tmp_path / "keeps.py").write_text(
+        "import sys\nassert sys.argv[1:3] == ['--fast', '--json']\nopen(sys.argv[3], 'w').write('{\"rows\": [3]}')\n"
+    )
+    (tmp_path / "fails.py").write_text("raise SystemExit('no')\n")
+    monkeypatch.setattr(measured, "circumstances", lambda: {"commit": "abc"})
+    monkeypatch.setattr(measured, "HERE", tmp_path)
+    parts = sys.modules["parts"]
+    shown = measured.run(parts.Part("a", ("prints.py", "x"), 1), quick=True)
+    assert shown["result"] == {"tables": "| a |\n|---|\n| 1 | x"} and shown["command"] == "prints.py x"
+    assert parts.printed(shown["result"]) == "| a |\n|---|\n| 1 | x"
+    kept = measured.run(parts.Part("b", ("keeps.py",), 1, ("--fast",), parts.speed_table), quick=True)
+    assert (kept["result"], kept["command"], kept["part"], kept["commit"]) == (
+        {"rows": [3]},
+        "keeps.py --fast",
+        "b",
+        "abc",
+    )
+    assert measured.run(parts.Part("c", ("fails.py",), 1), quick=False) is None
