@@ -19,6 +19,7 @@ from llamado.engine.errors import ComputeFailed, ContextExceeded, EngineClosed, 
 from llamado.engine.forward.contract import ForwardError
 from llamado.engine.request import Done, Failed, Request, Result, Token
 from llamado.engine.sampling.params import Sampling
+from llamado.engine.scheduler.stop_text import AnswerText
 
 from .fake import Client, FakeForward, FakeTokenizer, ask, eventually, send
 
@@ -636,6 +637,27 @@ def test_snapshot_and_counters(make: Make, monkeypatch: pytest.MonkeyPatch) -> N
     ask(engine, req([1] * 100, 1))
     settle(engine)
     assert engine.snapshot().counters.prompt_tokens_cached_total == 99
+
+
+def test_an_answer_that_is_over_is_seen_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while others go on, of which only now and then is seen how long they are."""
+    monkeypatch.setattr("llamado.engine.engine._SHOW_AGAIN", 1e9)
+    engine, _ = make(n_slots=2, max_batch=64)
+    seen: list[int] = []
+    long = Client(lambda e: seen.append(engine.snapshot().requests_processing))
+    short = Client()
+    long.id = engine.submit(req([1] * 10, 200), long)
+    short.id = engine.submit(req([2] * 10, 3), short)
+    assert long.result.n_predicted == 200 and short.result.n_predicted == 3
+    assert seen[-1] == 1 and 2 in seen
+
+
+@pytest.mark.parametrize("stop", [(), ("never",)])
+def test_a_character_that_is_broken_off_is_replaced(stop: tuple[str, ...]) -> None:
+    """By what follows it, be that plain or the rest of another; and one in two tokens is whole."""
+    text = AnswerText(stop)
+    pieces = [b"a", "ß".encode()[:1], b"b", "猫".encode()[:2], "猫".encode()[2:], b"c", "猫".encode()[:1]]
+    assert "".join([*map(text.push, pieces), text.finish()]) == "a\ufffdb猫c\ufffd"
 
 
 def test_a_closed_engine_leaves_the_forward_pass_to_the_next() -> None:

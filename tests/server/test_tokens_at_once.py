@@ -105,13 +105,20 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_who_does_not_read_gets_nothing_at_once(written: list[bool]) -> None:
-    """What the connection has no room for waits where all that is unread is counted."""
-    engine = FakeEngine("x" * 60_000)
-    with serving(engine) as wire, wire.connect() as sock:
-        body = b'{"prompt": "a", "stream": true, "n_probs": 0}'
-        sock.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-        wait_for(lambda: bool(wire.gate.unread))
+def test_a_full_connection_gets_nothing_at_once(written: list[bool]) -> None:
+    """What it has no room for waits where all that is unread is counted, and comes when it has."""
+    with serving(FakeEngine(WORDS, delay=0.005)) as wire:
+        found: list[str] = []
+        asking = threading.Thread(target=lambda: found.append(stream(wire.url, "/completion")))
+        asking.start()
+        wait_for(lambda: sum(written) > 5)
+        [connection] = wire.server.server_state.connections
+        flow, loop = connection.flow, connection.loop  # type: ignore[union-attr]
+        loop.call_soon_threadsafe(flow.pause_writing)
+        wait_for(lambda: flow.write_paused)
         sent = sum(written)
-        wait_for(lambda: not engine.busy)
-        assert sum(written) <= sent + 1
+        time.sleep(0.1)
+        assert sum(written) <= sent + 1 and not found
+        loop.call_soon_threadsafe(flow.resume_writing)
+        asking.join(60)
+        assert found == [stream(wire.url, "/completion")]

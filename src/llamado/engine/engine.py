@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 
 # Where nothing can be done until a slot is saved or restored, the engine looks again after this long.
 _LOOK_AGAIN = 0.05
-# Where answers only get longer, those who look see how long they are by now at least so often.
-_SHOW_AGAIN = 0.02
+# Where answers only get longer, those who look see how long they were at most so many seconds before.
+_SHOW_AGAIN = 0.1
 _SNAPSHOTS = SnapshotOptions()
 _MOST_ON_TRUST = 16
 """Batches on their way while windows of drafted tokens are sent behind them."""
@@ -293,7 +293,7 @@ class Engine:
         self._queue.cancel(task_id)
 
     def snapshot(self) -> EngineSnapshot:
-        """The state after the last step, but answers may be longer by what came in some hundredths of a second; never
+        """The state after the last step, but answers may be longer by what came in the last tenth of a second; never
         blocks.
         """
         return self._snapshot
@@ -519,7 +519,7 @@ class Engine:
                     elapsed = round(1e3 * (now - task.t_start))
                     task.tell(Progress(task.n_prompt, task.n_cached, handle.used, elapsed))
         n_yielded = 0
-        valid = [self._is_valid(share) for share in flight.shares]
+        valid = [self._is_valid(share) for share in flight.shares] if flight.features is not None else []
         ready = [share for share in flight.shares if share.row is not None and not share.stale]
         ready = [share for share in ready if not share.task.cancelled]
         tops = self._answering.largest([share.task for share in ready], [rows[share.row or 0] for share in ready])
@@ -537,7 +537,8 @@ class Engine:
             n, overlaps = self._planner.n_generating, self._planner.overlaps
             self._drafts.note(n, flight.n_tokens, now - flight.began, n_yielded, now, overlaps=overlaps)
         # What was drafted behind a wrong token is of no use to anybody.
-        self._flights = deque(flight for flight in self._flights if not flight.stale)
+        if self._flights:
+            self._flights = deque(flight for flight in self._flights if not flight.stale)
 
     @staticmethod
     def _is_valid(share: BatchShare) -> bool:

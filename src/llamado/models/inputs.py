@@ -247,15 +247,24 @@ class Mask(Input):
     def renew(self, batch: Batch, memory: Bytes, held: object) -> object:
         """See Input. Of a row that shows what it showed before and one more nothing else is written."""
         n_kv, n_tokens = self.ne
-        mask, seen = memory.view(np.uint16).reshape(n_tokens, n_kv), self._seen(batch)
+        cells, seen = memory.view(np.uint16), self._seen(batch)
         seen += [[] for _ in range(n_tokens - len(seen))]
         before = held.rows if isinstance(held, _Shown) and held.n_kv == n_kv else []
-        for row, new, old in zip(mask, seen, before, strict=False):
-            if new != old:
-                self._change(row, old, new)
+        at = 0
+        for new, old in zip(seen, before, strict=False):
+            if len(new) == len(old) == 1 and new[0][0] == old[0][0] and not self._distances:
+                (_, end, _), (_, stop, _) = old[0], new[0]
+                if stop == end + 1:  # a sequence is a token longer
+                    cells[at + end] = 0
+                elif stop != end:
+                    cells[at + min(end, stop) : at + max(end, stop)] = 0 if stop > end else _HIDDEN
+            elif new != old:
+                self._change(cells[at : at + n_kv], old, new)
+            at += n_kv
         for i in range(len(before), n_tokens):
-            mask[i] = _HIDDEN
-            self._show(mask[i], seen[i])
+            row = cells[i * n_kv : (i + 1) * n_kv]
+            row[:] = _HIDDEN
+            self._show(row, seen[i])
         return _Shown(n_kv, [*seen, *before[n_tokens:]])
 
     def _seen(self, batch: Batch) -> list[list[_Interval]]:

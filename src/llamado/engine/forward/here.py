@@ -30,10 +30,10 @@ class _GraphMemory(NamedTuple):
 class BatchesHere:
     """Runs batches one after the other; inputs that are much as they were are not filled anew (see Input.renew).
 
-    `output`, `width`: see Pipeline.
+    `output`, `width`: see Pipeline. `times`: takes notes where there are other devices, too.
     """
 
-    def __init__(self, output: str, width: int, times: Times) -> None:
+    def __init__(self, output: str, width: int, times: Times | None) -> None:
         self._output, self._width, self._times = output, width, times
         self._places: WeakKeyDictionary[GraphPart, _GraphMemory] = WeakKeyDictionary()
         self._held: dict[str, object] = {}
@@ -67,8 +67,9 @@ class BatchesHere:
             rows = places.rows[: 4 * self._width * n_rows].view(np.float32).reshape(n_rows, self._width)
         if features is not None and places.features is not None:
             features[:] = places.features[: features.nbytes].view(np.float32).reshape(features.shape)
-        self._times.part(part.device, began, began, n_bytes + rows.nbytes)
-        self._times.batch(began, n_rows)
+        if self._times is not None:
+            self._times.part(part.device, began, began, n_bytes + rows.nbytes)
+            self._times.batch(began, n_rows)
         future: Future[NDArray[np.float32]] = Future()
         future.set_result(rows)
         return future

@@ -199,7 +199,7 @@ class Pipeline:
         self._output = output
         self._width = width
         self.ring = Ring(devices)
-        self._here = BatchesHere(output, width, self.times)
+        self._here = BatchesHere(output, width, self.times if len(devices) > 1 else None)
         self._flying: set[Future[NDArray[np.float32]]] = set()
         self._order = threading.Lock()
         # By device: batches in the order in which they leave it.

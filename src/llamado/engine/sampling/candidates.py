@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,6 +118,7 @@ class Candidates:
         self._row: F32 | None = None
         self._masked: F32 | None = None
         self._patches: list[tuple[Ids, F32]] = []
+        self._banned: list[tuple[int, np.float32]] = []
 
     # -- the row -----------------------------------------------------------------------------------------------------
 
@@ -129,6 +130,7 @@ class Candidates:
         self.hidden = 0
         self.mask = mask
         self._patches.clear()
+        self._banned.clear()
 
     def restore(self) -> None:
         """Give the row its logits back."""
@@ -136,6 +138,10 @@ class Candidates:
             ids, saved = self._patches.pop()
             assert self._row is not None
             self._row[ids] = saved
+        while self._banned:
+            token, own = self._banned.pop()
+            assert self._row is not None
+            self._row[token] = own
         self._row = None
 
     @property
@@ -152,6 +158,16 @@ class Candidates:
         return mask is None or (token >> 5 < mask.size and bool(int(mask[token >> 5]) >> (token & 31) & 1))
 
     # -- changing logits ---------------------------------------------------------------------------------------------
+
+    def ban(self, tokens: Iterable[int]) -> None:
+        """Give some tokens of a whole row the logit -inf. Raises ComputeFailed where one has none below +inf."""
+        logits = self.logits
+        for token in tokens:
+            own = logits[token]
+            if not own < math.inf:
+                raise no_numbers()
+            self._banned.append((token, own))
+            logits[token] = -math.inf
 
     def change(self, tokens: Ids, new: Callable[[F64, Any], F64]) -> None:
         """Set the logits of some tokens, each named once, as far as they are candidates.

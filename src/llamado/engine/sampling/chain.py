@@ -101,6 +101,8 @@ class Sampler:
         bias = {token: value for token, value in s.logit_bias.items() if 0 <= token < n_vocab}
         if s.ignore_eos:
             bias |= {token: -math.inf for token in eog if 0 <= token < n_vocab}
+        self._banned = [token for token, value in bias.items() if value == -math.inf]
+        bias = {token: value for token, value in bias.items() if value > -math.inf}
         self._bias_ids = np.array(list(bias), np.int64)
         self._bias = np.array(list(bias.values()), np.float64)
 
@@ -215,6 +217,7 @@ class Sampler:
             return None
         candidates = self._candidates
         candidates.begin(row, mask)
+        candidates.ban(self._banned)
         if self._bias_ids.size or self._first:
             with np.errstate(over="ignore", invalid="ignore"):
                 if self._bias_ids.size:

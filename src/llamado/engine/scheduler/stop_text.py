@@ -21,6 +21,8 @@ class AnswerText:
         """Indentation seen in the current line; None where it does not matter any more."""
         # Bytes that can be no UTF-8 become U+FFFD at once, an incomplete character waits.
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._whole = True
+        """Whether no character is incomplete."""
         self._held = ""
         self._parts: list[str] = []
         self.length = 0
@@ -39,7 +41,11 @@ class AnswerText:
 
     def push(self, piece: bytes) -> str:
         """Take the next token's bytes; returns the text that is certain now. Sets `stopping_word` at a stop string."""
-        text = self._decoder.decode(piece)
+        if self._whole and piece.isascii():
+            text = piece.decode("ascii")
+        else:
+            text = self._decoder.decode(piece)
+            self._whole = not self._decoder.getstate()[0]
         if not text and not self._held:
             return ""
         self.length += len(text)
@@ -54,6 +60,7 @@ class AnswerText:
         if found >= 0:
             self._held = ""
             self._decoder.reset()
+            self._whole = True
             return self._release(held[:found])
         n_open = max(_open_match(held, word) for word in self._stop)
         self._held = held[len(held) - n_open :]

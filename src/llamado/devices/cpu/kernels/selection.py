@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
-from llamado.devices.cpu.simd import F32, I32, I64, Code, F32x8, Value, Work
+from llamado.devices.cpu.simd import F32, I32, I64, Code, Type, Value, Work
 
 BLOCK = 64
 """Elements of which the greatest is found first: most blocks hold none that counts, and are not looked at again."""
+
+_WIDE = Type("f32", 16)
 
 
 def _before(c: Code, x: Value, one: Value, other: Value) -> Value:
@@ -65,23 +67,25 @@ def top_of_rows(c: Code, a: SimpleNamespace, work: Work) -> None:
         x, k = c.load(I64, a.rows + row * 8), c.load(I64, a.ks + row * 8)
         heap, values = a.places + row * a.stride * 4, a.values + row * a.stride * 4
         # Anything that is not below infinity makes a lane 0 for good.
-        sound, least = c.var(c.const(F32x8, 1.0)), c.const(F32x8, -infinite)
+        sound, least, none = c.var(c.const(_WIDE, 1.0)), c.const(_WIDE, -infinite), c.const(_WIDE, 0.0)
         with c.range(0, whole) as block:
             at, high = x + block * (4 * BLOCK), least
-            for lanes in range(BLOCK // 8):
-                v = c.load(F32x8, at + 32 * lanes)
-                sound.value = c.select(v < c.const(F32x8, infinite), sound.value, c.const(F32x8, 0.0))
+            for lanes in range(BLOCK // 16):
+                v = c.load(_WIDE, at + 64 * lanes)
+                sound.value = c.select(v < c.const(_WIDE, infinite), sound.value, none)
                 high = c.max(v, high)
-            c.store(a.greatest + block * 4, c.max_lanes(high))
+            halves = [c.shuffle(high, None, range(i, i + 8)) for i in (0, 8)]
+            c.store(a.greatest + block * 4, c.max_lanes(c.max(*halves)))
         with c.when(whole < n_blocks):
             last = c.var(c.f32(-infinite))
             with c.range(whole * BLOCK, a.n) as i:
                 v = c.load(F32, x + i * 4)
                 with c.when((v < infinite).equals(0)):
-                    sound.value = c.const(F32x8, 0.0)
+                    sound.value = none
                 last.value = c.max(v, last.value)
             c.store(a.greatest + whole * 4, last.value)
-        counted = c.sum_lanes(sound.value)
+        low, high = (c.shuffle(sound.value, None, range(i, i + 8)) for i in (0, 8))
+        counted = c.sum_lanes(c.min(low, high))
         c.store(a.numbers + row * 8, (counted > 7.5).zext(I64))
         # k blocks have an element that is not below the bound, so the first k elements are not below it either.
         bound = c.var(c.f32(-infinite))
