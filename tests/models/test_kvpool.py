@@ -148,7 +148,7 @@ def test_a_long_history(seed: int) -> None:
 
 
 def test_sixty_four_that_begin_alike_hold_that_once() -> None:
-    cells = Cells(40)
+    cells = Cells(80)
     first = cells.pool.allocate(2000, 2100)
     assert first is not None
     cells.content[first] = []

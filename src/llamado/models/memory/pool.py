@@ -146,7 +146,7 @@ class KVPool:
     def _add(self, behind: Run | None, first: int, need: int, want: int) -> Run | None:
         """A run for tokens from position `first` on, which lies behind another one."""
         cells = self._whole(max(need - first, 1))
-        want = max(self._whole(want - first), cells)
+        want = max(self._wanted(want - first), cells)
         gap = self._fit(cells, want, behind)
         if gap is None:
             if self._spare(None) < cells:
@@ -163,6 +163,10 @@ class KVPool:
     def _whole(self, n: int) -> int:
         """The least number of cells in whole blocks that is at least n."""
         return -(-n // self.block) * self.block
+
+    def _wanted(self, n: int) -> int:
+        """Cells for n tokens and some to spare: a sequence that goes on should seldom have to move."""
+        return self._whole(align(n))
 
     def _cut(self, run: Run, n: int) -> Run:
         """The run that ends with the sequence's token `n`: the first part of this one, where that goes further."""
@@ -236,7 +240,7 @@ class KVPool:
         with the run as it was, where the pool cannot hold it.
         """
         cells = self._whole(need - run.first)
-        if run.limit >= need or self._extend(run, cells, max(self._whole(want - run.first), cells)):
+        if run.limit >= need or self._extend(run, cells, max(self._wanted(want - run.first), cells)):
             run.need = need
             return True
         return False
