@@ -64,7 +64,8 @@ class Case:
         """Fresh bytes of every leaf; those nobody gave numbers for are zero."""
         device = ReferenceDevice()
         found: dict[Tensor, Array] = {}
-        leafs = {t.root()[0] for t in (*self.graph.leafs, *(s for n in self.graph.nodes for s in n.src if s))}
+        all_ = (*self.graph.leafs, *(s for n in self.graph.nodes for s in n.src if s))
+        leafs = dict.fromkeys(t.root()[0] for t in all_)  # in the graph's order
         for leaf in leafs:
             if leaf.src:
                 continue
