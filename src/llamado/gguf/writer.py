@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from mmap import ACCESS_READ
 from mmap import mmap as MemoryMap
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from llamado.gguf.cursor import Cursor
 from llamado.gguf.errors import GgufError
 from llamado.gguf.header import DEFAULT_ALIGNMENT, MAGIC, MAX_KEY, key_spans
 from llamado.gguf.metadata import Metadata, StringArray, Value, ValueType
+from llamado.gguf.pages import STEP, write_in_steps
 from llamado.gguf.types import TensorType
 from llamado.gguf.values import DTYPES, SCALARS
 
@@ -139,7 +140,7 @@ class NewFile:
     def __enter__(self) -> NewFile:
         try:
             self._stream = tempfile.NamedTemporaryFile(
-                dir=self.path.parent, prefix=f".{self.path.name}.", suffix=".part", delete=False
+                buffering=STEP, dir=self.path.parent, prefix=f".{self.path.name}.", suffix=".part", delete=False
             )
         except OSError as error:
             raise GgufError(f"cannot be written: {error.strerror}", path=self.path) from error
@@ -149,7 +150,7 @@ class NewFile:
         """Appends bytes; gives how many."""
         view = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else data.reshape(-1).view(np.uint8)
         try:
-            self._stream.write(view.data)
+            write_in_steps(cast(BinaryIO, self._stream), view.data)
         except OSError as error:
             raise GgufError(f"cannot be written: {error.strerror}", path=self.path) from error
         return view.nbytes

@@ -24,7 +24,7 @@ class TopRows:
         loaded = jit.load(top_of_rows)
         self._code = loaded.segment
         # It takes microseconds, and who waits for Python's lock meanwhile might keep it for longer.
-        self._call = ctypes.PYFUNCTYPE(None, *[ctypes.c_int64] * 4)(loaded.address)
+        self._call = ctypes.PYFUNCTYPE(None, *[ctypes.c_int64] * 5)(loaded.address)
         self._fields = np.zeros(len(top_of_rows.fields), np.int64)
         self._size = (0, 0, 0)
         self._arrays: dict[str, NDArray[Any]] = {}
@@ -50,7 +50,7 @@ class TopRows:
             addresses[i] = row.__array_interface__["data"][0]
         arrays["ks"][:n_rows] = ks
         self._fields[_N_ROWS] = n_rows
-        self._call(self._address, 0, 1, 0)
+        self._call(self._address, 0, 1, 0, 0)
         places, values = arrays["places"][:n_rows, :most].copy(), arrays["values"][:n_rows, :most].copy()
         sound = arrays["numbers"][:n_rows].tolist()
         return [(places[i, :k], values[i, :k]) if sound[i] else None for i, k in enumerate(ks)]

@@ -15,6 +15,7 @@ from typing import IO
 import httpx
 
 from llamado.gguf.errors import SourceError
+from llamado.gguf.pages import STEP, write_in_steps
 from llamado.gguf.report import Progress, Warn
 
 if sys.platform != "win32":
@@ -115,10 +116,10 @@ def _fetch_rest(client: httpx.Client, url: httpx.URL | str, part: Path, progress
         # Of a compressed body (the server was asked not to) the length says nothing about the file.
         plain = response.headers.get("content-encoding", "identity") == "identity"
         total_bytes = have + int(length) if plain and length and length.isdigit() else 0
-        with open(part, "ab" if resumed else "wb") as stream:
-            # As they come in, not gathered: what has come is kept when the connection breaks.
+        with open(part, "ab" if resumed else "wb", buffering=STEP) as stream:
+            # As they come in: what has come is kept when the connection breaks.
             for chunk in response.iter_bytes():
-                stream.write(chunk)
+                write_in_steps(stream, memoryview(chunk))
                 have += len(chunk)
                 if progress is not None:
                     progress(have, total_bytes)

