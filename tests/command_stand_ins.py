@@ -205,6 +205,7 @@ class Commands:
 
         class Engine:
             def __init__(self, forward: Any, tokenizer: Any, **options: Any) -> None:
+                del options["top_rows"]
                 note("engine", **options)
                 self.n_ctx, self.lora = options["n_ctx"], options["lora"]
 
