@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from types import SimpleNamespace
@@ -11,8 +12,9 @@ import pytest
 from running import Case, jit_for, new, values, weight_bytes
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.jit import kernel
+from llamado.devices.cpu.jit import Jit, kernel
 from llamado.devices.cpu.simd import GROUP, Code, Work
+from llamado.devices.cpu.team import _NONE_LEFT
 from llamado.devices.device import DeviceError
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -139,6 +141,32 @@ def test_small_batches_take_the_threads_for_decoding() -> None:
         one = Case({"y": g.silu(x)}, {x: values(8, n)})
         one.bind(device)
         assert device.prepare(one.graph).n_threads == threads
+    device.close()
+
+
+@pytest.mark.parametrize("filled", [0, 0x3F, 0xFF])
+def test_operations_of_a_program_that_is_left_touch_nothing(filled: int) -> None:
+    """Whatever those before them, which did nothing either, have left in memory: numbers of tiles, of experts."""
+    device = CpuDevice(2, jit=Jit())
+    n_kv, n = 96, 40
+    q, k, v = new(64, n, 6), new(64, n_kv, 2, type=T.F16), new(64, n_kv, 2, type=T.F16)
+    mask, experts, ids = new(n_kv, n, type=T.F16), new(64, 32, 4, type=T.Q8_0), new(2, n, type=T.I32)
+    x = new(64, 1, n)
+    outputs = {
+        "attention": g.flash_attn_ext(q, k, v, mask, scale=0.125),
+        "experts": g.mul_mat_id(experts, x, ids),
+        "order": g.argsort(new(50, n)),
+    }
+    case = Case(outputs, {q: values(64, n, 6)})
+    case.bind(device)
+    program = device.prepare(case.graph).program
+    program.counters.fill(_NONE_LEFT)
+    device._arena.memory[:] = filled
+    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
+    for i, (kernel_, fields, _) in enumerate(program.table.tolist()):
+        for thread in range(2):
+            kind(kernel_)(fields, thread, 2, program.counters.ctypes.data + 8 * i, program.counters.strides[0])
+    assert (device._arena.memory == filled).all()
     device.close()
 
 

@@ -175,13 +175,13 @@ def test_going_back(start: Open, right: Array, kind: Kind) -> None:
 
 
 @pytest.mark.slow
-def test_a_beginning_is_copied(start: Open, right: Array) -> None:
+def test_a_beginning_is_shared(start: Open, right: Array) -> None:
     runner = start()
-    memory, src, dst = runner.memory, allocated(runner), allocated(runner)
+    memory, src = runner.memory, allocated(runner)
     memory.mark(src, 199)
     feed(runner, src, text())
-    feed(runner, dst, text()[:50])
-    assert memory.copy(src, dst, 199)
+    dst = memory.fork(src, 199, 256)
+    assert dst is not None
     assert same(feed(runner, dst, text()[199:240]), right[199:240])
 
 

@@ -89,7 +89,8 @@ def flash_attention(
     scores = v_block + 4 * BLOCK * head_v
     own = scores + 4 * BLOCK * (most + _FOUR)
     scoring = Scoring(a.scale.to(I32).bits(F32), a.softcap.to(I32).bits(F32) if capped else None, masked, biased)
-    n_tiles, n_heads = c.load(I64, a.tiles + Tile.COUNT), c.load(I64, a.tiles + Tile.HEADS)
+    n_tiles = c.load(I64, a.tiles + Tile.COUNT)
+    n_heads = c.max(c.load(I64, a.tiles + Tile.HEADS), c.i64(1))  # of a program that is left there may be none
     pieces = (a.group + n_heads - 1) // n_heads
     table = c.scratch(Query.BYTES * (most + 1))
     everyone, some, fades = c.scratch(8 * (most + _FOUR)), c.scratch(8 * (most + _FOUR)), c.scratch(4 * (most + _FOUR))
