@@ -14,7 +14,6 @@ from tiny_models import make_llama
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
-from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.lowerings import LOWERINGS, can_run
 from llamado.devices.cpu.lowerings.host import processor
 from llamado.engine.forward.runner import ModelRunner
@@ -30,11 +29,6 @@ TOKENS = np.random.default_rng(5).integers(3, 300, (3, N)).astype(np.int32)
 
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 USUAL = (T.Q4_0, T.Q4_1, T.Q5_0, T.Q8_0, T.Q4_K, T.Q5_K, T.Q6_K)
-LEFT_OUT = (T.F32, T.I32, T.Q2_0)
-"""Not among the types of `EVERY`: attention and norms compute with the first anyway, the second is none of weights, and
-the last is not known to all versions of `gguf`, which writes the model.
-"""
-EVERY = tuple(type for type in FORMATS if type not in LEFT_OUT)
 
 
 def make(path: Path, types: tuple[T, ...]) -> Path:
@@ -89,12 +83,6 @@ def test_the_same_bits_on_every_lowering(lowering: str, tmp_path: Path) -> None:
     if not can_run(LOWERINGS[lowering], processor()[1]):
         pytest.skip(f"this processor has no {' '.join(LOWERINGS[lowering].needs)}")
     check(make(tmp_path / "m.gguf", USUAL), Jit(LOWERINGS[lowering]))
-
-
-@pytest.mark.slow
-def test_the_same_bits_with_every_type_of_weights(tmp_path: Path) -> None:
-    """On this processor's own lowering; products of each type are compared over all of them in tests/devices."""
-    check(make(tmp_path / "m.gguf", EVERY), Jit())
 
 
 def check(path: Path, jit: Jit) -> None:
