@@ -40,7 +40,7 @@ def test_windows_over_links(tmp_path: Path) -> None:
     with LoadedModel.load(path, EngineOptions(n_ctx=512, n_threads=1)) as llama:
         right = told(answers(llama))
     with ExitStack() as stack:
-        ports = [stack.enter_context(tapped(15.0)).port for _ in range(2)]
+        ports = [stack.enter_context(tapped(5.0)).port for _ in range(2)]
         split = SplitOptions(rpc=tuple(f"127.0.0.1:{port}" for port in ports), tensor_split=(1.0, 1.0), n_gpu_layers=2)
         passes = {}
         for kinds in ((), ("draft-mtp",)):
@@ -54,7 +54,7 @@ def test_windows_over_links(tmp_path: Path) -> None:
                 passes[kinds] = llama.engine.snapshot().counters.n_decode_total
         drafted = [(r.timings.draft_n or 0, r.timings.draft_n_accepted or 0) for r in results]
         assert sum(n for n, _ in drafted) > 30 and all(n == accepted for n, accepted in drafted)
-        assert passes["draft-mtp",] < 0.85 * passes[()]  # less than half where the machine has nothing else to do
+        assert passes["draft-mtp",] < 0.6 * passes[()]
 
 
 @pytest.mark.slow
