@@ -15,7 +15,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from llvmlite import ir
 
@@ -61,6 +61,13 @@ Number = int | float
 GROUP = 8
 """Threads that stand together: they wait for each other first (control.py), and help each other first."""
 
+_Number = TypeVar("_Number", int, "Value")
+
+
+def groups_of(threads: _Number) -> _Number:
+    """How many groups so many threads make."""
+    return (threads + (GROUP - 1)) // GROUP
+
 
 class Work(NamedTuple):
     """What a kernel knows of its threads: which it is, how many there are, and where their counters lie.
@@ -73,10 +80,6 @@ class Work(NamedTuple):
     threads: Value
     counters: Value
     step: Value
-
-    @property
-    def groups(self) -> Value:
-        return (self.threads + (GROUP - 1)) // GROUP
 
 
 class Value:
@@ -615,7 +618,7 @@ class Code:
         hold up the rest. Of many threads each would look at all others' counters, which takes longer than a small
         operation: of a group that is through one word says so.
         """
-        own_group, groups = work.thread // GROUP, work.groups
+        own_group, groups = work.thread // GROUP, groups_of(work.threads)
         with self.range(0, groups) as turn:
             group = (own_group + turn) % groups
             through = work.counters + (work.threads + group) * work.step

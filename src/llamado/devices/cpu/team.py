@@ -13,7 +13,7 @@ from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels import control
 from llamado.devices.cpu.memory import on_lines
 from llamado.devices.cpu.numa import NumaBinding
-from llamado.devices.cpu.simd import GROUP
+from llamado.devices.cpu.simd import groups_of
 from llamado.devices.device import DeviceError
 
 _NONE_LEFT = 1 << 62
@@ -31,7 +31,7 @@ class Team:
         self._placement = placement or NumaBinding(None)
         self._state = on_lines(control.state_words(n))
         self._state[control.TEAM // 8] = n
-        self.n_counters = n + -(-n // GROUP)
+        self.n_counters = n + groups_of(n)
         """That a program has for each operation: of threads, and of groups of them."""
         self._fields = np.array([self._state.ctypes.data], np.int64)
         self._address = int(self._fields.ctypes.data)

@@ -15,7 +15,7 @@ from llamado.devices.cpu.kernels.activations import TILE
 from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
 from llamado.devices.cpu.kernels.formats.format import Blocks256, Plain
 from llamado.devices.cpu.kernels.tiles import experts as expert_tiles
-from llamado.devices.cpu.kernels.tiles.matmul import PANELS
+from llamado.devices.cpu.kernels.tiles.matmul import panels_together
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
@@ -96,8 +96,7 @@ def _tiled(out: Emitter, node: Tensor, w: Tensor, fields: Fields, reads: list[By
     if not out.lowering.tiles or not big or w.ne[1] < TILE or node.nrows < expert_tiles.MANY * w.ne[2] // 2:
         return {}
     tiles = _gathered(out, node, w, fields, reads[1:])
-    panels = w.ne[1] // TILE // (4 * out.n_threads)
-    own: Fields = {"x": Place(tiles, 0), "share": 1, "panels": max(1, min(PANELS, panels))}
+    own: Fields = {"x": Place(tiles, 0), "share": 1, "panels": panels_together(w.ne[1], out.n_threads)}
     own |= {name: fields[name] for name in expert_tiles.experts_tiles.fields if name not in own}
     own_reads = [*reads, ByteSpan(Place(tiles, 0), tiles.size)]
     label = f"{w.type.name} {w.name}"
@@ -133,8 +132,7 @@ def _columns(out: Emitter, node: Tensor, w: Tensor, acts: Temporary) -> tuple[Fi
     form = in_blocks(w.type)
     step = w.ne[0] // form.block * form.column_bytes
     fields = _fields(out, node, w) | {"x": Place(acts, 0), "x_slot": step, "n_blocks": w.ne[0] // form.block}
-    panel_rows = out.lowering.panel_rows if w.ne[1] >= out.lowering.panel_rows else 8
-    return fields, {"weights": w.type.name, "panel_rows": panel_rows}
+    return fields, {"weights": w.type.name, "panel_rows": out.lowering.rows_of_panel(w.ne[1])}
 
 
 def _fields(out: Emitter, node: Tensor, w: Tensor) -> Fields:

@@ -9,10 +9,9 @@ from llamado.devices.cpu.compile.copies import made, straight
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
 from llamado.devices.cpu.kernels import floats, matmul
-from llamado.devices.cpu.kernels.activations import TILE
 from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
 from llamado.devices.cpu.kernels.formats.format import Plain
-from llamado.devices.cpu.kernels.tiles.matmul import PANELS, matmul_tiles
+from llamado.devices.cpu.kernels.tiles.matmul import matmul_tiles, panels_together
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
@@ -61,7 +60,7 @@ class Products:
         if layout.place == "tiles":
             self._tiles(node, w, x, acts)
             return
-        panel_rows = out.lowering.panel_rows if w.ne[1] >= out.lowering.panel_rows else 8
+        panel_rows = out.lowering.rows_of_panel(w.ne[1])
         panels = -(-w.ne[1] // panel_rows)
         few = n_columns <= out.lowering.columns  # rows pass through registers, not through scratch
         kernel = matmul.matmul_many
@@ -92,12 +91,11 @@ class Products:
 
     def _tiles(self, node: Tensor, w: Tensor, x: Tensor, acts: Temporary) -> None:
         out, form = self._out, in_blocks(w.type)
-        panels = w.ne[1] // TILE // (4 * out.n_threads)  # rather smaller shares than fewer of them
         fields: Fields = {
             "w": out.place(w), "row_bytes": w.nb[1], "n_blocks": w.ne[0] // form.block, "n_rows": w.ne[1],
             "x": Place(acts, 0), "n_columns": x.nrows,
             "y": out.place(node), "y_stride": node.nb[1],
-            "share": 1, "panels": max(1, min(PANELS, panels)),
+            "share": 1, "panels": panels_together(w.ne[1], out.n_threads),
         }  # fmt: skip
         reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
         parameters = {"weights": w.type.name}

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
-from llamado.devices.cpu.simd import GROUP, I32, I64, Code, Value, Work
+from llamado.devices.cpu.simd import GROUP, I32, I64, Code, Value, Work, groups_of
 
 # Byte offsets in the block the threads share, each on its own cache line.
 GENERATION, PROGRAM, LENGTH, COUNTERS, THREADS, ARRIVED, FINISHED, SLEEPERS, TEAM, COUNTER_STEP, TIMES, _GROUPS = (
@@ -30,7 +30,7 @@ _GROUP_BYTES, _TOLD = 128, 64
 
 def state_words(n_threads: int) -> int:
     """Words (i64) of the block that so many threads share."""
-    return (_GROUPS + _GROUP_BYTES * -(-n_threads // GROUP)) // 8
+    return (_GROUPS + _GROUP_BYTES * groups_of(n_threads)) // 8
 
 
 FUTEX = {"x86_64": 202, "aarch64": 98, "arm64": 98}.get(platform.machine()) if sys.platform == "linux" else None
@@ -69,7 +69,7 @@ def _stamp(c: Code, times: Value, at: Value) -> None:
 
 def _barrier(c: Code, state: Value, thread: Value, threads: Value, number: Value) -> None:
     """Waits until all threads have come to the barrier of this number, the program's first is 1."""
-    groups, group = (threads + (GROUP - 1)) // GROUP, thread // GROUP
+    groups, group = groups_of(threads), thread // GROUP
     own = state + group * _GROUP_BYTES + _GROUPS
     due = number * c.min(threads - group * GROUP, GROUP)
     arrived = c.atomic_add(own, 1) + 1
@@ -99,7 +99,7 @@ def dispatch(c: Code, a: SimpleNamespace, work: Work) -> None:
     """Starts the program that `state` names on all threads, takes part as thread 0, returns when all are done."""
     n, team = c.load(I64, a.state + THREADS), c.load(I64, a.state + TEAM)
     c.atomic_store(a.state + ARRIVED, c.i64(0))
-    with c.range(0, (n + (GROUP - 1)) // GROUP) as group:
+    with c.range(0, groups_of(n)) as group:
         for word in (0, _TOLD):
             c.atomic_store(a.state + group * _GROUP_BYTES + (_GROUPS + word), c.i64(0))
     c.atomic_store(a.state + FINISHED, c.i64(0))

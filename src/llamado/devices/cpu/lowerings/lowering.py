@@ -37,6 +37,10 @@ class Lowering:
     # multiply does not allow, stay signed there.
     full_u8: bool = True
 
+    def rows_of_panel(self, n_rows: int) -> int:
+        """Rows of a matrix of so many that are unpacked together."""
+        return self.panel_rows if n_rows >= self.panel_rows else 8
+
     def dot(
         self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> None:

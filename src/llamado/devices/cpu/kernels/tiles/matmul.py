@@ -363,6 +363,11 @@ class Product:
         self._step.tiles.release()
 
 
+def panels_together(n_rows: int, n_threads: int) -> int:
+    """Panels that are unpacked together: fewer than there is room for, where threads would get too few shares."""
+    return max(1, min(PANELS, n_rows // TILE // (4 * n_threads)))
+
+
 def units(a: SimpleNamespace) -> Value:
     """Into how many units the rows of a matrix are divided."""
     n_panels: Value = a.n_rows // TILE
