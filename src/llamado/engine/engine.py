@@ -33,7 +33,7 @@ from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest,
 from llamado.engine.forward.contract import Forward
 from llamado.engine.forward.lora_scales import DefaultScales
 from llamado.engine.request import EngineSnapshot, Event, Progress, Request
-from llamado.engine.sampling.candidates import Top, TopRows, top_rows_numpy
+from llamado.engine.sampling.candidates import Found, RowFinder, top_rows_numpy
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.engine.sampling.rng import seed_key
@@ -126,7 +126,7 @@ class Engine:
         snapshots: SnapshotOptions = _SNAPSHOTS,
         disk: DiskCache | None = None,
         max_queue: int = 1024,
-        top_rows: TopRows = top_rows_numpy,
+        top_rows: RowFinder = top_rows_numpy,
         lora: Sequence[float] = (),
         invocations: Sequence[Sequence[int]] = (),
         drafts: Drafts | None = None,
@@ -225,6 +225,7 @@ class Engine:
             top_rows=self._top_rows,
             vocabulary=self._tokenizer,
             matcher=None if request.constraint is None else request.constraint.start(),
+            weights=bool(request.n_probs and request.post_sampling_probs),
         )
         sampler.start(request.prompt)
         task = self._queue.add(request, emit, sampler=sampler, seed=seed, scales=scales)
@@ -522,11 +523,11 @@ class Engine:
         valid = [self._is_valid(share) for share in flight.shares] if flight.features is not None else []
         ready = [share for share in flight.shares if share.row is not None and not share.stale]
         ready = [share for share in ready if not share.task.cancelled]
-        tops = self._answering.largest([share.task for share in ready], [rows[share.row or 0] for share in ready])
-        for share, top in zip(ready, tops, strict=True):
+        found = self._answering.find([share.task for share in ready], [rows[share.row or 0] for share in ready])
+        for share, first in zip(ready, found, strict=True):
             if not share.task.cancelled:
                 try:
-                    n_yielded += self._continue(share, rows, top)
+                    n_yielded += self._continue(share, rows, first)
                 except Exception as error:
                     if not isinstance(error, LlamadoError):
                         log.exception("sampling of task %d failed", share.task.id)
@@ -565,17 +566,17 @@ class Engine:
                 self._drafts.show(task.followed, slot.tokens[: slot.length], first, flight.features[at : at + n])
             at += span.n
 
-    def _continue(self, share: BatchShare, rows: NDArray[np.float32], top: Top | None) -> int:
+    def _continue(self, share: BatchShare, rows: NDArray[np.float32], first: Found) -> int:
         """A sequence was evaluated to its end, perhaps beyond: its next token, and those after it that were drafted.
 
-        `top`: see Answering.advance, of the first row. Returns how many tokens it got.
+        `first`: what was found of its first row. Returns how many tokens it got.
         """
         slot, task, handle, row, ahead = share.slot, share.task, share.handle, share.row, share.task.ahead
         assert row is not None
         n = 0
         for n in range(1, len(share.draft) + bool(share.n) + 1):
             trusted, epoch = len(ahead), ahead.epoch
-            token = self._answering.advance(slot, task, rows[row + n - 1], top if n == 1 else None)
+            token = self._answering.advance(slot, task, rows[row + n - 1], first if n == 1 else None)
             if token is None or not trusted or ahead.epoch != epoch:
                 break
             # It is what was drafted. Its cell is filled, or will be before it is read, unless it was left behind by a

@@ -1,4 +1,4 @@
-"""The greatest logits of rows, found by machine code: many rows in one call."""
+"""The greatest logits of rows, and one of them drawn, by machine code: many rows in one call."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels.selection import BLOCK, top_of_rows
+from llamado.devices.drawing import Drawing
 
 MOST = 1024
 """The greatest k."""
 _N_ROWS = top_of_rows.fields.index("n_rows")
+
+Found = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 
 class TopRows:
@@ -30,9 +33,10 @@ class TopRows:
         self._arrays: dict[str, NDArray[Any]] = {}
 
     def __call__(
-        self, rows: Sequence[NDArray[np.float32]], ks: Sequence[int]
-    ) -> list[tuple[NDArray[np.int32], NDArray[np.float32]] | None]:
-        """Of each row its first k elements, greatest first, equal ones in their order: places and values.
+        self, rows: Sequence[NDArray[np.float32]], ks: Sequence[int], drawings: Sequence[Drawing | None] = ()
+    ) -> list[Found | int | None]:
+        """Of each row its first k elements, greatest first, equal ones in their order: places and values; with a
+        drawing, the place of the one that is drawn among those.
 
         None for a row with an element that is not a number, or +inf. Rows are of one length, and each k is 1 to it and
         at most MOST. Raises ValueError.
@@ -43,17 +47,30 @@ class TopRows:
         if self._size[0] < n_rows or self._size[1] < most or self._size[2] != n:
             self._make_room(max(n_rows, self._size[0]), max(most, self._size[1]), n)
         arrays = self._arrays
-        addresses = arrays["rows"]
+        addresses, steps, us = arrays["rows"], arrays["drawings"], self._us
         for i, row in enumerate(rows):
             if row.dtype != np.float32 or row.shape != (n,) or row.strides != (4,):
                 raise ValueError(f"a row of {row.dtype} {row.shape} that is no row of {n} float32")
             addresses[i] = row.__array_interface__["data"][0]
+            drawing = drawings[i] if drawings else None
+            if drawing is None:
+                steps[i, 1] = -1
+            else:
+                steps[i, 0], steps[i, 1] = drawing.steps.__array_interface__["data"][0], len(drawing.steps)
+                us[i] = drawing.u
         arrays["ks"][:n_rows] = ks
         self._fields[_N_ROWS] = n_rows
         self._call(self._address, 0, 1, 0, 0)
-        places, values = arrays["places"][:n_rows, :most].copy(), arrays["values"][:n_rows, :most].copy()
-        sound = arrays["numbers"][:n_rows].tolist()
-        return [(places[i, :k], values[i, :k]) if sound[i] else None for i, k in enumerate(ks)]
+        sound, drawn = arrays["numbers"][:n_rows].tolist(), arrays["drawn"][:n_rows].tolist()
+        found: list[Found | int | None] = []
+        for i, k in enumerate(ks):
+            if not sound[i]:
+                found.append(None)
+            elif drawings and drawings[i] is not None:
+                found.append(drawn[i])
+            else:
+                found.append((arrays["places"][i, :k].copy(), arrays["values"][i, :k].copy()))
+        return found
 
     def _make_room(self, n_rows: int, most: int, n: int) -> None:
         self._size = n_rows, most, n
@@ -64,7 +81,11 @@ class TopRows:
             "places": np.empty((n_rows, most), np.int32),
             "values": np.empty((n_rows, most), np.float32),
             "greatest": np.empty(-(-n // BLOCK), np.float32),
+            "drawings": np.empty((n_rows, 3), np.int64),
+            "logits": np.empty(2 * most, np.float64),
+            "drawn": np.empty(n_rows, np.int64),
         }
+        self._us = self._arrays["drawings"].view(np.float64)[:, 2]
         fields = {name: int(array.ctypes.data) for name, array in self._arrays.items()}
         self._fields[:] = top_of_rows.pack(fields | {"n": n, "n_rows": n_rows, "stride": most})
         self._address = int(self._fields.ctypes.data)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.devices.drawing import Drawing
 from llamado.engine.errors import ComputeFailed
 
 F32 = NDArray[np.float32]
@@ -20,8 +21,25 @@ Places = NDArray[np.integer[Any]]
 Top = tuple[I32, F32]
 """Ids and logits of the largest of a row, descending, equal logits by lower id."""
 
-TopRows = Callable[[Sequence[F32], Sequence[int]], list[Top | None]]
-"""`(rows of logits, k of each)` → the k largest of each row; None for a row with NaN or +inf in it. k ≤ MOST_WANTED."""
+Found = Top | int | None
+"""The largest of a row, or the one drawn among them; None for a row with NaN or +inf in it."""
+
+
+class WantedOfRow(NamedTuple):
+    """What is asked of a row of logits: its `k` largest (k ≤ MOST_WANTED), or one drawn among them."""
+
+    row: F32
+    k: int
+    drawing: Drawing | None = None
+
+
+class RowFinder(Protocol):
+    """Finds what is wanted of rows. It need not draw: then it gives the largest."""
+
+    def __call__(
+        self, rows: Sequence[F32], ks: Sequence[int], drawings: Sequence[Drawing | None] = ()
+    ) -> Sequence[Found]: ...
+
 
 MOST_WANTED = 1024
 
@@ -32,8 +50,8 @@ HUGE = float(np.finfo(np.float32).max)
 _FEW = 1024
 
 
-def top_rows_numpy(rows: Sequence[F32], ks: Sequence[int]) -> list[Top | None]:
-    """TopRows in numpy."""
+def top_rows_numpy(rows: Sequence[F32], ks: Sequence[int], drawings: Sequence[Drawing | None] = ()) -> list[Top | None]:
+    """A RowFinder in numpy, which does not draw."""
     return [top_k(row, k) if float(row.max()) < math.inf else None for row, k in zip(rows, ks, strict=True)]
 
 

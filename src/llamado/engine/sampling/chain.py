@@ -21,14 +21,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.devices.drawing import Cut, Drawing
 from llamado.engine.errors import ConstraintFailed
 from llamado.engine.sampling import samplers
 from llamado.engine.sampling.candidates import (
     F32,
+    HUGE,
     MOST_WANTED,
     Candidates,
+    Found,
+    RowFinder,
     Top,
-    TopRows,
+    WantedOfRow,
     no_numbers,
     top_k,
     top_rows_numpy,
@@ -54,6 +58,9 @@ _SPARE = 24
 # Samplers that look at nothing but a row of logits.
 _INDEPENDENT = frozenset({"top_k", "typ_p", "top_p", "min_p", "top_n_sigma", "temperature"})
 
+# Samplers whose work behind top-k a device can do (see Drawing), and which numbers stand for them.
+_CUTS = {"top_p": Cut.TOP_P, "min_p": Cut.MIN_P, "temperature": Cut.TEMPERATURE}
+
 # Samplers that need a whole row whatever the constraint, and leave the largest logit the largest.
 _HARMLESS = frozenset({"top_k", "top_p", "min_p", "top_n_sigma"})
 
@@ -75,10 +82,11 @@ class Sampler:
 
     For each token of the answer: `sample`, then `accept` with what it gave. `eog`: ids that end an answer.
     `vocabulary`: without one DRY knows no sequence breakers and there is no infill. `matcher`: what limits the answer;
-    `get_ready` asks it ahead of time. `top_rows`: a faster kernel.
+    `get_ready` asks it ahead of time. `top_rows`: a faster kernel. `weights`: whether `candidates` is asked, for which
+    the kernel may not draw.
 
-    Of many samplers' rows the largest logits can be found together: `prepare` says how many of which row it takes, and
-    `sample` gets them.
+    Of many samplers' rows the largest logits can be found together: `prepare` says how many of which row it takes, or
+    how one of them is drawn, and `sample` gets what was found.
     """
 
     def __init__(
@@ -88,9 +96,10 @@ class Sampler:
         seed: int,
         n_vocab: int,
         eog: Iterable[int] = (),
-        top_rows: TopRows = top_rows_numpy,
+        top_rows: RowFinder = top_rows_numpy,
         vocabulary: SamplerVocabulary | None = None,
         matcher: Matcher | None = None,
+        weights: bool = True,
     ) -> None:
         s = sampling
         self._sampling, self._top_rows, self._eog = sampling, top_rows, tuple(eog)
@@ -130,8 +139,11 @@ class Sampler:
             self._chooser = AdaptiveP(s.adaptive_target, s.adaptive_decay)
         else:
             self._chooser = Draw()
+        self._steps = None if weights else self._drawn_steps(names[n_first:])
+        if self._greedy:
+            self._steps = np.empty((0, 3))
         self._candidates = Candidates()
-        self._wanted: tuple[F32, int] | None = None
+        self._wanted: WantedOfRow | None = None
         self._prepared = False
         self._weights: Weights | None = None
 
@@ -174,11 +186,26 @@ class Sampler:
                 return None if vocabulary is None else samplers.Infill(vocabulary, eog)
         return None
 
+    def _drawn_steps(self, names: Sequence[str]) -> NDArray[np.float64] | None:
+        """The steps of a Drawing that does what the samplers of these names do and draws; None where none does."""
+        s, rest = self._sampling, names[1:]
+        drawn = names[:1] == ["top_k"] and isinstance(self._chooser, Draw) and _CUTS.keys() >= set(rest)
+        dynamic = s.dynatemp_range > 0.0 and not s.mirostat
+        if not drawn or ("temperature" in rest and (dynamic or s.temperature < samplers.LEAST_DIVISOR)):
+            return None
+        values = {
+            "top_p": (s.top_p, s.min_keep),
+            "min_p": (math.log(s.min_p) if s.min_p > 0 else 0.0, max(s.min_keep, 1)),
+            "temperature": (min(s.temperature, HUGE), 0),
+        }
+        return np.array([(_CUTS[name], *values[name]) for name in rest], np.float64).reshape(-1, 3)
+
     def guess(self) -> Sampler:
         """One that draws by the same random numbers, and by nothing that was said before."""
         names = tuple(name for name in self._sampling.samplers if name in _INDEPENDENT)
         plain = replace(self._sampling, samplers=names, mirostat=0)
-        return Sampler(plain, seed=self._seed, n_vocab=self._n_vocab, eog=self._eog, top_rows=self._top_rows)
+        top_rows = self._top_rows
+        return Sampler(plain, seed=self._seed, n_vocab=self._n_vocab, eog=self._eog, top_rows=top_rows, weights=False)
 
     def start(self, tokens: Sequence[int]) -> None:
         """Begin a sequence: these tokens, the prompt, count for penalties and DRY."""
@@ -203,10 +230,10 @@ class Sampler:
         if self._allowed is None:
             self._allowed = self._ask()
 
-    def prepare(self, row: F32, position: int) -> tuple[F32, int] | None:
+    def prepare(self, row: F32, position: int) -> WantedOfRow | None:
         """Begin to choose the token at `position` of the sequence from its logits `[n_vocab]`.
 
-        Gives a row, and how many of its largest `sample` takes; None: none. `row` is changed from here to the end of
+        Gives what `sample` takes of the row, None for nothing. `row` is changed from here to the end of
         `sample`, which must follow; a read-only one is copied. Raises ComputeFailed, LlamadoError as `sample` does.
         """
         if self._allowed is None:
@@ -227,32 +254,36 @@ class Sampler:
         if ids is None:
             k = 1 if self._greedy else self._k_next + (_SPARE if self._k_next and mask is not None else 0)
             if 0 < k <= MOST_WANTED and (k < row.size or mask is None):
-                self._wanted = candidates.logits, min(k, row.size)
+                steps = self._steps if mask is None else None
+                drawing = None if steps is None else Drawing(steps, uniform(self._seed, position))
+                self._wanted = WantedOfRow(candidates.logits, min(k, row.size), drawing)
         return self._wanted
 
-    def sample(self, row: F32, position: int, top: Top | None = None) -> int:
+    def sample(self, row: F32, position: int, found: Found = None) -> int:
         """Choose the token at `position` of the sequence from its logits `[n_vocab]`.
 
-        `top`: what `prepare` wanted. The row is as before when it returns. Raises ComputeFailed where the logits are
+        `found`: what `prepare` wanted. The row is as before when it returns. Raises ComputeFailed where the logits are
         not numbers, LlamadoError where the constraint fails.
         """
         self._weights = None
         try:
             wanted = None if self._prepared else self.prepare(row, position)
             if wanted is not None:
-                (top,) = self._top_rows(wanted[:1], wanted[1:])
+                (found,) = self._top_rows([wanted.row], [wanted.k], [wanted.drawing])
             self._prepared = False
+            if isinstance(found, int):
+                return found
             assert self._allowed is not None
             ids = self._allowed.ids
             if ids is not None and ids.size == 1:
                 token = int(ids[0])
                 self._chooser.forced(token)
                 return token
-            if top is None and (self._wanted is not None or not float(row.max()) < math.inf):
+            if found is None and (self._wanted is not None or not float(row.max()) < math.inf):
                 raise no_numbers()
             # Logits may be -inf, and options of any size: what overflows is out of reach, as it should be.
             with np.errstate(over="ignore", invalid="ignore"):
-                return self._run(self._allowed, position, top)
+                return self._run(self._allowed, position, found)
         finally:
             self._candidates.restore()
 

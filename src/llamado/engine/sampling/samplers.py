@@ -161,12 +161,16 @@ def xtc(probability: float, threshold: float, min_keep: int, seed: int, stream: 
     return step
 
 
+LEAST_DIVISOR = 1e-30
+"""Of logits."""
+
+
 def _scale(candidates: Candidates, temperature: float) -> None:
     logits = candidates.logits
     if temperature <= 0:
         best = int(logits.argmax())
         candidates.keep(np.array([best]), hide=True)
-    elif temperature < 1e-30:
+    elif temperature < LEAST_DIVISOR:
         # Whatever is below the largest logit is out of reach; dividing would leave the range of numbers.
         candidates.keep(np.flatnonzero(logits == logits.max()), hide=True)
     else:

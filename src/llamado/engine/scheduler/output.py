@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llamado.engine.request import Done, Result, StopType, Token, TokenProb, TokenProbs, TopTokens
 from llamado.engine.sampling import samplers
-from llamado.engine.sampling.candidates import F32, Top, TopRows, log_softmax_top
+from llamado.engine.sampling.candidates import F32, Found, RowFinder, log_softmax_top
 from llamado.engine.scheduler.queue import Queue
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.engine.scheduler.statistics import Statistics
@@ -51,7 +51,7 @@ class Answering:
         *,
         n_ctx: int,
         context_shift: bool,
-        top_rows: TopRows,
+        top_rows: RowFinder,
         shift: Callable[[Slot, int, int], None],
     ) -> None:
         self._shift_slot = shift
@@ -62,7 +62,7 @@ class Answering:
         self._context_shift = context_shift and n_ctx > 2  # of two tokens there is none to drop
         self._top_rows = top_rows
 
-    def largest(self, tasks: Sequence[Task], rows: Sequence[F32]) -> list[Top | None]:
+    def find(self, tasks: Sequence[Task], rows: Sequence[F32]) -> list[Found]:
         """What `advance` takes of rows of logits, found for all of them together."""
         asked = []
         for i, (task, row) in enumerate(zip(tasks, rows, strict=True)):
@@ -71,17 +71,17 @@ class Answering:
                     wanted = task.sampler.prepare(row, task.n_prompt + len(task.generated))
                     if wanted is not None:
                         asked.append((i, *wanted))
-        found: list[Top | None] = [None] * len(tasks)
+        found: list[Found] = [None] * len(tasks)
         if asked:
-            places, wanted_rows, ks = zip(*asked, strict=True)
-            for i, top in zip(places, self._top_rows(wanted_rows, ks), strict=True):
-                found[i] = top
+            places, wanted_rows, ks, drawings = zip(*asked, strict=True)
+            for i, one in zip(places, self._top_rows(wanted_rows, ks, drawings), strict=True):
+                found[i] = one
         return found
 
-    def advance(self, slot: Slot, task: Task, row: F32, top: Top | None = None) -> int | None:
+    def advance(self, slot: Slot, task: Task, row: F32, found: Found = None) -> int | None:
         """Choose the token at the end of a sequence from its logits; None where the answer is over with it.
 
-        `top`: what `largest` gave, if it was asked.
+        `found`: what `find` gave, if it was asked.
         """
         request = task.request
         now = time.perf_counter()
@@ -94,7 +94,7 @@ class Answering:
                 self._finish(slot, task, "limit")
                 return None
         # Its place in the whole answer, also where the context was shifted: no random number is used twice.
-        token = task.sampler.sample(row, task.n_prompt + len(task.generated), top)
+        token = task.sampler.sample(row, task.n_prompt + len(task.generated), found)
         probs = self._probs(task, row, token) if request.n_probs else None
         task.sampler.accept(token)
         task.ahead.judge(token)

@@ -1,11 +1,13 @@
 """Elementary functions on values of the SIMD language, the same for one lane and for eight.
 
-`exp` reduces by ln 2 in two parts and evaluates the degree-6 polynomial of Cephes' `expf` (relative error below 2e-7);
+`exp` reduces by ln 2 in two parts and evaluates the degree-6 polynomial of Cephes' `expf` (relative error below 2e-7),
+`exp64` sums the Taylor series in double;
 `sincos` reduces by π/2 in two parts and sums the Taylor series, in double.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from llamado.devices.cpu.simd import Code, Value
@@ -15,6 +17,7 @@ Function = Callable[[Code, Value], Value]
 
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 _SIN = (-1 / 39916800, 1 / 362880, -1 / 5040, 1 / 120, -1 / 6)
+_TERMS = 13
 _LOG = (
     *(7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1),
     *(-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1),
@@ -36,6 +39,21 @@ def exp(c: Code, x: Value) -> Value:
     whole = t._replace(elem="i32")
     power = ((n.to(whole) + 127) << 23).bits(t)
     return c.select(x < -87.3, c.const(t, 0.0), y * power)
+
+
+def exp64(c: Code, x: Value) -> Value:
+    """eˣ for f64, x ≤ 0: less than one unit of the last place off; 0 below −708."""
+    t = x.type
+    bounded = c.max(x, -708.0)
+    n = c.round(bounded * 1.44269504088896341)
+    r = c.fma(n, c.const(t, -6.93147180369123816490e-01), bounded)
+    r = c.fma(n, c.const(t, -1.90821492927058770002e-10), r)
+    p = c.const(t, 1 / math.factorial(_TERMS))
+    for term in range(_TERMS - 1, 1, -1):
+        p = c.fma(p, r, c.const(t, 1 / math.factorial(term)))
+    y = c.fma(p, r * r, r) + 1.0
+    power = ((n.cast("i64") + 1023) << 52).bits(t)
+    return c.select(x < -708.0, c.const(t, 0.0), y * power)
 
 
 def sigmoid(c: Code, x: Value) -> Value:

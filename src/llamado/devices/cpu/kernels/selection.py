@@ -1,16 +1,20 @@
-"""The greatest numbers of rows: which they are, in order."""
+"""The greatest numbers of rows: which they are, in order, and one of them drawn by a sampler chain."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
-from llamado.devices.cpu.simd import F32, I32, I64, Code, Type, Value, Work
+from llamado.devices.cpu.kernels.maths import exp64
+from llamado.devices.cpu.simd import F32, F64, I32, I64, Code, Type, Value, Work
+from llamado.devices.drawing import Cut
 
 BLOCK = 64
 """Elements of which the greatest is found first: most blocks hold none that counts, and are not looked at again."""
 
 _WIDE = Type("f32", 16)
+_HUGE = 3.4028234663852886e38  # the greatest f32
 
 
 def _before(c: Code, x: Value, one: Value, other: Value) -> Value:
@@ -52,13 +56,63 @@ def _offer(c: Code, x: Value, heap: Value, n: Value, k: Value, place: Value) -> 
         _sink(c, x, heap, c.i64(0), k)
 
 
-@kernel("rows", "ks", "n", "n_rows", "stride", "places", "values", "numbers", "greatest")
+def _masses(c: Code, logits: Value, masses: Value, n: Value) -> Value:
+    """Running sums of the weights of `n` logits in falling order (f64); the last of them."""
+    high, total = c.load(F64, logits), c.var(c.const(F64, 0.0))
+    with c.range(0, n) as i:
+        total.value = total.value + exp64(c, c.load(F64, logits + i * 8) - high)
+        c.store(masses + i * 8, total.value)
+    return total.value
+
+
+def _count(c: Code, numbers: Value, n: Value, counts: Callable[[Value], Value]) -> Value:
+    """How many of `n` f64 count."""
+    found = c.var(c.i64(0))
+    with c.range(0, n) as i:
+        found.value = found.value + counts(c.load(F64, numbers + i * 8)).zext(I64)
+    return found.value
+
+
+def _draw(c: Code, values: Value, k: Value, logits: Value, drawing: Value) -> Value:
+    """The place that is drawn among `k` values in falling order; `drawing`, `logits`: see `top_of_rows`.
+
+    The order of sums and comparisons is that of engine/sampling/samplers.py and selectors.py.
+    """
+    steps, n_steps, u = c.load(I64, drawing), c.load(I64, drawing + 8), c.load(F64, drawing + 16)
+    masses, n, least_of_all = logits + k * 8, c.var(k), c.const(F64, -float("inf"))
+    with c.range(0, k) as i:
+        c.store(logits + i * 8, c.load(F32, values + i * 4).to(F64))
+    with c.range(0, n_steps) as number:
+        step = steps + number * 24
+        cut, value = c.load(F64, step).to(I64), c.load(F64, step + 8)
+        least, high = c.load(F64, step + 16).to(I64), c.load(F64, logits)
+        with c.when(cut.equals(Cut.TOP_P) & (high > least_of_all)):
+            enough = _masses(c, logits, masses, n.value) * value
+            short = _count(c, masses, n.value, lambda mass: mass < enough)
+            n.value = c.min(n.value, c.max(short + 1, least))
+        with c.when(cut.equals(Cut.MIN_P)):
+            floor = (high + value).to(F32).to(F64)
+            n.value = c.min(n.value, c.max(_count(c, logits, n.value, lambda logit: logit >= floor), least))
+        with c.when(cut.equals(Cut.TEMPERATURE)), c.range(0, n.value) as i:
+            c.store(logits + i * 8, c.min(c.load(F64, logits + i * 8) / value, _HUGE))
+    place = c.var(c.i64(0))
+    with c.when(c.load(F64, logits) > least_of_all):
+        drawn = _masses(c, logits, masses, n.value) * u
+        place.value = c.min(_count(c, masses, n.value, lambda mass: mass <= drawn), n.value - 1)
+    return place.value
+
+
+@kernel("rows", "ks", "n", "n_rows", "stride", "places", "values", "numbers", "greatest", "drawings", "logits", "drawn")
 def top_of_rows(c: Code, a: SimpleNamespace, work: Work) -> None:
     """The first k of the `n` elements of each row of f32 in falling order, equal ones by their places.
 
     `rows`, `ks`: i64 [n_rows], where each lies, and how many of it; `places` (i32), `values` (f32): [n_rows, stride];
     `numbers`: i64 [n_rows], 0 where an element is not a number, or +inf, and nothing else is of use; `greatest`: f32,
     room for one of each block.
+
+    `drawings`: of each row 24 bytes: where the steps of its chain lie (see Drawing), how many there are, -1 for a row
+    of which nothing is drawn, and a random number (f64); `logits`: f64 [2 · stride] of room; `drawn`: i64 [n_rows], the
+    place in the row of what was drawn.
     """
     n_blocks = (a.n + (BLOCK - 1)) // BLOCK
     whole = a.n // BLOCK
@@ -108,3 +162,6 @@ def top_of_rows(c: Code, a: SimpleNamespace, work: Work) -> None:
                 _sink(c, x, heap, c.i64(0), last_one)
             with c.range(0, k) as i:
                 c.store(values + i * 4, c.load(F32, x + _get(c, heap, i) * 4))
+            drawing = a.drawings + row * 24
+            with c.when(c.load(I64, drawing + 8) >= 0):
+                c.store(a.drawn + row * 8, _get(c, heap, _draw(c, values, k, a.logits, drawing)))
