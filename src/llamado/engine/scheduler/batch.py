@@ -19,6 +19,10 @@ _TOGETHER = 8
 """Tokens of a sequence with states in a batch with drafted ones, at most: batches of all sizes up to it are exact (see
 Memory.place).
 """
+_ENOUGH = 192
+"""Tokens of prompts in a batch from which on more make none of them cheaper, or hardly."""
+_PIECE = 32
+"""Large batches are of so many tokens, or of a multiple."""
 # How long a step should take at most while some slot is generating.
 STEP_SECONDS = 0.15
 
@@ -192,18 +196,47 @@ class Planner:
     def _add_prompts(
         self, slots: list[Slot], counts: list[int], reading: list[Slot], n_generating: int
     ) -> tuple[list[Slot], list[int]]:
-        """Slots that generate, and behind them as much of the prompts of others as the batch has room for."""
-        sequences = self._sequences
+        """Slots that generate, and behind them as much of the prompts of others as the batch has room for.
+
+        Room in the memory is given to the oldest first. Who has it is read in the order of `_due`, each whole before
+        the next: a prompt that shares its passes with others is read later, and none of them is read earlier.
+        """
         taken = sum(counts)
         room = min(self._max_batch, max(self._forward.chunk, taken + 1))
         if n_generating:
             # Even with more slots generating than the smaller batch holds, prompts must move on.
             room = min(room, max(self._busy_tokens(), taken + 1))
         room -= taken
-        scales = reading[0].scales_now
-        for slot in reading:
-            if room <= 0:
+        if room <= 0:
+            return slots, counts
+        slots, counts, ready = self._give_room(slots, counts, reading)
+        ready.sort(key=self._due)
+        for slot in ready:
+            if slots and slot.scales_now != slots[0].scales_now:
+                continue  # what it took from others reaches to where its adapter works
+            left = slot.pending
+            count = min(slot.together, room)
+            halves = len(ready) > 1 and slot is ready[0] and room < left < 2 * room
+            if halves:  # the second is not so small that another prompt should fill it up
+                count = min(count, -(-left // (2 * _PIECE)) * _PIECE)
+            slots.append(slot)
+            counts.append(count)
+            room -= count
+            if count == left:  # whoever has all of its prompt read waits for this batch
+                room = min(room, _ENOUGH - sum(counts) + taken)
+            if room <= 0 or halves:
                 break
+        return slots, counts
+
+    def _give_room(
+        self, slots: list[Slot], counts: list[int], reading: list[Slot]
+    ) -> tuple[list[Slot], list[int], list[Slot]]:
+        """Cells for those that read prompts, the oldest first: slots that generate and still have theirs, and those
+        whose prompts can be read.
+        """
+        sequences = self._sequences
+        ready: list[Slot] = []
+        for slot in reading:
             sequences.follow(slot)
             if slot.leader is not None and not sequences.leader_done(slot):
                 continue
@@ -219,15 +252,16 @@ class Planner:
                 sequences.recall(slot)
                 if slot.load is not None:
                     continue
-            if slot.scales_now != scales:  # what it took from others reaches to where its adapter works
-                if slots:
-                    continue
-                scales = slot.scales_now
-            count = min(slot.together, room)
-            slots.append(slot)
-            counts.append(count)
-            room -= count
-        return slots, counts
+            ready.append(slot)
+        return slots, counts, ready
+
+    def _due(self, slot: Slot) -> float:
+        """When a slot's prompt would have been read had nobody else asked: nobody is passed by those who come later
+        than that.
+        """
+        task, pace = slot.task, self._stats.prompt_pace
+        assert task is not None
+        return task.t_arrival + (slot.pending / pace if pace else 0.0)
 
     def _busy_tokens(self) -> int:
         """Most tokens of a step that delays generating slots: as many as prompts were read in STEP_SECONDS lately."""
