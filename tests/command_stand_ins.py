@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +43,8 @@ import llamado.rpc.worker.server
 import llamado.text.grammar.compiler
 from llamado.cluster.doctor.examination import Examination
 from llamado.commands import cli
+from llamado.commands.chat import screen
+from llamado.commands.chat.speaker import Figures, Said
 from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures
 from llamado.engine import loaded_model
@@ -451,11 +453,28 @@ class Commands:
         """run, plan, worker, tap, wait, and what ends a command early."""
         note = self._note
 
-        def chat(loaded: Any, messages: Any, **options: Any) -> Iterator[str]:
-            note("chat", messages=messages, **options)
-            return iter(["answer"])
+        def answer(_: Any, messages: Any, settings: Any) -> Generator[Said, None, Figures]:
+            note("chat", messages=messages, **settings)
+            yield Said("answer")
+            return Figures()
 
-        self._patch.setattr(LoadedModel, "chat", chat)
+        class Far:
+            name, notes = "far", ()
+
+            def __init__(self, url: str, model: str | None, key: str | None) -> None:
+                note("far", url=url, model=model, key=key)
+
+            def close(self) -> None: ...
+
+        def screen_of(markdown: bool) -> Any:
+            note("chat", markdown=markdown)
+            return real_screen(markdown=markdown)
+
+        real_screen = screen.screen_of
+        self._patch.setattr(Far, "answer", answer, raising=False)
+        self._patch.setattr(screen, "screen_of", screen_of)
+        self._patch.setattr("llamado.commands.chat.here.EngineSpeaker.answer", answer)
+        self._patch.setattr("llamado.commands.chat.remote.HttpSpeaker", Far)
 
         class Workers:
             def __init__(self, split: Any) -> None:

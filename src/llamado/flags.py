@@ -709,10 +709,17 @@ UP = _group(
 
 RUN = _group(
     "chat",
-    _used("-p --prompt", "ask this once and exit (-: what standard input says, as where that is no terminal)",
+    _used("-p --prompt", "ask this once and exit, and behind it what a pipe or a file on standard input says (-: that "
+          "alone)",
           type="str", metavar="TEXT", commands=frozenset({"run"})),
     _used("-sys --system-prompt", "system message", type="str", metavar="TEXT", commands=frozenset({"run"}),
           dest="system_prompt"),
+    _used("--url", "converse with a running server of OpenAI's API, ours or another's; -m names the model", type="str",
+          metavar="URL", commands=frozenset({"run"})),
+    _used("--api-key", "key that the server of --url wants", type="str", metavar="KEY", env="LLAMA_API_KEY",
+          commands=frozenset({"run"}), dest="api_key"),
+    _used("--markdown", "show Markdown as it is meant, on a terminal", default=True, off_names="--no-markdown",
+          commands=frozenset({"run"})),
 )
 
 BENCH = _group(

@@ -392,6 +392,9 @@ ROWS: dict[str, Row] = {
     "serve --otel": Row(None, {"tracing.on": True}),
     # other commands
     "run --prompt": Row("ask", {"chat.messages": [{"role": "user", "content": "ask"}]}),
+    "run --url": Row("http://h:1", {"far.url": "http://h:1", "far.model": "@model", "far.key": None}, part=True),
+    "run --api-key": Row("k", {"far.key": "k"}, beside="--url http://h:1"),
+    "run --markdown": Row(None, {"chat.markdown": False}),
     "run --system-prompt": Row("be", {"chat.messages": [{"role": "system", "content": "be"},
                                                         {"role": "user", "content": "hi"}]}),
     "bench --n-prompt": Row("64,32", {"bench.prompts": [64, 32], "bench.profiled": [(64, 0), (32, 0), (1, 127)],

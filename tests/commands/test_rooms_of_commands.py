@@ -10,7 +10,8 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["run", "plan", "bench.speed", "bench.latency", "bench.perplexity", "bench.roofline", "options"]
+    "name",
+    ["chat.run", "chat.here", "plan", "bench.speed", "bench.latency", "bench.perplexity", "bench.roofline", "options"],
 )
 def test_no_server_is_imported(name: str) -> None:
     code = f"import sys, llamado.commands.{name}, llamado.engine.loaded_model; print(*sys.modules)"

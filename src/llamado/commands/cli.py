@@ -76,7 +76,7 @@ def _wait(flags: Parsed, namespace: argparse.Namespace) -> int:
 
 
 def _run(flags: Parsed, namespace: argparse.Namespace) -> int:
-    from llamado.commands.run import run_chat
+    from llamado.commands.chat.run import run_chat
 
     return run_chat(flags, namespace.spec)
 

@@ -1,0 +1,134 @@
+"""A conversation: its messages and settings, how they change, and the file that keeps them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llamado.commands.chat.speaker import Figures, Message
+from llamado.engine.parameters import PARAMETERS, Parameter
+from llamado.engine.request import Defaults
+from llamado.engine.sampling.params import sampler_names
+from llamado.errors import LlamadoError
+
+_ROLES = ("system", "user", "assistant")
+_TYPES = ("boolean", "integer", "number", "seed", "texts", "samplers")
+_SWITCHES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+
+SETTABLE: Mapping[str, Parameter] = {
+    row.name: row for row in PARAMETERS if row.flags and not row.served and row.type in _TYPES
+}
+"""What `/set` takes: the parameters that have a flag and fit in a line."""
+
+
+class ChatError(LlamadoError):
+    """A command of the conversation that cannot be done: a bad value, a file that holds no conversation."""
+
+
+@dataclass
+class Chat:
+    """Messages so far without the system's, and what is set."""
+
+    system: str = ""
+    messages: list[Message] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Parameters by name, those that are not as they were at the start."""
+    answers: list[Figures] = field(default_factory=list)
+
+    def asking(self, text: str) -> list[Message]:
+        """All messages up to a new question."""
+        return [*self.heard(), {"role": "user", "content": text}]
+
+    def heard(self) -> list[Message]:
+        """All messages, the system's first."""
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
+
+    def took(self, question: str, answer: str, thoughts: str) -> None:
+        """A question was answered; an answer that was stopped counts as far as it came."""
+        message = {"role": "assistant", "content": answer}
+        if thoughts:
+            message["reasoning_content"] = thoughts
+        self.messages = [*self.messages, {"role": "user", "content": question}, message]
+
+    def last_question(self) -> tuple[list[Message], str]:
+        """The messages before the last question, and the question. Raises ChatError."""
+        for at in range(len(self.messages) - 1, -1, -1):
+            if self.messages[at]["role"] == "user":
+                return self.messages[:at], str(self.messages[at]["content"])
+        raise ChatError("there is no answer yet that could be given again")
+
+    def set(self, name: str, text: str) -> None:
+        """Set a parameter as its text says; "default" takes it back. Raises ChatError."""
+        row = SETTABLE.get(name.replace("-", "_"))
+        if row is None:
+            raise ChatError(f"there is no parameter {name}; /set shows what there is")
+        if text == "default" or (row.type == "seed" and text == "-1"):
+            self.settings.pop(row.name, None)
+            return
+        try:
+            value = _value(row, text)
+            Defaults().request([0], **{row.name: value})
+        except ValueError:
+            raise ChatError(f"{row.name}: expected {_FORMS.get(row.type, row.type)}, got {text!r}") from None
+        except LlamadoError as error:
+            raise ChatError(str(error)) from None
+        self.settings[row.name] = value
+
+    def save(self, path: Path, model: str) -> None:
+        """Write the conversation. Raises ChatError."""
+        kept = {"model": model, "system": self.system, "settings": self.settings, "messages": self.messages}
+        try:
+            path.write_text(json.dumps(kept, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ChatError(f"{path}: {error.strerror}") from None
+
+    def load(self, path: Path) -> None:
+        """Take over a conversation that was saved. Raises ChatError; nothing has changed then."""
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            system, messages = str(kept.get("system") or ""), [_checked(one) for one in kept["messages"]]
+            settings = {name: value for name, value in kept.get("settings", {}).items() if name in SETTABLE}
+            Defaults().request([0], **settings)
+        except OSError as error:
+            raise ChatError(f"{path}: {error.strerror}") from None
+        except LlamadoError as error:
+            raise ChatError(f"{path}: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ChatError(f"{path} holds no conversation that /save wrote") from None
+        self.system, self.messages, self.settings = system, messages, settings
+
+
+_FORMS = {"boolean": "on or off", "integer": "a whole number", "number": "a number"}
+
+
+def _value(row: Parameter, text: str) -> Any:
+    """The value of a text. Raises ValueError."""
+    if row.type == "boolean":
+        if text not in _SWITCHES:
+            raise ValueError
+        return _SWITCHES[text]
+    if row.type == "integer":
+        return int(text)
+    if row.type == "number":
+        return float(text)
+    if row.type == "texts":
+        return [text]
+    if row.type == "samplers":
+        return list(sampler_names([name for name in text.split(";") if name]))
+    try:
+        return int(text)
+    except ValueError:
+        return text  # a seed may be a text
+
+
+def _checked(message: Any) -> Message:
+    role, content = message["role"], message["content"]
+    if role not in _ROLES or not isinstance(content, str):
+        raise ValueError
+    kept = {"role": role, "content": content}
+    if message.get("reasoning_content"):
+        kept["reasoning_content"] = str(message["reasoning_content"])
+    return kept

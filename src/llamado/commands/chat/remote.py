@@ -1,0 +1,164 @@
+"""A server of OpenAI's chat API, ours or another's, as the one who answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from llamado.commands.chat.speaker import Answer, Figures, Message, Said
+from llamado.engine.parameters import BY_NAME
+from llamado.errors import LlamadoError
+from llamado.loglines import escaped
+
+_CONNECT_SECONDS = 10.0
+
+
+class ServerRefused(LlamadoError):
+    """A server that cannot be asked, or does not answer what was asked."""
+
+
+class HttpSpeaker:
+    """Answers by `POST /v1/chat/completions` of a server.
+
+    `url`: with or without `/v1` at its end; `model`: None where the server has one alone.
+    """
+
+    def __init__(self, url: str, model: str | None, key: str | None = None) -> None:
+        """Raises ServerRefused."""
+        url = (url if "://" in url else f"http://{url}").rstrip("/")
+        self._base = url if url.endswith("/v1") else f"{url}/v1"
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # A long prompt may take minutes before its first token.
+        self._http = httpx.Client(headers=headers, timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS))
+        self.notes: Sequence[str] = ()
+        try:
+            self.name = model or self._only_model()
+        except BaseException:
+            self._http.close()
+            raise
+
+    def _only_model(self) -> str:
+        try:
+            answer = self._http.get(f"{self._base}/models", timeout=_CONNECT_SECONDS)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._unreachable(error) from None
+        if answer.status_code != 200:
+            raise ServerRefused(_refusal(answer))
+        try:
+            names = [str(one["id"]) for one in answer.json()["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise ServerRefused(f"{self._base}/models does not list models: is it a server of OpenAI's API?") from None
+        if len(names) != 1:
+            known = ", ".join(names) or "none"
+            raise ServerRefused(f"which model? -m names one of those that {self._base} has: {known}")
+        return names[0]
+
+    def answer(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> Answer:
+        body = {
+            "model": self.name,
+            "messages": [{"role": one["role"], "content": one["content"]} for one in messages],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **{BY_NAME[name].names[-1]: _as_json(name, value) for name, value in settings.items()},  # OpenAI's is last
+        }
+        began, first, told = time.perf_counter(), None, _Told()
+        try:
+            with self._http.stream("POST", f"{self._base}/chat/completions", json=body) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                    raise ServerRefused(_refusal(answer))
+                for event in _events(answer):
+                    for said in told.take(event):
+                        first = first or time.perf_counter()
+                        yield said
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+        return told.figures(began, first, time.perf_counter())
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _unreachable(self, error: Exception) -> ServerRefused:
+        return ServerRefused(
+            f"{self._base} does not answer: {error or type(error).__name__}; is a server running there?"
+        )
+
+
+def _as_json(name: str, value: Any) -> Any:
+    """A parameter as bodies write it: JSON has no infinity."""
+    if name == "logit_bias":
+        return {str(token): bias if math.isfinite(bias) else False for token, bias in value.items()}
+    return value
+
+
+class _Told:
+    """What a stream has said beside the text."""
+
+    def __init__(self) -> None:
+        self._usage: Mapping[str, Any] = {}
+        self._timings: Mapping[str, Any] = {}
+        self._reason = ""
+
+    def take(self, event: Mapping[str, Any]) -> Iterator[Said]:
+        """Text of an event. Raises ServerRefused for one that says what went wrong."""
+        if event.get("error"):
+            raise ServerRefused(_message(event) or "the server gives up without a reason")
+        self._usage = event.get("usage") or self._usage
+        self._timings = event.get("timings") or self._timings
+        for choice in event.get("choices") or ():
+            self._reason = choice.get("finish_reason") or self._reason
+            delta = choice.get("delta") or {}
+            if thought := delta.get("reasoning_content") or delta.get("reasoning"):
+                yield Said(thought, thought=True)
+            if text := delta.get("content"):
+                yield Said(text)
+
+    def figures(self, began: float, first: float | None, ended: float) -> Figures:
+        usage, timings = self._usage, self._timings
+        n: int | None = usage.get("completion_tokens", timings.get("predicted_n"))
+        speed = timings.get("predicted_per_second")
+        if speed is None and n is not None and n > 1 and first is not None and ended > first:
+            speed = (n - 1) / (ended - first)
+        return Figures(
+            n_prompt=usage.get("prompt_tokens"),
+            n_cached=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", timings.get("cache_n")),
+            n_predicted=n,
+            tokens_per_second=speed or None,
+            first_seconds=None if first is None else first - began,
+            cut=self._reason == "length",
+        )
+
+
+def _events(answer: httpx.Response) -> Iterator[Mapping[str, Any]]:
+    """The JSON objects of a stream of server-sent events."""
+    for line in answer.iter_lines():
+        text = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+        if text == "[DONE]":
+            return
+        if text:
+            try:
+                event = json.loads(text)
+            except ValueError:
+                event = None
+            if not isinstance(event, dict):
+                raise ServerRefused(f"the server sends what is no JSON object: {escaped(text[:100])}")
+            yield event
+
+
+def _refusal(answer: httpx.Response) -> str:
+    try:
+        message = _message(answer.json())
+    except ValueError:
+        message = ""
+    hint = " (--api-key gives a key)" if answer.status_code in (401, 403) else ""
+    return f"{answer.request.url} answers {answer.status_code}: {message or answer.reason_phrase}{hint}"
+
+
+def _message(body: Any) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
+    return escaped(str(error.get("message", "")) if isinstance(error, dict) else str(error or ""))

@@ -1,0 +1,100 @@
+"""A terminal that a program runs in: what is typed, and what stands on the screen."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pexpect
+import pyte
+
+
+class Terminal:
+    """A program in a terminal of its own, which answers what terminals are asked."""
+
+    def __init__(
+        self, arguments: Sequence[str], *, environ: Mapping[str, str] | None = None, rows: int = 40, columns: int = 100
+    ) -> None:
+        self.screen = pyte.HistoryScreen(columns, rows, history=2000, ratio=1.0)
+        self._stream = pyte.ByteStream(self.screen)
+        environment = {**os.environ, **(environ or {}), "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
+        environment.pop("NO_COLOR", None)
+        self._child: Any = pexpect.spawn(
+            sys.executable, ["-m", "llamado", *arguments], dimensions=(rows, columns), env=environment, timeout=120,
+        )  # fmt: skip
+        self._child.delaybeforesend = None
+        # What the screen answers (where the cursor is) goes back to the program.
+        self.screen.write_process_input = lambda data: self._child.send(data)
+        self.raw = b""
+
+    def type(self, text: str) -> None:
+        """Keys, as a terminal sends them."""
+        self._child.send(text)
+
+    def paste(self, text: str) -> None:
+        """A paste, as terminals mark it."""
+        self.type(f"\x1b[200~{text}\x1b[201~")
+
+    def resize(self, rows: int, columns: int) -> None:
+        """The window has another size."""
+        self.screen.resize(rows, columns)
+        self._child.setwinsize(rows, columns)
+
+    def read(self, seconds: float = 0.05) -> None:
+        """Take what the program writes for so long."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            try:
+                data = self._child.read_nonblocking(65536, timeout=left)
+            except pexpect.TIMEOUT:
+                return
+            except pexpect.EOF:
+                return
+            self.raw += data
+            self._stream.feed(data)
+
+    @property
+    def text(self) -> str:
+        """What stands on the screen, and what has gone off its top."""
+        above = ["".join(line[x].data for x in range(self.screen.columns)) for line in self.screen.history.top]
+        return "\n".join(line.rstrip() for line in [*above, *self.screen.display]).rstrip()
+
+    @property
+    def shown(self) -> str:
+        """What stands on the screen."""
+        return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
+
+    def until(self, pattern: str, seconds: float = 60.0, *, count: int = 1) -> str:
+        """Wait until a regular expression is found (so often) in the text; all of it."""
+        end = time.monotonic() + seconds
+        while len(re.findall(pattern, self.text, re.MULTILINE)) < count:
+            if time.monotonic() > end:
+                raise AssertionError(f"no {pattern!r} (x{count}) within {seconds:g} s on:\n{self.text}")
+            self.read()
+        return self.text
+
+    def prompt(self, seconds: float = 60.0) -> None:
+        """Wait for an empty prompt below everything else."""
+        end = time.monotonic() + seconds
+        while self.shown.rpartition("\n")[2] != ">" or self.screen.cursor.x != 2:
+            if time.monotonic() > end:
+                raise AssertionError(f"no prompt within {seconds:g} s on:\n{self.text}")
+            self.read()
+
+    def exit_code(self, seconds: float = 30.0) -> int:
+        """Wait for the end of the program; its exit code, negative for a signal."""
+        end = time.monotonic() + seconds
+        while self._child.isalive():
+            if time.monotonic() > end:
+                raise AssertionError(f"it goes on after {seconds:g} s:\n{self.text}")
+            self.read()
+        self.read(0.2)
+        return -self._child.signalstatus if self._child.exitstatus is None else self._child.exitstatus
+
+    def close(self) -> None:
+        """End the program, if it has not."""
+        self._child.close(force=True)
