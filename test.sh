@@ -20,9 +20,9 @@ if [ ! -x .venv/bin/python ] || [ pyproject.toml -nt "$stamp" ]; then
   touch "$stamp"
 fi
 
-marks="not interop"
+marks="not interop and not browser"
 if [ "${1:-}" = "fast" ]; then
-  marks="not interop and not slow"
+  marks="not interop and not browser and not slow"
   shift
 fi
 
@@ -39,9 +39,9 @@ step "lint-imports"
 step "pytest"
 printf '%s\n' \
   "************************************************************************" \
-  "  Tests against the real llama.cpp, of real clients, of clusters on Ray" \
-  "  and of Helm's own rendering are SKIPPED here: .ci/run installs all of" \
-  "  them and runs them." \
+  "  Tests against the real llama.cpp, of the page in a browser, of real" \
+  "  clients, of clusters on Ray and of Helm's own rendering are SKIPPED" \
+  "  here: .ci/run installs all of them and runs them." \
   "************************************************************************"
 # Two files at a time: many tests wait for processes they started. In the order of their names: a file of few tests may
 # be a long one, which should not come last. The last line is pytest's own summary.

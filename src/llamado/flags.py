@@ -158,7 +158,7 @@ _DRAFT_ALIKE = "the draft model has what the model has"
 _ONE_DRAFT = "there is one draft, which is kept where it is what would have been chosen anyway"
 _REMOVED = "llama-server has removed this flag, too; see --spec-type"
 _NO_TOOLS = "this server never runs tools"
-_NO_PAGE = "there is no web page"
+_NO_PAGE = "the page asks nothing of other servers"
 
 # fmt: off
 MODEL = _group(
@@ -535,9 +535,12 @@ SERVER = _group(
           default="", metavar="TEXT", env="LLAMA_ARG_THINK_BUDGET_MESSAGE"),
     _used("--reasoning-preserve", "give thoughts of earlier turns to templates that take them", default=True,
           off_names="--no-reasoning-preserve", env="LLAMA_ARG_REASONING_PRESERVE"),
-    _none("--ui --webui", _NO_PAGE, type="bool", off_names="--no-ui --no-webui", env="LLAMA_ARG_UI"),
-    _none("--ui-config --webui-config", _NO_PAGE, env="LLAMA_ARG_UI_CONFIG"),
-    _none("--ui-config-file --webui-config-file", _NO_PAGE, env="LLAMA_ARG_UI_CONFIG_FILE"),
+    _used("--ui --webui", "the page at / for browsers", default=True, off_names="--no-ui --no-webui",
+          env="LLAMA_ARG_UI"),
+    _used("--ui-config --webui-config", "settings the page begins with, as JSON", type="str", metavar="JSON",
+          env="LLAMA_ARG_UI_CONFIG"),
+    _used("--ui-config-file --webui-config-file", "file of such settings", type="str", metavar="FILE",
+          env="LLAMA_ARG_UI_CONFIG_FILE"),
     _used("-to --timeout", "seconds a connection may rest while a request is read or an answer written", type="int",
           default=3600, metavar="N", env="LLAMA_ARG_TIMEOUT", commands=_HTTP),
     _used("--threads-http", "threads that read long prompts (-1: automatic)", type="int", default=-1, metavar="N",
@@ -580,7 +583,8 @@ SERVER = _group(
     _used("--slot-save-path", "folder for /slots/{id}?action=save and restore", type="str", metavar="FOLDER"),
     _used("--api-prefix", "path before all paths, without the slash at its end", type="str", default="",
           metavar="PREFIX", env="LLAMA_ARG_API_PREFIX"),
-    _used("--path", "folder of files to serve", type="str", metavar="FOLDER", env="LLAMA_ARG_STATIC_PATH"),
+    _used("--path", "folder of files to serve in place of the page", type="str", metavar="FOLDER",
+          env="LLAMA_ARG_STATIC_PATH"),
     _used("--sleep-idle-seconds", "unload the model after this long without a request; the next one loads it again "
           "(-1: never)", type="int", default=-1, metavar="SECONDS"),
     _used("--hang-timeout", "after how long in one step /livez says that the engine hangs (0: never)", type="float",

@@ -80,6 +80,26 @@ def _template_kwargs(flags: Parsed) -> dict[str, Any]:
     return kwargs
 
 
+def _page_settings(flags: Parsed) -> dict[str, Any]:
+    """What the page begins with: a file's settings, and those of the command line over them."""
+    settings: dict[str, Any] = {}
+    for flag, path, text in (
+        ("--ui-config-file", flags.ui_config_file, None),
+        ("--ui-config", None, flags.ui_config),
+    ):
+        try:
+            given = Path(path).read_text() if path else text
+            found = json.loads(given) if given else {}
+        except OSError as error:
+            raise FlagError(f"{flag}: {path} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise FlagError(f"{flag}: this is no JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise FlagError(f"{flag}: expected a JSON object, got {given!r:.200}")
+        settings |= found
+    return settings
+
+
 def _check_numbers(flags: Parsed) -> None:
     for key, least in (("timeout", 1), ("max_prompts", 1), ("models_max", 0), ("reasoning_budget", -1)):
         if flags.values[key] < least:
@@ -109,6 +129,8 @@ def _switches(flags: Parsed, kwargs: dict[str, Any], prefix: str, predict: Predi
         slot_save_path=_folder("--slot-save-path", flags.slot_save_path),
         api_prefix=prefix,
         static_path=_folder("--path", flags.path),
+        page=flags.ui and not flags.path,
+        page_settings=_page_settings(flags),
         max_prompts=flags.max_prompts,
         sleep_idle_seconds=flags.sleep_idle_seconds,
         hang_timeout=_hang_timeout(flags),

@@ -32,6 +32,7 @@ from llamado.http.json_body import parse_json
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
 from llamado.http.upstream import UpstreamLost, get
+from llamado.page.files import page_paths, page_response
 from llamado.router import catalogue as catalogues
 from llamado.router.catalogue import Catalogue, CatalogueError, RoutedModel
 from llamado.router.downloads import Downloads, remove_cached
@@ -75,6 +76,7 @@ class Router:
         self._autoload = autoload
         self._reread = reread
         self._stale = False
+        self.page = page_paths() if settings.switches.page else frozenset[str]()
         self.fleet = Fleet(catalogue, limits, self._tell)
         self.log_tail = LogTail(asyncio.get_running_loop())
         self._downloads = Downloads(self._tell, self._mark_stale)
@@ -113,6 +115,8 @@ class Router:
             await self._upstream(scope, receive, send)
         elif method == "GET" and (path == "/logs/stream" or path.startswith("/logs/stream/")):
             await self._log_stream(scope, receive, send)
+        elif method == "GET" and path in self.page:
+            await self._page(scope, receive, send)
         else:
             await error_response(not_found())(scope, receive, send)
 
@@ -202,6 +206,10 @@ class Router:
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, _HEALTHY)
 
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        await page_response(scope["path"], headers)(scope, receive, send)
+
     def _props(self) -> dict[str, Any]:
         return {
             "role": "router",
@@ -210,7 +218,8 @@ class Router:
             "model_alias": "llamado",
             "model_path": "none",
             "default_generation_settings": {"params": None, "n_ctx": 0},
-            "ui_settings": {},
+            "ui": self._settings.switches.page,
+            "ui_settings": dict(self._settings.switches.page_settings),
             "build_info": BUILD,
             "cors_proxy_enabled": False,
         }
@@ -601,7 +610,8 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
             instance = router.fleet.find(name)
             if instance is not None:
                 router.fleet.load(instance)
-        application.append(Access(router, settings.access, settings.switches.api_prefix, changing=CHANGING))
+        prefix, public = settings.switches.api_prefix, HEALTH | router.page
+        application.append(Access(router, settings.access, prefix, public=public, changing=CHANGING))
         server.access = application[0]
         return application[0]
 

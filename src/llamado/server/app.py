@@ -20,6 +20,7 @@ from llamado.errors import LlamadoError
 from llamado.http.access import HEALTH, Access
 from llamado.http.answer import error_response, json_response
 from llamado.http.request_log import Record, current, request_id
+from llamado.page.files import START, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
 from llamado.server.api.cluster import MEMBERS, cluster_router
 from llamado.server.api.completions import completions_router
@@ -40,10 +41,6 @@ from llamado.server.state import ServerState
 
 log = logging.getLogger("llamado.server")
 
-# Paths that need no key (`get_public_endpoints` in tools/server/server-http.cpp, b11434): the page of `--path` among
-# them, so that a browser can show it and ask for the key.
-PAGE = frozenset({"/", "/index.html"})
-PUBLIC = HEALTH | PAGE | MEMBERS
 
 CLIENT_GONE = 499
 """Status in logs and metrics of a request whose client went away before its answer began (nginx's)."""
@@ -76,7 +73,11 @@ class ServerApp:
         self._app = app
         self._state = state
         self._prefix = state.switches.api_prefix
-        self.access = Access(self._awake, state.access, self._prefix, public=PUBLIC, unready=self._unready)
+        # What needs no key (`get_public_endpoints` in tools/server/server-http.cpp, b11434): the page among it, so that
+        # a browser can show it and ask for the key.
+        self._page = page_paths() if state.switches.page else frozenset(START if state.switches.static_path else ())
+        public = HEALTH | MEMBERS | frozenset(START) | self._page
+        self.access = Access(self._awake, state.access, self._prefix, public=public, unready=self._unready)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -103,7 +104,7 @@ class ServerApp:
         """Let the routes answer, with a model that is awake where they need one."""
         try:
             sleep = self._state.sleep
-            quiet = sleep is None or scope["path"] in (QUIET if scope["method"] == "GET" else MEMBERS)
+            quiet = scope["path"] in (QUIET | self._page if scope["method"] == "GET" else MEMBERS)
             if sleep is None or quiet or (sleep.asleep and not self._exists(scope)):
                 await self._app(scope, receive, send)
                 return
@@ -124,7 +125,7 @@ class ServerApp:
 
     def _unready(self, path: str) -> tuple[int, bytes] | None:
         """The answer while the model is loaded; only the page is there already."""
-        if self._state.served is not None or (self._state.switches.static_path and path in PAGE):
+        if self._state.served is not None or path in self._page:
             return None
         return health_body(self._state)
 
@@ -226,4 +227,6 @@ def create_app(state: ServerState) -> ServerApp:
 
         # Behind all endpoints, so that no file can stand in for one.
         app.mount("/", StaticFiles(directory=state.switches.static_path, html=True))
+    elif state.switches.page:
+        app.router.routes += page_routes()
     return ServerApp(app, state)

@@ -60,6 +60,11 @@ class Switches:
     """Folder for `/slots/{id}?action=save`; None: the endpoint is off."""
     api_prefix: str = ""
     static_path: str | None = None
+    """Folder of files to serve in the page's stead."""
+    page: bool = True
+    """Whether browsers are shown the page at `/`."""
+    page_settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the page begins with in place of its own defaults."""
     max_prompts: int = 1024
     """Most prompts of one request."""
     sleep_idle_seconds: int = -1

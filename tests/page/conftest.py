@@ -1,0 +1,106 @@
+"""A real browser for the page: Debian's Chromium, driven by Playwright. Without one these tests are skipped."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+CHROMIUM = os.environ.get("LLAMADO_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+SCREENSHOTS = Path(__file__).parents[2] / "docs" / "pictures"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium (apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # As root, as containers are, Chromium runs only without its sandbox; it opens nothing but our own page.
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    found = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
+    found.set_default_timeout(15_000)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Iterator[Page]:
+    """A tab; the test fails where its console says an error, where a script throws, or where anything is asked of an
+    address that is not this machine's."""
+    found = context.new_page()
+    said: list[str] = []
+    expected: list[str] = []
+    found.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    found.on("pageerror", lambda error: said.append(str(error)))
+    found.on("request", lambda request: said.append(request.url) if _leaves(request.url) else None)
+    found.expected_errors = expected  # type: ignore[attr-defined]
+    yield found
+    wrong = [line for line in said if not any(re.search(pattern, line) for pattern in expected)]
+    assert not wrong, wrong
+
+
+def _leaves(url: str) -> bool:
+    return not re.match(r"(http://127\.0\.0\.1[:/]|data:|blob:|about:)", url)
+
+
+@pytest.fixture(scope="session")
+def smollm2_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real server of the real SmolLM2, with eight slots."""
+    with serving(
+        tmp_path_factory.mktemp("smollm2"), "-m", "smollm2", "-c", "16384", "-np", "8", "--metrics"
+    ) as address:
+        yield address
+
+
+class serving:
+    """`llamado serve` with arguments on a free port: its address inside the `with`; ended behind it."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._log = folder / "log"
+        self._arguments = arguments
+
+    def __enter__(self) -> str:
+        command = [sys.executable, "-m", "llamado", "serve", *self._arguments, "--port", "0"]
+        with self._log.open("wb") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=file)
+        return self.wait(lambda: self._address())
+
+    def _address(self) -> str | None:
+        text = self._log.read_text(errors="replace")
+        found = re.search(r"listening on (http://127\.0\.0\.1:\d+)", text)
+        return found[1] if found and "all slots are idle" in text else None
+
+    def wait(self, found: Callable[[], str | None], timeout: float = 120) -> str:
+        deadline = time.monotonic() + timeout
+        while (value := found()) is None:
+            assert self.process.poll() is None and time.monotonic() < deadline, self._log.read_text(errors="replace")
+            time.sleep(0.02)
+        return value
+
+    def __exit__(self, *_: object) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

@@ -1,0 +1,46 @@
+"""How the page's files are answered."""
+
+from __future__ import annotations
+
+import gzip
+
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from llamado.page.files import page_paths, page_routes
+
+client = TestClient(Starlette(routes=list(page_routes())))
+
+
+def test_the_start_and_all_it_names() -> None:
+    start = client.get("/")
+    assert start.status_code == 200 and start.headers["content-type"] == "text/html; charset=utf-8"
+    assert start.content == client.get("/index.html").content
+    named = [path for path in page_paths() if path.lstrip("/") in start.text]
+    assert any(path.endswith(".js") for path in named) and any(path.endswith(".css") for path in named)
+    for path in page_paths():
+        assert client.get(path).status_code == 200, path
+
+
+def test_nothing_else_is_answered() -> None:
+    for path in ("/assets/none.js", "/assets/..%2findex.html", "/sources.sha256", "/files.py", "/assets/"):
+        assert client.get(path).status_code == 404, path
+
+
+def test_scripts_come_from_the_server_alone() -> None:
+    policy = dict(part.split(" ", 1) for part in client.get("/").headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'" and policy["script-src"] == policy["connect-src"] == "'self'"
+    assert policy["require-trusted-types-for"] == "'script'" and policy["frame-ancestors"] == "'none'"
+
+
+def test_kept_by_the_browser_and_packed() -> None:
+    path = next(path for path in page_paths() if path.startswith("/assets/") and path.endswith(".js"))
+    plain = client.get(path, headers={"accept-encoding": "identity"})
+    packed = client.get(path, headers={"accept-encoding": "gzip"})
+    assert "immutable" in plain.headers["cache-control"] and "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip" and packed.content == plain.content
+    assert len(gzip.compress(plain.content)) >= int(packed.headers["content-length"]) * 0.9
+    start = client.get("/")
+    assert start.headers["cache-control"] == "no-cache"
+    again = client.get("/", headers={"if-none-match": start.headers["etag"]})
+    assert again.status_code == 304 and again.content == b""

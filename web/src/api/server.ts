@@ -1,0 +1,87 @@
+// What is known of the server: whether it answers, what it serves, its settings.
+import { computed, effect, signal } from "@preact/signals";
+import { ApiFailure, apiKey, getJson } from "./http";
+
+export interface Props {
+  model_alias?: string;
+  model_path?: string;
+  total_slots?: number;
+  build_info?: string;
+  role?: string;
+  chat_template?: string;
+  chat_template_caps?: Record<string, unknown>;
+  modalities?: Record<string, boolean>;
+  endpoint_slots?: boolean;
+  endpoint_metrics?: boolean;
+  default_generation_settings?: { n_ctx?: number; params?: Record<string, unknown> };
+  ui_settings?: Record<string, unknown>;
+}
+
+export interface ModelEntry {
+  id: string;
+  /** Of a router's models: loaded, loading, unloaded, … */
+  status?: { value: string };
+}
+
+export type Health =
+  | { state: "ready" }
+  | { state: "loading"; stage: string; progress: number }
+  | { state: "fault"; why: string }
+  | { state: "unreachable" };
+
+export const health = signal<Health>({ state: "loading", stage: "", progress: 0 });
+export const props = signal<Props>({});
+export const models = signal<ModelEntry[]>([]);
+/** Whether many models are behind this address (a router). */
+export const isRouter = computed(() => props.value.role === "router");
+
+const READY_MS = 5000;
+const WAITING_MS = 700;
+
+async function readHealth(): Promise<Health> {
+  let response: Response;
+  try {
+    response = await fetch(new URL("health", document.baseURI));
+  } catch {
+    return { state: "unreachable" };
+  }
+  if (response.ok) return { state: "ready" };
+  try {
+    const body = (await response.json()) as { error?: { message?: string }; stage?: string; progress?: number };
+    if (body.stage !== undefined) return { state: "loading", stage: body.stage, progress: body.progress ?? 0 };
+    return { state: "fault", why: body.error?.message ?? response.statusText };
+  } catch {
+    return { state: "fault", why: response.statusText };
+  }
+}
+
+/** Reads settings and models anew; without a key that is wanted, nothing. */
+export async function refresh(): Promise<void> {
+  try {
+    const [found, listed] = await Promise.all([getJson<Props>("props"), getJson<{ data: ModelEntry[] }>("v1/models")]);
+    props.value = found;
+    models.value = listed.data;
+  } catch (error) {
+    if (!(error instanceof ApiFailure)) throw error;
+  }
+}
+
+async function watch(): Promise<void> {
+  const before = health.value.state;
+  const now = await readHealth();
+  if (JSON.stringify(now) !== JSON.stringify(health.value)) health.value = now;
+  if (now.state === "ready" && before !== "ready") await refresh();
+  setTimeout(() => void watch(), now.state === "ready" ? READY_MS : WAITING_MS);
+}
+
+/** Begins to watch the server; called once. */
+export function start(): void {
+  void watch();
+  let key = apiKey.value;
+  effect(() => {
+    if (apiKey.value !== key) {
+      key = apiKey.value;
+      void refresh();
+    }
+  });
+}

@@ -1,0 +1,16 @@
+import { expect, test } from "vitest";
+import { EventParser } from "./sse";
+
+const TEXT = 'data: {"a": 1}\r\n\r\n: a comment\n\nevent: end\ndata: one\ndata:two\n\ndata: not ended';
+
+test("events come out the same however the bytes are cut", () => {
+  const whole = new EventParser().push(TEXT);
+  expect(whole).toEqual([
+    { event: "message", data: '{"a": 1}' },
+    { event: "end", data: "one\ntwo" },
+  ]);
+  for (let cut = 0; cut <= TEXT.length; cut++) {
+    const parser = new EventParser();
+    expect([...parser.push(TEXT.slice(0, cut)), ...parser.push(TEXT.slice(cut))]).toEqual(whole);
+  }
+});

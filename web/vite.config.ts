@@ -1,0 +1,51 @@
+import { createHash } from "node:crypto";
+import { readFileSync, readdirSync, statSync, writeFileSync } from "node:fs";
+import { join, relative } from "node:path";
+import preact from "@preact/preset-vite";
+import { defineConfig, type Plugin } from "vite";
+
+const HERE = import.meta.dirname;
+const BUILT = join(HERE, "../src/llamado/page/built");
+
+// What the built files are made of. `tests/page/test_built.py` computes the same, so that nobody forgets to build.
+const SOURCES = ["index.html", "package.json", "package-lock.json", "tsconfig.json", "vite.config.ts", "public", "src"];
+
+function files(path: string): string[] {
+  if (!statSync(path).isDirectory()) return [path];
+  return readdirSync(path).flatMap((name) => files(join(path, name)));
+}
+
+function sourcesDigest(): Plugin {
+  return {
+    name: "sources-digest",
+    closeBundle() {
+      const digest = createHash("sha256");
+      const paths = SOURCES.flatMap((name) => files(join(HERE, name))).map((path) => relative(HERE, path));
+      for (const path of paths.sort()) {
+        digest.update(`${path}\0`).update(readFileSync(join(HERE, path))).update("\0");
+      }
+      writeFileSync(join(BUILT, "sources.sha256"), `${digest.digest("hex")}\n`);
+    },
+  };
+}
+
+export default defineConfig({
+  base: "./", // the server may have a prefix before all paths (--api-prefix)
+  plugins: [preact(), sourcesDigest()],
+  build: {
+    outDir: BUILT,
+    emptyOutDir: true,
+    target: "es2022",
+    assetsInlineLimit: 0, // the Content-Security-Policy allows no data: URLs for scripts and styles
+    modulePreload: { polyfill: false },
+    chunkSizeWarningLimit: 2000,
+  },
+  server: {
+    // `npm run dev` beside a server on its usual port
+    proxy: Object.fromEntries(
+      ["/v1", "/health", "/props", "/slots", "/models", "/metrics", "/completion", "/infill", "/tokenize", "/cluster", "/live", "/lab", "/tools"].map(
+        (path) => [path, "http://127.0.0.1:8080"],
+      ),
+    ),
+  },
+});
