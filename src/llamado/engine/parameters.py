@@ -40,6 +40,8 @@ class Parameter:
     """What the Responses API calls it where that is another name."""
     messages: str = ""
     """What Anthropic's Messages API calls it; "": not part of that API."""
+    ollama: str = ""
+    """What it is called among the `options` of Ollama's API; "": not part of that API."""
     flags: str = ""
     """Flags that set the default; "": none does."""
     off_flags: str = ""
@@ -94,32 +96,34 @@ def _bool(name: str, help: str, **more: Any) -> Parameter:
 # fmt: off
 PARAMETERS: tuple[Parameter, ...] = (
     _row("seed", "seed", "seed of the sampler: a whole number or a text (-1: random)", flags="-s --seed",
-         metavar="SEED"),
+         metavar="SEED", ollama="seed"),
     _number("temperature", "temperature (0: greedy)", 0.0, flags="--temp --temperature", env="LLAMA_ARG_TEMPERATURE",
-            metavar="T", messages="temperature"),
+            metavar="T", messages="temperature", ollama="temperature"),
     _number("dynatemp_range", "dynamic temperature: the temperature plus and minus this (0: off)",
             flags="--dynatemp-range", metavar="T"),
     _number("dynatemp_exponent", "dynamic temperature: exponent of the entropy", flags="--dynatemp-exp"),
     _int("top_k", "sample among the K likeliest tokens (0: all)", hard=False, flags="--top-k", env="LLAMA_ARG_TOP_K",
-         metavar="K", messages="top_k"),
+         metavar="K", messages="top_k", ollama="top_k"),
     _number("top_p", "sample among the likeliest tokens of total probability P (1: all)", 0.0, 1.0, flags="--top-p",
-            env="LLAMA_ARG_TOP_P", metavar="P", messages="top_p"),
+            env="LLAMA_ARG_TOP_P", metavar="P", messages="top_p", ollama="top_p"),
     _number("min_p", "least probability relative to the likeliest token's (0: any)", 0.0, 1.0, flags="--min-p",
-            env="LLAMA_ARG_MIN_P", metavar="P"),
+            env="LLAMA_ARG_MIN_P", metavar="P", ollama="min_p"),
     _number("top_n_sigma", "keep tokens within N standard deviations of the likeliest (-1: off)",
             flags="--top-nsigma --top-n-sigma", metavar="N"),
     _number("xtc_probability", "XTC: chance of leaving out the likeliest tokens (0: off)", 0.0, 1.0,
             flags="--xtc-probability", metavar="P"),
     _number("xtc_threshold", "XTC: probability from which on a token may be left out (above 0.5: off)", 0.0, 1.0,
             flags="--xtc-threshold", metavar="P"),
-    _number("typical_p", "locally typical sampling (1: off)", flags="--typical --typical-p", metavar="P"),
-    _int("repeat_last_n", "tokens looked back at by the penalties (0: none)", flags="--repeat-last-n"),
+    _number("typical_p", "locally typical sampling (1: off)", flags="--typical --typical-p", metavar="P",
+            ollama="typical_p"),
+    _int("repeat_last_n", "tokens looked back at by the penalties (0: none)", flags="--repeat-last-n",
+         ollama="repeat_last_n"),
     _number("repeat_penalty", "penalty of repeated tokens (1: off)", flags="--repeat-penalty",
-            env="LLAMA_ARG_REPEAT_PENALTY"),
+            env="LLAMA_ARG_REPEAT_PENALTY", ollama="repeat_penalty"),
     _number("presence_penalty", "penalty of tokens that were there (0: off)", flags="--presence-penalty",
-            env="LLAMA_ARG_PRESENCE_PENALTY"),
+            env="LLAMA_ARG_PRESENCE_PENALTY", ollama="presence_penalty"),
     _number("frequency_penalty", "penalty by how often a token was there (0: off)", flags="--frequency-penalty",
-            env="LLAMA_ARG_FREQUENCY_PENALTY"),
+            env="LLAMA_ARG_FREQUENCY_PENALTY", ollama="frequency_penalty"),
     _number("dry_multiplier", "DRY: penalty of repeated sequences (0: off)", flags="--dry-multiplier"),
     _number("dry_base", "DRY: base of the penalty's growth", flags="--dry-base"),
     _int("dry_allowed_length", "DRY: length of repetition that is free", flags="--dry-allowed-length"),
@@ -127,19 +131,21 @@ PARAMETERS: tuple[Parameter, ...] = (
     _row("dry_sequence_breakers", "breakers",
          "DRY: a text that ends a sequence; may be repeated; none for no breakers", flags="--dry-sequence-breaker",
          metavar="TEXT", form="DRY: texts that end a sequence", brief=False),
-    _int("mirostat", "Mirostat: 0 off, 1 Mirostat, 2 Mirostat 2.0", high=2, hard=False, flags="--mirostat"),
-    _number("mirostat_tau", "Mirostat: entropy aimed at (tau)", flags="--mirostat-ent"),
-    _number("mirostat_eta", "Mirostat: learning rate (eta)", flags="--mirostat-lr"),
+    _int("mirostat", "Mirostat: 0 off, 1 Mirostat, 2 Mirostat 2.0", high=2, hard=False, flags="--mirostat",
+         ollama="mirostat"),
+    _number("mirostat_tau", "Mirostat: entropy aimed at (tau)", flags="--mirostat-ent", ollama="mirostat_tau"),
+    _number("mirostat_eta", "Mirostat: learning rate (eta)", flags="--mirostat-lr", ollama="mirostat_eta"),
     _number("adaptive_target", "adaptive-p: choose tokens near this probability (negative: off)", -FLOAT32_MAX, 1.0,
             flags="--adaptive-target", metavar="P"),
     _number("adaptive_decay", "adaptive-p: how slowly the target adapts, 0 to 0.99", 0.0, 0.99, hard=True,
             flags="--adaptive-decay"),
     _row("stop", "texts", "stop string; may be repeated", flags="-r --reverse-prompt", metavar="TEXT",
-         form="texts that end the answer", messages="stop_sequences", brief=False),
+         form="texts that end the answer", messages="stop_sequences", brief=False, ollama="stop"),
     _int("n_predict", "tokens to predict (-1: no limit)", low=-1, flags="-n --predict --n-predict",
          env="LLAMA_ARG_N_PREDICT", names="n_predict max_completion_tokens max_tokens", responses="max_output_tokens",
-         messages="max_tokens", keys="max_tokens n_predict"),
-    _int("n_keep", "tokens of the prompt kept when the context is full (-1: all)", low=-1, flags="--keep"),
+         messages="max_tokens", keys="max_tokens n_predict", ollama="num_predict"),
+    _int("n_keep", "tokens of the prompt kept when the context is full (-1: all)", low=-1, flags="--keep",
+         ollama="num_keep"),
     _int("n_discard", "tokens to drop when the context is shifted (0: half of them)"),
     _bool("ignore_eos", "never end by itself", flags="--ignore-eos"),
     _bool("stream", "send the answer in parts as it is made", messages="stream"),
@@ -194,15 +200,17 @@ def markdown() -> str:
         "names: the first that is given counts. Flags set what a request gets that does not say.",
         "",
         "`/completion`, `/infill`, `/v1/completions` and `/v1/chat/completions` take all fields (the chat's `logprobs` "
-        "is OpenAI's, a switch beside `top_logprobs`), `/v1/responses` too but for what it spells otherwise.",
+        "is OpenAI's, a switch beside `top_logprobs`), `/v1/responses` too but for what it spells otherwise. "
+        "`/api/chat` and `/api/generate`, which are Ollama's, take some among their `options`.",
         "",
-        "| field | type | limits | default | `/v1/responses` | `/v1/messages` | flags | |",
-        "|---|---|---|---|---|---|---|---|",
+        "| field | type | limits | default | `/v1/responses` | `/v1/messages` | Ollama | flags | |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in PARAMETERS:
         cells = [
             _words(row.names), row.type, _limits(row), _default(row.default), _words(row.responses.split()),
-            _words(row.messages.split()), _words((*row.flags.split(), *row.off_flags.split())), row.form or row.help,
+            _words(row.messages.split()), _words(row.ollama.split()),
+            _words((*row.flags.split(), *row.off_flags.split())), row.form or row.help,
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])

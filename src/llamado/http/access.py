@@ -142,16 +142,16 @@ class Access:
             return
         if self.draining and not live:
             error = ApiError("unavailable_error", "the server is ending", retry_after=_DRAIN_SECONDS)
-            await error_response(error, close=True)(scope, receive, send)
+            await error_response(error, path, close=True)(scope, receive, send)
             return
         if self._keys and path not in self._public and not key_is_valid(headers, self._keys):
-            await error_response(ApiError("authentication_error", "Invalid API Key"))(scope, receive, send)
+            await error_response(ApiError("authentication_error", "Invalid API Key"), path)(scope, receive, send)
             return
         changes = scope["method"] not in _SAFE or path in self._changing
         if changes and not self._keys and self._is_foreign(headers):
             origin = headers.get(b"origin", b"").decode("latin-1")[:200] or "another site"
             message = f"pages of {origin} may not change anything here: see --cors-origins and --api-key"
-            await error_response(ApiError("permission_error", message))(scope, receive, send)
+            await error_response(ApiError("permission_error", message), path)(scope, receive, send)
             return
         if scope["method"] == "HEAD":
             scope["method"], send = "GET", _without_body(send)

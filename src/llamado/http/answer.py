@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from llamado.errors import LlamadoError
-from llamado.http.errors import ApiError, ClientGone, unexpected
+from llamado.http.errors import ApiError, ClientGone, error_body, unexpected
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -26,14 +26,17 @@ def json_response(body: bytes, status: int = 200, headers: dict[str, Any] | None
     return Response(body, status, headers, media_type=JSON_TYPE)
 
 
-def error_response(error: ApiError, *, close: bool = False) -> Response:
-    """An error as a response; one that may pass says when to ask again. `close`: the connection ends with it."""
+def error_response(error: ApiError, path: str = "", *, close: bool = False) -> Response:
+    """An error as a response, in the form of the API that `path` belongs to; one that may pass says when to ask again.
+
+    `close`: the connection ends with it.
+    """
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
     if close:
         headers["Connection"] = "close"
-    return json_response(error.body, error.status, headers)
+    return json_response(error_body(error, path), error.status, headers)
 
 
 async def answer(send: Send, body: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
@@ -83,4 +86,4 @@ async def answer_faults(
             log.error("%s %s", scope["method"], scope["path"][:200], exc_info=error)
         fault = translate(error)
     if not started:
-        await error_response(fault)(scope, receive, send)
+        await error_response(fault, scope["path"])(scope, receive, send)

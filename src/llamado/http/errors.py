@@ -49,6 +49,21 @@ class ApiError(LlamadoError):
         return orjson.dumps({"error": self.error})
 
 
+OLLAMA = frozenset(
+    f"/api/{name}"
+    for name in (
+        "chat", "generate", "embed", "embeddings", "tags", "ps", "show", "version", "pull", "push", "create", "copy",
+        "delete",
+    )
+)  # fmt: skip
+"""The paths of Ollama's API, where errors are a text."""
+
+
+def error_body(error: ApiError, path: str) -> bytes:
+    """The JSON body of an error in the form of the API that a path belongs to."""
+    return orjson.dumps({"error": error.message}) if path in OLLAMA else error.body
+
+
 class ClientGone(LlamadoError):
     """The client closed its connection before its request was complete."""
 

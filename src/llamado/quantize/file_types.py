@@ -70,6 +70,14 @@ _OF_FILES = {
 }  # fmt: skip
 
 
+_NAMES = {kind.number: kind.name for kind in FILE_TYPES}  # of two names the later one, which says the mixture
+
+
+def file_type_name(number: int) -> str | None:
+    """What a kind of file is called by its `general.file_type`; None for a number that stands for none."""
+    return _NAMES.get(number & ~GUESSED)
+
+
 def find_file_type(text: str) -> FileType | None:
     """The kind of file of that name, in any case, or number."""
     for kind in (*FILE_TYPES, COPY):

@@ -19,6 +19,7 @@ from llamado import __version__
 from llamado.errors import LlamadoError
 from llamado.http.access import HEALTH, Access
 from llamado.http.answer import error_response, json_response
+from llamado.http.errors import OLLAMA
 from llamado.http.request_log import Record, current, request_id
 from llamado.page.files import START, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
@@ -27,6 +28,7 @@ from llamado.server.api.completions import completions_router
 from llamado.server.api.embeddings import embeddings_router
 from llamado.server.api.infill import infill_router
 from llamado.server.api.lora import lora_router
+from llamado.server.api.ollama.routes import ollama_router
 from llamado.server.api.predict import predict_router
 from llamado.server.api.responses import responses_router
 from llamado.server.api.routes import Routes, document
@@ -54,14 +56,14 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     api = translate(error)
     if api.status == 500:
         log.error("%s %s", request.method, request.url.path, exc_info=error)
-    return error_response(api)
+    return error_response(api, request.scope["path"])
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     # The router's own errors are an unknown path and a wrong method; llama-server calls both 404.
     status = error.status_code if isinstance(error, HTTPException) else 404
     if status in (404, 405):
-        return json_response(not_found().body, 404)
+        return error_response(not_found(), request.scope["path"])
     detail = error.detail if isinstance(error, HTTPException) else str(error)
     return json_response(ApiError("invalid_request_error", str(detail), status=status).body, status)
 
@@ -112,7 +114,7 @@ class ServerApp:
                 async with sleep.awake():
                     await self._app(scope, receive, send)
             except ApiError as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
         finally:
             record = current.get()
             if record is not None:
@@ -127,7 +129,10 @@ class ServerApp:
         """The answer while the model is loaded; only the page is there already."""
         if self._state.served is not None or path in self._page:
             return None
-        return health_body(self._state)
+        status, body = health_body(self._state)
+        if path in OLLAMA:
+            body = orjson.dumps({"error": _reason(body)})
+        return status, body
 
     def _note(self, record: Record) -> None:
         seconds = time.perf_counter() - record.began
@@ -175,16 +180,17 @@ def _noting(send: Send, record: Record) -> Send:
             record.status = message["status"]
             message["headers"] = [*message["headers"], id]
         elif record.status >= 400 and not record.reason:
-            record.reason = _reason(message.get("body", b""))
+            record.reason = _reason(message.get("body", b""))[:_LONGEST_REASON]
         await send(message)
 
     return send_noting
 
 
 def _reason(body: bytes) -> str:
-    """What an error's body says, or "" where it is none."""
+    """What an error's body says in any of the APIs' forms, or "" where it is none."""
     try:
-        return str(orjson.loads(body)["error"]["message"])[:_LONGEST_REASON]
+        error = orjson.loads(body)["error"]
+        return error if isinstance(error, str) else str(error["message"])
     except (ValueError, KeyError, TypeError):
         return ""
 
@@ -205,6 +211,7 @@ def create_app(state: ServerState) -> ServerApp:
         text_router(generator),
         responses_router(generator),
         messages_router(generator),
+        ollama_router(generator, state),
         infill_router(generator),
         embeddings_router(state),
         slots_router(state),

@@ -87,6 +87,7 @@ def _embeddings(options: EngineOptions, llama: LoadedModel, embedder: Embedder) 
     return ServedEmbeddings(
         embedder=embedder,
         pooling=embedder.pooling,
+        max_tokens=embedder.max_tokens,
         normalize=options.embd_normalize,
         # llama-server ranks where it was told to, whatever the file says.
         reranks=options.reranking or options.pooling == "rank",

@@ -58,6 +58,8 @@ class ServedEmbeddings:
 
     embedder: ServedEmbedder
     pooling: Pooling
+    max_tokens: int
+    """The most tokens of a text."""
     normalize: int = 2
     """The norm that embeddings get where a request does not say; see `engine.pooling.normalize`."""
     reranks: bool = False

@@ -166,6 +166,11 @@ class Embedder:
         request.future.add_done_callback(lambda _: self._forget(request))
         return request.future
 
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of a text."""
+        return self.n_ctx - 1 if self._divisible else min(self.forward.max_batch, self.n_ctx)
+
     def _check(self, tokens: Sequence[int]) -> None:
         n = len(tokens)
         if not n:

@@ -26,6 +26,7 @@ from llamado.server.generate.formats import answer_reader
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import table, text, whole, written
 from llamado.server.generate.request import GenerationRequest
+from llamado.server.generate.streaming import EVENTS
 from llamado.text.dialects.answer import AnswerReader, Part
 from llamado.text.dialects.dialect import Content, Reasoning
 
@@ -204,6 +205,8 @@ def _input(arguments: str) -> Any:
 
 class MessagesFormat:
     """Answers and events of the Messages API: one content block after the other, each stopped before the next."""
+
+    media_type = EVENTS
 
     def __init__(self, asked: GenerationRequest) -> None:
         self._asked = asked

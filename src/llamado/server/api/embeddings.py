@@ -57,7 +57,7 @@ class Vectors(Response):
                 return
             raise
         except LlamadoError as error:
-            response = error_response(translate(error))
+            response = error_response(translate(error), scope["path"])
         finally:
             watcher.cancel()
             waiting.cancel()

@@ -255,8 +255,65 @@ _INFILL_BODY = _record(
     prompt=_TEXT,
 )
 
-# Endpoint → its body, its answer, and whether that may be a stream of events.
-_ENDPOINTS: dict[str, tuple[Schema, Schema, bool]] = {
+# Ollama's
+_OLLAMA_ERROR = _record({"error": _TEXT})
+_KEEP_ALIVE = {"type": ["string", "number", "null"], "description": "seconds, or a duration such as 5m"}
+_OLLAMA_OPTIONS = _maybe(
+    _record(
+        {},
+        **{
+            row.ollama: {**_FORMS.get(row.type, {"type": [row.type, "null"]}), "description": row.form or row.help}
+            for row in PARAMETERS
+            if row.ollama
+        },
+    )
+)
+_OLLAMA_ASKED: dict[str, Schema] = {
+    "options": _OLLAMA_OPTIONS,
+    "format": {"anyOf": [{"enum": ["", "json", None]}, _OBJECT]},
+    "stream": _maybe(_FLAG),
+    "think": {"enum": [True, False, "low", "medium", "high", "max", None]},
+    "keep_alive": _KEEP_ALIVE,
+    "logprobs": _maybe(_FLAG),
+    "top_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
+}
+_OLLAMA_CALL = _record({"function": _record({"name": _TEXT, "arguments": _OBJECT})}, id=_TEXT)
+_OLLAMA_MESSAGE = _record(
+    {"role": _TEXT},
+    content=_maybe(_TEXT),
+    thinking=_TEXT,
+    tool_calls=_list(_OLLAMA_CALL),
+    tool_name=_TEXT,
+    images=_list(_TEXT),
+)
+_OLLAMA_END: dict[str, Schema] = {
+    "done_reason": _one_of("stop", "length", "load", "unload"),
+    "total_duration": _WHOLE,
+    "load_duration": _WHOLE,
+    "prompt_eval_count": _WHOLE,
+    "prompt_eval_duration": _WHOLE,
+    "eval_count": _WHOLE,
+    "eval_duration": _WHOLE,
+    "logprobs": _list(_record({"token": _TEXT, "logprob": _NUMBER, "bytes": _list(_WHOLE)})),
+}
+_OLLAMA_HEAD: dict[str, Schema] = {"model": _TEXT, "created_at": _TEXT, "done": _FLAG}
+_DETAILS = _record(
+    {
+        "parent_model": _TEXT,
+        "format": _TEXT,
+        "family": _TEXT,
+        "families": _list(_TEXT),
+        "parameter_size": _TEXT,
+        "quantization_level": _TEXT,
+    }
+)
+_OLLAMA_MODEL: dict[str, Schema] = {
+    "name": _TEXT, "model": _TEXT, "size": _WHOLE, "digest": _TEXT, "details": _DETAILS,
+}  # fmt: skip
+_OLLAMA_NAMED = _record({"model": _TEXT})
+
+# Endpoint → its body, None where it takes none, its answer, and whether that may be a stream.
+_ENDPOINTS: dict[str, tuple[Schema | None, Schema, bool]] = {
     "completion": (_record({"prompt": _PROMPT}, **_OPTIONS), _NATIVE_ANSWER, True),
     "infill": (_INFILL_BODY, _NATIVE_ANSWER, True),
     "openai_completion": (
@@ -297,6 +354,78 @@ _ENDPOINTS: dict[str, tuple[Schema, Schema, bool]] = {
         _record({"tokens": _list({"anyOf": [_WHOLE, _PIECE]})}),
         False,
     ),
+    "ollama_chat": (
+        _record({"model": _TEXT}, messages=_list(_OLLAMA_MESSAGE), tools=_CHAT["tools"], **_OLLAMA_ASKED),
+        _record({**_OLLAMA_HEAD, "message": _OLLAMA_MESSAGE}, **_OLLAMA_END),
+        True,
+    ),
+    "ollama_generate": (
+        _record(
+            {"model": _TEXT},
+            prompt=_TEXT,
+            suffix=_TEXT,
+            system=_TEXT,
+            template=_TEXT,
+            raw=_FLAG,
+            context=_maybe(_list(_WHOLE)),
+            images=_maybe(_list(_TEXT)),
+            **_OLLAMA_ASKED,
+        ),
+        _record({**_OLLAMA_HEAD, "response": _TEXT}, thinking=_TEXT, context=_list(_WHOLE), **_OLLAMA_END),
+        True,
+    ),
+    "ollama_embed": (
+        _record(
+            {"model": _TEXT, "input": {"anyOf": [_TEXT, _list(_TEXT)]}},
+            truncate=_FLAG,
+            dimensions=_WHOLE,
+            options=_OLLAMA_OPTIONS,
+            keep_alive=_KEEP_ALIVE,
+        ),
+        _record(
+            {"model": _TEXT, "embeddings": _list(_list(_NUMBER))},
+            total_duration=_WHOLE,
+            load_duration=_WHOLE,
+            prompt_eval_count=_WHOLE,
+        ),
+        False,
+    ),
+    "ollama_embeddings": (
+        _record({"model": _TEXT}, prompt=_TEXT, options=_OLLAMA_OPTIONS, keep_alive=_KEEP_ALIVE),
+        _record({"embedding": _list(_NUMBER)}),
+        False,
+    ),
+    "ollama_show": (
+        _record({"model": _TEXT}, verbose=_FLAG),
+        _record(
+            {
+                "modelfile": _TEXT,
+                "parameters": _TEXT,
+                "template": _TEXT,
+                "details": _DETAILS,
+                "model_info": _OBJECT,
+                "capabilities": _list(_TEXT),
+                "modified_at": _TEXT,
+            },
+            license=_TEXT,
+            tensors=_list(_OBJECT),
+        ),
+        False,
+    ),
+    "ollama_tags": (None, _record({"models": _list(_record({**_OLLAMA_MODEL, "modified_at": _TEXT}))}), False),
+    "ollama_ps": (
+        None,
+        _record(
+            {
+                "models": _list(
+                    _record({**_OLLAMA_MODEL, "expires_at": _TEXT, "size_vram": _WHOLE, "context_length": _WHOLE})
+                )
+            }
+        ),
+        False,
+    ),
+    "ollama_version": (None, _record({"version": _TEXT}), False),
+    "ollama_change": (_OLLAMA_NAMED, _record({"status": _TEXT}), False),
     "detokenize": (_record({}, tokens=_list(_WHOLE)), _record({"content": _TEXT}), False),
 }
 _FAILURES = {
@@ -316,12 +445,14 @@ def _json(schema: Schema) -> dict[str, Any]:
 def describe(name: str) -> dict[str, Any]:
     """Keyword arguments of a route: its body and its answers."""
     body, answer, streams = _ENDPOINTS[name]
-    content = _json(answer) | ({"text/event-stream": {"schema": _EVENT}} if streams else {})
+    ollama = name.startswith("ollama")
+    stream = {"application/x-ndjson": {"schema": _OBJECT}} if ollama else {"text/event-stream": {"schema": _EVENT}}
+    content = _json(answer) | (stream if streams else {})
     # What is in front of the endpoints (`Access`) does not know Anthropic's form.
-    error = {"anyOf": [_ANTHROPIC_ERROR, ERROR]} if name.startswith("messages") else ERROR
+    error = {"anyOf": [_ANTHROPIC_ERROR, ERROR]} if name.startswith("messages") else _OLLAMA_ERROR if ollama else ERROR
     responses: dict[int, Any] = {200: {"description": "the answer", "content": content}}
     responses |= {status: {"description": why, "content": _json(error)} for status, why in _FAILURES.items()}
-    return {
-        "responses": responses,
-        "operation": {"requestBody": {"required": True, "content": _json(body)}},
-    }
+    described: dict[str, Any] = {"responses": responses}
+    if body is not None:
+        described["operation"] = {"requestBody": {"required": True, "content": _json(body)}}
+    return described

@@ -25,6 +25,7 @@ from llamado.server.generate.formats import answer_reader, progress_json, timing
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import table, text
 from llamado.server.generate.request import GenerationRequest
+from llamado.server.generate.streaming import EVENTS
 from llamado.text.dialects.answer import AnswerReader, CallSoFar, Part, random_id
 from llamado.text.dialects.dialect import Content, Reasoning
 
@@ -176,6 +177,8 @@ class ResponsesFormat:
 
     A stream's events are numbered; each output item is added, grows by deltas, and is done before the next one begins.
     """
+
+    media_type = EVENTS
 
     def __init__(self, asked: GenerationRequest) -> None:
         self._asked = asked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from llamado.server.errors import ApiError, invalid
@@ -349,8 +349,13 @@ def _limits(
     )
 
 
-def read_chat(body: Mapping[str, Any], served: Served, switches: Switches) -> GenerationRequest:
-    """Check a chat body, render its prompt, and choose how the answer is read. Raises LlamadoError."""
+def read_chat(
+    body: Mapping[str, Any], served: Served, switches: Switches, before: Sequence[int] = ()
+) -> GenerationRequest:
+    """Check a chat body, render its prompt, and choose how the answer is read; `before`: tokens in front of the prompt.
+
+    Raises LlamadoError.
+    """
     conversation, limited_by = _conversation(body, switches)
     n_probs, stops, budget = _answer(body, bool(conversation.tools), switches)
     prepared = _prepared(conversation, switches, served.template)
@@ -362,7 +367,7 @@ def read_chat(body: Mapping[str, Any], served: Served, switches: Switches) -> Ge
         given["stop"] = all_stops if stops else [*served.defaults.stop, *all_stops]
     return make_request(
         given,
-        [chat_in_context(prepared.prompt, served)],
+        [chat_in_context(prepared.prompt, served, before)],
         served,
         switches,
         limits=_limits(body, prepared, limited_by, budget, served, switches),

@@ -16,6 +16,7 @@ from llamado.server.errors import ApiError
 from llamado.server.generate.generation_settings import generation_settings
 from llamado.server.generate.receipt import receipt_json
 from llamado.server.generate.request import GenerationRequest
+from llamado.server.generate.streaming import EVENTS
 from llamado.text.dialects.answer import AnswerReader, delta
 
 # JSON has no -inf; llama-server writes the lowest float32 for the logarithm of 0.
@@ -165,6 +166,8 @@ def native_part(asked: GenerationRequest, index: int, event: Token | Progress) -
 class NativeFormat:
     """llama-server's `/completion`."""
 
+    media_type = EVENTS
+
     def __init__(self, asked: GenerationRequest) -> None:
         self._asked = asked
 
@@ -207,6 +210,7 @@ def pick(answer: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
 class _OpenAIFormat:
     """What `/v1/completions` and `/v1/chat/completions` share."""
 
+    media_type = EVENTS
     object = ""
     chunk = ""
 

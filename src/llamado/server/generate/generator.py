@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -55,10 +55,10 @@ class Generator:
         read = partial(read_completion, body, served, self.switches, native=native, prompt=prompt)
         return await self._answer(await off_loop(read, size_of(body)), served, make)
 
-    async def chat(self, body: Mapping[str, Any], make: MakeFormat) -> Response:
-        """Answer a body of OpenAI's chat form. Raises LlamadoError."""
+    async def chat(self, body: Mapping[str, Any], make: MakeFormat, before: Sequence[int] = ()) -> Response:
+        """Answer a body of OpenAI's chat form; `before`: tokens in front of its prompt. Raises LlamadoError."""
         served = self.served
-        asked = await off_loop_chat(partial(read_chat, body, served, self.switches), body)
+        asked = await off_loop_chat(partial(read_chat, body, served, self.switches, before), body)
         return await self._answer(asked, served, make)
 
     async def render(self, body: Mapping[str, Any]) -> str:

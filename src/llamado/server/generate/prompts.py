@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llamado.server.errors import ApiError, invalid
@@ -74,11 +75,14 @@ def tokenize_prompts(prompt: Any, tokenizer: ServedTokenizer, *, most: int) -> l
         prompts = [_one(prompt, tokenizer)]
     if not prompts:
         raise invalid('"prompt" must not be empty')
-    n_vocab = tokenizer.n_vocab
     for tokens in prompts:
-        if tokens and not (min(tokens) >= 0 and max(tokens) < n_vocab):
-            raise invalid("Prompt contains invalid tokens")
+        _check_tokens(tokens, tokenizer)
     return prompts
+
+
+def _check_tokens(tokens: Sequence[int], tokenizer: ServedTokenizer) -> None:
+    if tokens and not (min(tokens) >= 0 and max(tokens) < tokenizer.n_vocab):
+        raise invalid("Prompt contains invalid tokens")
 
 
 def prompts_in_context(prompt: Any, served: Served, *, most: int) -> list[list[int]]:
@@ -88,8 +92,12 @@ def prompts_in_context(prompt: Any, served: Served, *, most: int) -> list[list[i
     return [_fitting(tokens, served) for tokens in tokenize_prompts(prompt, served.tokenizer, most=most)]
 
 
-def chat_in_context(prompt: str, served: Served) -> list[int]:
-    """The tokens of a rendered chat. Raises ApiError for one that does not fit into the context."""
+def chat_in_context(prompt: str, served: Served, before: Sequence[int] = ()) -> list[int]:
+    """The tokens of a rendered chat, behind those `before` it. Raises ApiError where they are too many."""
+    if before:
+        _check_tokens(before, served.tokenizer)
+        more = encode(prompt, served.tokenizer, add_special=False, parse_special=True)
+        return _fitting([*before, *more], served)
     return _fitting(tokenize_chat(prompt, served), served)
 
 

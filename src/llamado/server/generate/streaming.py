@@ -293,8 +293,17 @@ def _nothing(request: Request) -> Result:
     )
 
 
+EVENTS = "text/event-stream"
+"""Streams of server-sent events, among which a comment may stand."""
+
+
 class AnswerFormat(Protocol):
-    """How one API writes a stream's parts; each method returns whole SSE messages, b"" for none."""
+    """How one API writes a stream's parts; each method returns whole messages of `media_type`, b"" for none."""
+
+    @property
+    def media_type(self) -> str:
+        """Of a stream."""
+        ...
 
     def token(self, index: int, event: Token) -> bytes: ...
 
@@ -328,7 +337,7 @@ class EventStream(Response):
     """A response that writes a generation's events as they come, and cancels it when the client goes away."""
 
     def __init__(self, generation: Generation, format: AnswerFormat, *, ping_interval: int = 30) -> None:
-        super().__init__(media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        super().__init__(media_type=format.media_type, headers={"x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._generation = generation
         self._format = format
@@ -341,7 +350,8 @@ class EventStream(Response):
         body_of(scope).release()
         generation.close_connection = scope.get("extensions", {}).get(ABORT)
         watcher = asyncio.ensure_future(watch(receive, generation.hang_up))
-        ping = self._ping = _Ping(self._ping_interval, generation.wake)
+        interval = self._ping_interval if self._format.media_type == EVENTS else -1
+        ping = self._ping = _Ping(interval, generation.wake)
         started = False
         self._more = scope.get("extensions", {}).get(WRITE)
         try:

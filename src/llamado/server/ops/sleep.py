@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import gc
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,7 +23,7 @@ from llamado.server.ops import memory
 log = logging.getLogger("llamado.server")
 
 # Endpoints that neither wake a model nor keep it awake: those of probes and dashboards.
-QUIET = HEALTH | {"/props", "/models", "/v1/models", "/metrics", "/cluster"}
+QUIET = HEALTH | {"/props", "/models", "/v1/models", "/metrics", "/cluster", "/api/tags", "/api/ps", "/api/version"}
 
 CLOSE_SECONDS = 10.0  # for an engine without requests to end
 
@@ -70,7 +71,23 @@ class Sleep:
         self._n_active = 0
         self._last_request = time.monotonic()
         self._change = asyncio.Lock()
+        self._stay: float | None = None
         self.asleep = False
+
+    def stay(self, seconds: float | None) -> None:
+        """How long the model stays after this request, where it is not `seconds` of the server; negative: for ever."""
+        self._stay = math.inf if seconds is not None and seconds < 0 else seconds
+
+    @property
+    def seconds(self) -> float:
+        """How long the model stays after its last request."""
+        return self._seconds if self._stay is None else self._stay
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the model is unloaded if nobody asks for it; None: it stays."""
+        until = self._last_request + self.seconds - time.monotonic()
+        return max(0.0, until) if math.isfinite(until) else None
 
     @asynccontextmanager
     async def awake(self) -> AsyncIterator[None]:
@@ -106,7 +123,7 @@ class Sleep:
         snapshot = served.snapshot()
         if snapshot.requests_processing or snapshot.requests_deferred:
             self._last_request = time.monotonic()
-        return time.monotonic() - self._last_request >= self._seconds
+        return time.monotonic() - self._last_request >= self.seconds
 
     async def watch(self) -> None:
         """Put the model to sleep whenever it has been idle for long enough; runs until cancelled."""
@@ -131,4 +148,5 @@ class Sleep:
         # What was there at the end of loading is frozen; some of it is garbage now.
         gc.unfreeze()
         memory.give_back()
-        log.info("no request for %g s: the model is unloaded until the next one", self._seconds)
+        log.info("no request for %g s: the model is unloaded until the next one", self.seconds)
+        self._stay = None

@@ -1,6 +1,17 @@
 """How families of models write thoughts and tool calls."""
 
 from llamado.text.dialects.dialect import Content, Continued, Conversation, Parser, Piece, Prepared, Reasoning, ToolCall
-from llamado.text.dialects.prepare import prepare
+from llamado.text.dialects.prepare import prepare, thinks
 
-__all__ = ["Content", "Continued", "Conversation", "Parser", "Piece", "Prepared", "Reasoning", "ToolCall", "prepare"]
+__all__ = [
+    "Content",
+    "Continued",
+    "Conversation",
+    "Parser",
+    "Piece",
+    "Prepared",
+    "Reasoning",
+    "ToolCall",
+    "prepare",
+    "thinks",
+]

@@ -51,6 +51,11 @@ def _look_up(template: ChatTemplate) -> _Known:
     return known
 
 
+def thinks(template: ChatTemplate) -> bool:
+    """Whether answers to a template's prompts may begin with thoughts."""
+    return _look_up(template).thinking is not None
+
+
 def prepare(template: ChatTemplate, conversation: Conversation, new_id: Callable[[], str] = call_id) -> Prepared:
     """Make a conversation ready for the engine; `new_id` names calls. Raises TemplateError."""
     known = _look_up(template)

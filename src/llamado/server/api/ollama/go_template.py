@@ -1,0 +1,77 @@
+"""Prompt templates of Ollama's, in Go's language, as far as a body's own `template` needs them.
+
+Texts, `.System`, `.Prompt`, `.Suffix` and `.Response`, and `if`, `else`, `end` around them: what prompts of one turn
+are made of. Templates of whole conversations (`range`, `.Messages`, functions) are refused; models bring their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from llamado.server.errors import invalid
+
+_ACTION = re.compile(r"\s*\{\{-(?=\s)\s*(.*?)\s*(?:\s-\}\}\s*|\}\})|\{\{\s*(.*?)\s*(?:\s-\}\}\s*|\}\})", re.DOTALL)
+_VARIABLE = re.compile(r"[.$]\.?(\w+)")
+_NAMES = ("System", "Prompt", "Suffix", "Response", "First")
+MOST_TEMPLATE = 1 << 16
+
+
+def render(template: str, values: Mapping[str, str]) -> str:
+    """What a template makes of its variables, up to where the answer stands. Raises ApiError."""
+    if len(template) > MOST_TEMPLATE:
+        raise invalid(f"template: {len(template)} characters; at most {MOST_TEMPLATE} are allowed")
+    shown: list[str] = []
+    open_: list[tuple[bool, bool]] = []  # of each `if`: whether one of its branches was shown, and whether this one is
+    at = 0
+
+    def visible() -> bool:
+        return all(showing for _, showing in open_)
+
+    for match in _ACTION.finditer(template):
+        if visible():
+            shown.append(template[at : match.start()])
+        at = match.end()
+        action = match[1] if match[1] is not None else match[2]
+        words = action.split()
+        if words[:1] == ["if"] and len(words) >= 2:
+            holds = _holds(words[1:], values)
+            open_.append((holds, holds))
+        elif words == ["end"] and open_:
+            open_.pop()
+        elif words[:1] == ["else"] and open_ and (len(words) == 1 or words[1] == "if"):
+            done, _ = open_.pop()
+            holds = not done and (len(words) == 1 or _holds(words[2:], values))
+            open_.append((done or holds, holds))
+        elif len(words) == 1 and (name := _name(words[0])):
+            if name == "Response" and visible():
+                return "".join(shown)
+            if visible():
+                shown.append(values.get(name, ""))
+        elif not action.startswith("/*"):
+            raise _strange(action)
+    if open_:
+        raise invalid("template: an 'if' has no 'end'")
+    return "".join([*shown, template[at:]])
+
+
+def _name(word: str) -> str:
+    match = _VARIABLE.fullmatch(word)
+    return match[1] if match is not None and match[1] in _NAMES else ""
+
+
+def _holds(words: Sequence[str], values: Mapping[str, str]) -> bool:
+    """Whether a condition holds: a variable, or `and`, `or`, `not` of variables."""
+    how = words[0] if words[0] in ("and", "or", "not") else "and"
+    names = [_name(word) for word in (words[1:] if words[0] in ("and", "or", "not") else words)]
+    if not names or not all(names) or (words[0] not in ("and", "or") and len(names) > 1):
+        raise _strange("if " + " ".join(words))
+    told = [bool(values.get(name)) or name == "First" for name in names]
+    return not told[0] if how == "not" else any(told) if how == "or" else all(told)
+
+
+def _strange(action: str) -> Exception:
+    return invalid(
+        f"template: {{{{ {action[:100]} }}}} is not known here; a body's own template may use .System, .Prompt, "
+        ".Suffix and .Response, with if, else and end"
+    )

@@ -1,0 +1,150 @@
+"""What a model's file says of it, for people and for programs: architecture, size, context, template, licence."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamado.errors import LlamadoError
+from llamado.gguf.header import TensorInfo
+from llamado.gguf.metadata import StringArray, Value
+from llamado.gguf.reader import GGUFFile
+from llamado.quantize.file_types import file_type_name
+
+FOREVER = timedelta(days=200 * 365)
+"""How long a model stays that nobody unloads, where an API wants a date."""
+_SHOWN = 5  # elements of an array that are shown where not all are wanted, as Ollama does
+_END = 1 << 16  # bytes of a file's end that its digest is made of
+_HIDDEN = ("general.name", "tokenizer.chat_template")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What is known of a model without loading it."""
+
+    architecture: str = ""
+    n_params: int = 0
+    quantization: str = ""
+    """As llama-quantize names it: Q4_K_M."""
+    n_ctx_train: int = 0
+    n_embd: int = 0
+    license: str = ""
+    template: str = ""
+    """The chat template, as Jinja."""
+    size: int = 0
+    """Bytes of its files."""
+    modified: float = 0.0
+    """Seconds since 1970."""
+    digest: str = ""
+    """SHA-256 of its files' headers, ends and sizes: reading all of a large file would take minutes."""
+    embeds: bool = False
+    """Whether it is made for embeddings and does not generate."""
+    metadata: Mapping[str, Value]
+    tensors: Mapping[str, TensorInfo]
+    path: str = ""
+
+    @property
+    def parameter_size(self) -> str:
+        """How many parameters it has, in short: 135M, 7.2B."""
+        return short_number(self.n_params) if self.n_params else ""
+
+    def info(self, *, everything: bool = False) -> dict[str, Any]:
+        """The metadata as JSON; long arrays are empty unless `everything` is wanted."""
+        shown = {key: _json(value, everything) for key, value in self.metadata.items() if key not in _HIDDEN}
+        return shown | {"general.parameter_count": self.n_params}
+
+
+_known: dict[tuple[str, int, int], ModelFacts] = {}
+
+
+def read_facts(path: str | Path) -> ModelFacts | None:
+    """The facts of a file, read again where it has changed; None for one that is gone or no model."""
+    file = Path(path)
+    try:
+        stat = file.stat()
+        key = (str(file), stat.st_size, stat.st_mtime_ns)
+        if key not in _known:
+            _known[key] = _read(file, stat.st_mtime)
+        return _known[key]
+    except (OSError, LlamadoError):
+        return None
+
+
+def _read(path: Path, modified: float) -> ModelFacts:
+    with GGUFFile.open(path) as file:
+        metadata = file.metadata
+        architecture = metadata.str_("general.architecture", "")
+        number = metadata.int_("general.file_type", -1)
+        name = file_type_name(number) if number >= 0 else None
+        return ModelFacts(
+            architecture=architecture,
+            n_params=sum(tensor.n_elements for tensor in file.tensors.values()),
+            quantization=name or _most_frequent(file.tensors),
+            n_ctx_train=_whole(metadata.get(f"{architecture}.context_length")),
+            n_embd=_whole(metadata.get(f"{architecture}.embedding_length")),
+            license=_license(metadata),
+            template=metadata.str_("tokenizer.chat_template", ""),
+            size=file.file_bytes,
+            modified=modified,
+            digest=_digest(file),
+            embeds=f"{architecture}.pooling_type" in metadata,
+            metadata=metadata,
+            tensors=dict(file.tensors),
+            path=str(path),
+        )
+
+
+def _whole(value: Value | None) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _most_frequent(tensors: Mapping[str, TensorInfo]) -> str:
+    weights: dict[str, int] = {}
+    for info in tensors.values():
+        weights[info.type.name] = weights.get(info.type.name, 0) + info.n_elements
+    return max(weights, key=weights.__getitem__, default="")
+
+
+def _license(metadata: Mapping[str, Value]) -> str:
+    found = [metadata.get(f"general.license{end}") for end in ("", ".name", ".link")]
+    return "\n".join(text for text in found if isinstance(text, str) and text)
+
+
+def _digest(file: GGUFFile) -> str:
+    made = hashlib.sha256()
+    for shard in range(file.n_shards):
+        data = file.shard_data(shard)
+        begins = min((info.offset for info in file.tensors.values() if info.shard == shard), default=data.size)
+        made.update(b"%d " % data.size)
+        made.update(data[:begins].data)
+        made.update(data[max(begins, data.size - _END) :].data)
+    return made.hexdigest()
+
+
+def _json(value: Value, everything: bool) -> Any:
+    if isinstance(value, (list, np.ndarray, StringArray)):
+        if len(value) > _SHOWN and not everything:
+            return []
+        items = value.tolist() if isinstance(value, np.ndarray) else value
+        return [_json(item, everything) for item in items]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def short_number(n: int) -> str:
+    """A count in three digits or so, as Ollama writes numbers of parameters."""
+    for unit, letter, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
+        if n >= unit:
+            return f"{n / unit:.{0 if n % unit == 0 else digits}f}{letter}"
+    return str(n)
+
+
+def timestamp(seconds: float) -> str:
+    """A time, in seconds since 1970, as RFC 3339 has it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
