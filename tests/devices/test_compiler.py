@@ -37,6 +37,7 @@ def test_a_cache_is_written_after_what_stands_before_it_has_read_it(device: CpuD
     case.graph = graph_order
     graph_order.output("seen", seen)
     graph_order.output("stored", stored)
+    graph_order.output("a", a)
     case.check(device)
 
 

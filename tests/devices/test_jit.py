@@ -385,3 +385,26 @@ def test_an_old_cpu_gives_the_same_bits(old_cpu: CpuDevice, best: CpuDevice) -> 
 def test_fields_must_be_complete(tmp_path: Path) -> None:
     with pytest.raises((ValueError, KeyError)):
         KERNEL.pack({"n": 1}, int)
+
+
+def test_the_compilers_code_is_let_go_and_comes_back(tmp_path: Path) -> None:
+    def resident() -> int:
+        """KiB of LLVM's code in RAM."""
+        found, counts = 0, False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
+                counts = " r-xp " in line and "llvmlite" in line
+            elif counts and line.startswith("Rss:"):
+                found += int(line.split()[1])
+        return found
+
+    if platform.system() != "Linux":
+        pytest.skip("pages are counted as Linux shows them")
+    jit = Jit(folder=tmp_path)
+    double(jit)
+    before = resident()
+    jit.rest()
+    assert resident() < before / 4
+    again = Jit(folder=tmp_path / "again")
+    double(again)
+    assert again.compiled == jit.compiled > 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_models import make_llama
 
+from llamado.devices.cpu.jit import Jit
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ContextExceeded, EngineError, InvalidRequest
 from llamado.engine.forward.fitting import context_size
@@ -142,3 +143,12 @@ def test_load_errors_are_named(tiny: Path) -> None:
         LoadedModel.load("/nowhere/at/all.gguf")
     with pytest.raises(EngineError, match="q3_x"):
         LoadedModel.load(tiny, EngineOptions(type_k="q3_x"))
+
+
+def test_one_compiler_serves_device_and_sampling(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Jit] = []
+    make = Jit.__init__
+    monkeypatch.setattr(Jit, "__init__", lambda self, *a, **kw: (made.append(self), make(self, *a, **kw))[1])
+    with LoadedModel.load(tiny, EngineOptions(n_slots=1, n_ctx=512)) as llama:
+        assert llama.generate("One", n_predict=2, seed=1, ignore_eos=True)
+    assert len(made) == 1

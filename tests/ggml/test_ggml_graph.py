@@ -293,3 +293,20 @@ def test_inputs_and_outputs_are_named() -> None:
     assert (graph.inputs, graph.outputs) == ({"x": x}, {"y": y})
     assert x.flags == TensorFlag.INPUT
     assert y.flags == TensorFlag.OUTPUT | TensorFlag.COMPUTE
+
+
+def test_tensors_without_gaps_share_shapes_and_strides() -> None:
+    a, b = g.new_tensor(T.F32, 64, 1000), g.new_tensor(T.F32, 64, 1000)
+    one, other = g.add(a, b), g.mul(a, b)
+    assert one.nb is other.nb and one.ne is other.ne and one.nb == (4, 256, 256000, 256000)
+    assert g.add(g.new_tensor(T.F32, 64, 1001), g.new_tensor(T.F32, 64, 1001)).ne == (64, 1001, 1, 1)
+
+
+def test_a_compact_graph_still_grows() -> None:
+    graph = g.Graph()
+    a = g.new_tensor(T.F32, 8)
+    twice = graph.expand(g.add(a, a))
+    graph.compact()
+    graph.expand(twice)
+    square = graph.expand(g.mul(twice, twice))
+    assert graph.nodes == [twice, square] and graph.leafs == [a]

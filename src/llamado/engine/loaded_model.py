@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
+from llamado.devices.device import Device
 from llamado.devices.limits import memory
 from llamado.devices.split.measure import figures_of
 from llamado.engine.cache.disk_cache import DiskCache, check_folder
@@ -164,14 +165,15 @@ class LoadedModel:
                     opened.callback(drafting.close)
                 reserved = 0 if drafting is None else drafting.reserve()
                 features = () if drafting is None else drafting.features
-                runner, found, pool = _runner(file, model, options, progress, scales.now, reserved, features)
+                here = options.device()
+                runner, found, pool = _runner(file, model, options, progress, scales.now, reserved, features, here)
                 forward = runner
                 opened.callback(runner.close)
                 if drafting is not None:
                     draft = load_draft_model(drafting, found, progress)
                     opened.callback(draft.runner.close)
                 drafts = drafts_for(options, draft, runner.n_vocab)
-                engine = generating = _engine(runner, tokenizer, options, found.n_ctx_slot, scales, drafts)
+                engine = generating = _engine(runner, tokenizer, options, found.n_ctx_slot, scales, drafts, here)
                 opened.callback(engine.close)
                 if pool is not None:
                     from llamado.engine.cluster.cluster import Cluster
@@ -332,13 +334,14 @@ def _runner(
     scales: Scales,
     reserved: int,
     features: tuple[int, ...],
+    here: Device,
 ) -> tuple[ModelRunner, Fit, DevicePool | None]:
     """The forward pass of a model that generates, ready for batches of all sizes; the context it got; and the machines
-    it is divided among. `reserved`: bytes of this machine that are left to others; `features`: see BatchShape.
+    it is divided among. `reserved`: bytes of this machine, the device `here`, that are left to others; `features`: see
+    BatchShape.
     """
     from llamado.engine.forward.runner import ModelRunner
 
-    here = options.device()
     wanted = memory_options(options)
     pool = None
     if options.split is None:
@@ -391,10 +394,14 @@ def _engine(
     n_ctx: int,
     scales: DefaultScales,
     drafts: Drafts | None,
+    here: Device,
 ) -> Engine:
-    from llamado.devices.cpu import top_rows
-    from llamado.devices.cpu.jit import Jit
+    from llamado.devices.cpu.backend import compiler_of
+    from llamado.devices.cpu.top_rows import TopRows
 
+    jit = compiler_of(here)
+    top_rows = TopRows(jit)
+    jit.rest()
     split, cache_ram = options.split, prompt_memory(options.cache_ram, memory().total)
     disk = None
     if options.cache_disk is not None and cache_ram:
@@ -414,7 +421,7 @@ def _engine(
         idle_slots=("clear" if options.unified else "keep") if options.cache_idle_slots and cache_ram else None,
         disk=disk,
         max_queue=options.max_queue,
-        top_rows=top_rows.TopRows(Jit()),
+        top_rows=top_rows,
         lora=scales.each,
         invocations=scales.invocations,
         drafts=drafts,

@@ -13,7 +13,7 @@ from struct import Struct
 from llamado.ggml import shapes
 from llamado.ggml.errors import ShapeError
 from llamado.ggml.ops import GluOp, MatrixHint, Op, PrecType, RopeMode, SortOrder, TensorFlag, UnaryOp
-from llamado.ggml.tensor import BLOCK, NO_PARAMS, Shape, Tensor, contiguous_strides
+from llamado.ggml.tensor import BLOCK, NO_PARAMS, Shape, Tensor, contiguous_strides, whole
 from llamado.gguf.types import TensorType
 
 # Names looked up once: members of an Enum class are slow to reach, and a graph has a thousand nodes.
@@ -41,10 +41,8 @@ def _make(
     type: TensorType, ne: Shape, op: Op, src: tuple[Tensor | None, ...], params: bytes = NO_PARAMS, name: str = ""
 ) -> Tensor:
     """A result with memory of its own, without gaps."""
-    block, size = BLOCK[type]
-    nb1 = size * (ne[0] // block)
-    nb2 = nb1 * ne[1]
-    return Tensor(type, ne, (size, nb1, nb2, nb2 * ne[2]), op, src, params, None, 0, name)
+    ne, nb = whole(type, ne)
+    return Tensor(type, ne, nb, op, src, params, None, 0, name)
 
 
 def _alias(
@@ -675,7 +673,7 @@ class Graph:
         self.leafs: list[Tensor] = []
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
-        self._seen: set[Tensor] = set()
+        self._seen: set[Tensor] | None = None
 
     def __repr__(self) -> str:
         return f"<Graph {len(self.nodes)} nodes, {len(self.leafs)} leafs, in {[*self.inputs]}, out {[*self.outputs]}>"
@@ -698,7 +696,10 @@ class Graph:
 
         This is the order of ggml_build_forward_expand: nodes go on the wire in the order a ggml program sends them.
         """
-        seen, nodes, leafs = self._seen, self.nodes, self.leafs
+        nodes, leafs = self.nodes, self.leafs
+        seen = self._seen
+        if seen is None:
+            seen = self._seen = {*nodes, *leafs}
         if tensor in seen:
             return tensor
         seen.add(tensor)
@@ -721,6 +722,10 @@ class Graph:
                     node.flags |= _COMPUTE
                     nodes.append(node)
         return tensor
+
+    def compact(self) -> None:
+        """Gives back what only growing needs; a graph that grows all the same makes it anew."""
+        self._seen = None
 
     def _add(self, node: Tensor) -> None:
         node.flags |= _COMPUTE

@@ -5,6 +5,8 @@ Shapes (`ne`) and strides (`nb`) have four dimensions, the fastest first, as in 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from llamado.ggml.ops import VIEW_OPS, Op
 from llamado.gguf.types import TensorType
 
@@ -24,6 +26,12 @@ def contiguous_strides(type: TensorType, ne: Shape) -> Shape:
     nb1 = size * (ne[0] // block)
     nb2 = nb1 * ne[1]
     return size, nb1, nb2, nb2 * ne[2]
+
+
+@lru_cache(4096)
+def whole(type: TensorType, ne: Shape) -> tuple[Shape, Shape]:
+    """Shape and strides of a tensor without gaps: the same objects for all of them, of which many graphs have many."""
+    return ne, contiguous_strides(type, ne)
 
 
 class Tensor:

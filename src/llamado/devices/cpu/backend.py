@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from llamado.devices.device import Device, DeviceError, DeviceLost
 from llamado.devices.registry import DeviceOptions, Waiting
 from llamado.gguf.types import TensorType
+
+if TYPE_CHECKING:
+    from llamado.devices.cpu.jit import Jit
+
+
+def compiler_of(device: Device) -> Jit:
+    """The compiler that this machine's device has, so that a process has one; a new one for other devices."""
+    from llamado.devices.cpu.device import CpuDevice
+    from llamado.devices.cpu.jit import Jit
+
+    return device.jit if isinstance(device, CpuDevice) else Jit()
 
 
 class CpuBackend:

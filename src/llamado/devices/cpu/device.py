@@ -54,6 +54,7 @@ class _Compiled:
     n_threads: int
     constants: list[NDArray[Any]]
     places: dict[Tensor, Temporary]
+    """Of outputs."""
 
 
 class CpuDevice:
@@ -212,7 +213,8 @@ class CpuDevice:
             program = link(operations, self.jit, self._arena.address, size, self.team.n_counters)
         finally:
             self.jit.quota = None
-        compiled = _Compiled(graph, program, n_threads, compiler.constants, compiler.places)
+        kept = {tensor: place for tensor, place in compiler.places.items() if place.keep}
+        compiled = _Compiled(graph, program, n_threads, compiler.constants, kept)
         self._programs[id(graph)] = compiled
         if len(self._programs) > _PROGRAMS_KEPT:
             self._programs.popitem(last=False)

@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import logging
 import math
+import mmap
 import os
 import platform
 import struct
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -232,6 +234,18 @@ class Jit:
         else:
             self._segments.move_to_end(id(found.segment))
         return found
+
+    def rest(self) -> None:
+        """Lets go of the pages of the compiler's code, most of which only starting and compiling need.
+
+        They are the file's and unchanged: whatever runs again is read again.
+        """
+        folder = str(Path(self._llvm.__file__).resolve().parent)
+        with suppress(OSError, AttributeError):  # of other systems
+            lines = Path("/proc/self/maps").read_text().splitlines()
+            for begin, end in (line.split()[0].split("-") for line in lines if " r-xp " in line and folder in line):
+                start, stop = int(begin, 16), int(end, 16)
+                ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
 
     def function(self, kernel: Kernel, **parameters: Any) -> Callable[[int, int, int, int, int], None]:
         """The kernel as a function that Python calls (without the GIL): fields address, thread, threads,

@@ -92,6 +92,7 @@ class DeviceTensors:
         graph = self._model.build(shape, self._memory)
         if self._observer is not None:
             self._observer.add(graph)
+        graph.compact()
         if self.placement is None:
             return CutGraph([GraphPart(0, graph)], graph.feeds)
         return CutGraph(self._divide(graph, self.placement, self._own), graph.feeds)
