@@ -151,7 +151,9 @@ class Commands:
         self._patch.setattr("llamado.engine.supported.resolve", resolve)
         self._patch.setattr("llamado.gguf.sources.resolve.read_header", read_header)
         self._patch.setattr("llamado.http.logs.configure", lambda **options: note("logs", **options))
-        self._patch.setattr(cli, "_log_to_stderr", lambda flags: note("logs", verbose=flags.verbose))
+        self._patch.setattr(
+            cli, "_log_to_stderr", lambda flags: note("logs", verbose=flags.verbose, timestamps=flags.log_timestamps)
+        )
 
     def _loading(self) -> None:
         """What a model is loaded with, down to the device, the forward pass and the engine."""

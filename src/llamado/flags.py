@@ -628,7 +628,7 @@ LOGGING = _group(
     _used("--log-format", "older spelling: text or json", type="str", default="text", choices="text json",
           metavar="FORMAT", commands=_HTTP),
     _used("--log-timestamps", "time of each line", default=True, off_names="--no-log-timestamps",
-          env="LLAMA_ARG_LOG_TIMESTAMPS", commands=_HTTP),
+          env="LLAMA_ARG_LOG_TIMESTAMPS", commands=_HTTP | _WORKER | _TAP),
     _used("--log-prefix", "level of each line", default=False, off_names="--no-log-prefix",
           env="LLAMA_ARG_LOG_PREFIX", commands=_HTTP),
     _used("--log-colors", "colours in the log: on, off, or auto (on a terminal)", type="str", default="auto",

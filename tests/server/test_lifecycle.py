@@ -111,6 +111,33 @@ def test_running_answers_are_finished_after_a_signal(fake_server: Start) -> None
 
 
 @pytest.mark.slow
+def test_who_comes_while_the_last_answers_are_finished_is_told_to_come_again(fake_server: Start) -> None:
+    """On a connection that was there, on new ones, and by the probes; the answer that runs is whole."""
+    process, url = fake_server("delay=0.05")
+    wait_ready(url)
+    text, told = "", []
+    with httpx.Client() as old, httpx.stream("POST", f"{url}/completion", json={"prompt": "a", "stream": True}) as long:
+        assert old.get(f"{url}/health").status_code == 200
+        for i, chunk in enumerate(long.iter_text()):
+            text += chunk
+            if i == 3:
+                process.send_signal(signal.SIGTERM)
+                deadline = time.monotonic() + 60
+                while httpx.get(f"{url}/health").status_code == 200:
+                    assert time.monotonic() < deadline
+                body = {"prompt": "b", "n_predict": 2}
+                for ask in (old.post, httpx.post):
+                    told += [ask(f"{url}{path}", json=body) for path in ("/completion", "/v1/chat/completions")]
+                told += [httpx.get(f"{url}{path}") for path in ("/health", "/readyz", "/slots")]
+                assert httpx.get(f"{url}/livez").status_code == 200
+    for answer in told:
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5"), answer.url
+        assert answer.headers["connection"] == "close"
+        assert answer.json()["error"]["message"] == "the server is ending"
+    assert len(events(text)) == 51 and process.wait(60) == 0
+
+
+@pytest.mark.slow
 def test_second_signal_stops_at_once(fake_server: Start) -> None:
     process, url = fake_server("delay=0.5")
     wait_ready(url)

@@ -141,7 +141,7 @@ def test_process_and_build() -> None:
 
 
 def test_a_client_that_goes_away_is_counted() -> None:
-    async def work() -> dict[tuple[str, str, int], int]:
+    async def work() -> Traffic:
         async with client(FakeEngine(delay=0.05), metrics=True) as http:
             sent = [
                 {"type": "http.request", "body": b'{"prompt": "a"}', "more_body": False},
@@ -160,10 +160,45 @@ def test_a_client_that_goes_away_is_counted() -> None:
                 raise AssertionError("nobody is there")
 
             await http._transport.app(scope, receive, send)
-            requests: dict[tuple[str, str, int], int] = http.state.traffic.requests
-            return requests
+            traffic: Traffic = http.state.traffic
+            return traffic
 
-    assert run(work()) == {("POST", "/completion", 499): 1}
+    traffic = run(work())
+    assert traffic.requests == {("POST", "/completion", 499): 1} and traffic.cancelled == 1
+
+
+@pytest.mark.parametrize("read", [2, 50], ids=["left", "read to its end"])
+def test_a_stream_whose_client_goes_away_is_counted(read: int) -> None:
+    """Its status was sent long ago."""
+    sent: list[Any] = []
+    body = b'{"prompt": "a", "n_predict": 40, "stream": true}'
+
+    async def work() -> float:
+        async with client(FakeEngine(delay=0.01), metrics=True) as http:
+            gone = asyncio.Event()
+            received = [{"type": "http.request", "body": body, "more_body": False}]
+            scope = {
+                "type": "http", "method": "POST", "path": "/completion", "raw_path": b"/completion",
+                "query_string": b"", "headers": [], "http_version": "1.1",
+            }  # fmt: skip
+
+            async def receive() -> dict[str, Any]:
+                if received:
+                    return received.pop()
+                await gone.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message: dict[str, Any]) -> None:
+                sent.append(message)
+                if len(sent) > read:
+                    gone.set()
+
+            await http._transport.app(scope, receive, send)
+            (n,) = samples((await http.get("/metrics")).text)["llamacpp:http_requests_cancelled_total"].values()
+            return n
+
+    assert run(work()) == (read == 2)
+    assert sent[0]["status"] == 200
 
 
 def test_rates_are_those_since_the_last_scrape() -> None:

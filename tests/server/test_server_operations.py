@@ -32,6 +32,7 @@ from llamado.http import logs
 from llamado.http.access import AccessRules
 from llamado.http.logs import Background, Lines
 from llamado.http.request_log import Record, current, request_id
+from llamado.loglines import LineFormatter
 from llamado.router.log_tail import LogTail
 from llamado.router.presets import environment
 from llamado.server.ops.banner import layer_devices, overview
@@ -170,7 +171,9 @@ def written(stream: io.StringIO) -> list[dict[str, Any]]:
 
 def test_one_line_a_request(log: io.StringIO) -> None:
     async def work() -> None:
-        async with client() as http:
+        engine = FakeEngine()
+        engine.n_cached = 2
+        async with client(engine) as http:
             headers = {"X-Request-Id": "r1"}
             await http.post("/completion", json={"prompt": "abc", "n_predict": 2}, headers=headers)
             await http.get("/health")
@@ -180,25 +183,42 @@ def test_one_line_a_request(log: io.StringIO) -> None:
     lines = written(log)
     assert [line["request_id"] for line in lines] == ["r1", "r2"]
     first = lines[0]
-    told = r"127\.0\.0\.1 POST /completion 200, [\d.]+ ms, 3\+2 tokens of fake, first after [\d.]+ ms"
+    told = (
+        r"127\.0\.0\.1 POST /completion 200, [\d.]+ ms, fake: 3 \(2 cached\) \+ 2 tokens, first after [\d.]+ ms, "
+        r"333\.3 tokens/s"
+    )
     assert re.fullmatch(told, first["message"])
     assert first["client"] == "127.0.0.1" and first["model"] == "fake"
     assert 0 < first["first_token_ms"] < first["duration_ms"]
     assert (first["method"], first["path"], first["status"]) == ("POST", "/completion", 200)
-    assert (first["prompt_tokens"], first["predicted_tokens"]) == (3, 2) and first["duration_ms"] > 0
+    assert (first["prompt_tokens"], first["cached_tokens"], first["predicted_tokens"]) == (3, 2, 2)
+    assert first["tokens_per_second"] == 333.333 and first["duration_ms"] > 0 and "cancelled" not in first
     assert lines[1]["message"].partition(" 404, ")[0] == "127.0.0.1 GET /no\\x1b[31m\\nwhere"
     assert lines[1]["status"] == 404 and lines[1]["reason"] == "File Not Found"
 
 
-def test_lines_of_text() -> None:
+def test_lines_of_text(monkeypatch: pytest.MonkeyPatch) -> None:
     record = logging.LogRecord("llamado", logging.WARNING, "", 0, "hot", (), None)
     plain = Lines(prefix=False, timestamps=False, as_json=False, verbose=False)
     assert plain.format(record) == "warning: hot"
     token = current.set(Record("r1", "GET", "/"))
     assert plain.format(record) == "warning: [r1] hot"
     current.reset(token)
+    assert LineFormatter().format(record) == "hot"
+    monkeypatch.setenv("TZ", "XXX-3:30")  # east of Greenwich
+    time.tzset()
+    try:
+        record.created, record.msecs = 86400.042, 42.0
+        timed = Lines(prefix=True, timestamps=True, as_json=False, verbose=False)
+        assert timed.format(record) == "1970-01-02 03:30:00.042 warning: hot"
+        assert LineFormatter(timed=True).format(record) == "1970-01-02 03:30:00.042 hot"
+        as_json = Lines(prefix=True, timestamps=True, as_json=True, verbose=False)
+        assert json.loads(as_json.format(record))["timestamp"] == "1970-01-02T00:00:00.042Z"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
     colored = Lines(prefix=False, timestamps=True, as_json=False, verbose=False, colors=True)
-    assert colored.format(record).startswith("\x1b[33m2") and colored.format(record).endswith("warning: hot\x1b[0m")
+    assert colored.format(record).startswith("\x1b[33m19") and colored.format(record).endswith("warning: hot\x1b[0m")
 
 
 @pytest.mark.slow
@@ -237,7 +257,7 @@ def test_names_that_strangers_chose_cannot_forge_a_line() -> None:
     command = (
         "import logging; from llamado.commands.cli import _log_to_stderr as to; from argparse import Namespace as N;"
     )
-    command += "to(N(verbose=False)); logging.getLogger('llamado.rpc').warning('%s', 'a\\nb')"
+    command += "to(N(verbose=False, log_timestamps=False)); logging.getLogger('llamado.rpc').warning('%s', 'a\\nb')"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
     assert done.stderr == "a\\nb\n"
     lines = Lines(prefix=False, timestamps=False, as_json=False, verbose=True).format(failed).split("\n")

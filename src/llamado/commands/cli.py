@@ -241,7 +241,7 @@ def _folders(flag: str, given: Sequence[str]) -> tuple[str, ...]:
 def _log_to_stderr(flags: Parsed) -> None:
     level = logging.DEBUG if flags.verbose else logging.INFO
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter(verbose=flags.verbose))
+    handler.setFormatter(LineFormatter(verbose=flags.verbose, timed=flags.log_timestamps))
     logging.basicConfig(level=level, handlers=[handler])
 
 

@@ -15,7 +15,7 @@ from typing import TextIO
 
 from llamado.errors import LlamadoError
 from llamado.http.request_log import current
-from llamado.loglines import LineFormatter, escaped
+from llamado.loglines import LineFormatter, escaped, stamp
 
 # llama-server's verbosity thresholds: 0 output only, 1 errors, 2 warnings, 3 info, 4 and up debug.
 _LEVELS = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO)
@@ -46,15 +46,15 @@ class Lines(LineFormatter):
     def format(self, record: logging.LogRecord) -> str:
         message = super().format(record)
         request = current.get()
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
         if self._json:
-            line = {"timestamp": stamp, "level": record.levelname.lower(), "source": record.name, "message": message}
+            utc = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+            line = {"timestamp": utc, "level": record.levelname.lower(), "source": record.name, "message": message}
             if request is not None:
                 line["request_id"] = request.id
             fields = getattr(record, "fields", {})
             line |= {name: escaped(value) if isinstance(value, str) else value for name, value in fields.items()}
             return json.dumps(line, ensure_ascii=False)
-        start = f"{stamp} " if self._timestamps else ""
+        start = f"{stamp(record)} " if self._timestamps else ""
         if self._prefix or record.levelno >= logging.WARNING:
             start += f"{record.levelname.lower()}: "
         if request is not None:

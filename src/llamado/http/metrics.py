@@ -16,10 +16,13 @@ class Traffic:
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str, int], int] = {}
         """(method, endpoint, status) → count."""
+        self.cancelled = 0
+        """Those whose clients went away before all of their answers were complete, whatever their status."""
         self._durations: dict[str, tuple[list[int], list[float]]] = {}
 
-    def count(self, method: str, endpoint: str, status: int, seconds: float) -> None:
+    def count(self, method: str, endpoint: str, status: int, seconds: float, *, cancelled: bool = False) -> None:
         """Note a request that is over."""
+        self.cancelled += cancelled
         key = (method, endpoint, status)
         self.requests[key] = self.requests.get(key, 0) + 1
         counts, total = self._durations.setdefault(endpoint, ([0] * (len(BOUNDS) + 1), [0.0]))

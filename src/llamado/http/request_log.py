@@ -30,7 +30,11 @@ class Record:
     reason: str = ""
     """Why it was refused."""
     n_prompt: int = 0
+    n_cached: int = 0
+    """Tokens of the prompts that were not computed anew."""
     n_predicted: int = 0
+    tokens_per_second: float = 0.0
+    """Of all its answers together."""
     first_token: float | None = None
     stops: tuple[str, ...] = ()
     """Why each answer ended."""
@@ -38,7 +42,9 @@ class Record:
     def answered(self, result: Result) -> None:
         """An answer is complete; a request may have several."""
         self.n_prompt += result.n_prompt
+        self.n_cached += result.n_cached
         self.n_predicted += result.n_predicted
+        self.tokens_per_second += result.timings.predicted_per_second
         self.stops += (result.stop_type,)
 
     def cancelled(self, n_prompt: int, n_predicted: int) -> None:
@@ -46,6 +52,11 @@ class Record:
         self.n_prompt += n_prompt
         self.n_predicted += n_predicted
         self.stops += ("cancelled",)
+
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether some of what was asked for was not wanted any more."""
+        return "cancelled" in self.stops
 
 
 current: ContextVar[Record | None] = ContextVar("llamado-request", default=None)

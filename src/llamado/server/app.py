@@ -138,7 +138,9 @@ class ServerApp:
         seconds = time.perf_counter() - record.began
         if not record.status:
             record.status = CLIENT_GONE
-        self._state.traffic.count(record.method, record.route or _OTHER, record.status, seconds)
+        cancelled = record.was_cancelled or record.status == CLIENT_GONE
+        endpoint = record.route or _OTHER
+        self._state.traffic.count(record.method, endpoint, record.status, seconds, cancelled=cancelled)
         # Probes come every few seconds; what they hear is in the log already where it matters.
         path = record.path.removeprefix(self._prefix)
         level = logging.DEBUG if path in QUIET and record.status in (200, 503) else logging.INFO
@@ -154,14 +156,22 @@ class ServerApp:
             "duration_ms": round(seconds * 1e3, 3),
             "model": model,
             "prompt_tokens": record.n_prompt,
+            "cached_tokens": record.n_cached,
             "predicted_tokens": record.n_predicted,
         }
         told = [f"{seconds * 1e3:.1f} ms"]
         if record.n_prompt:
-            told.append(f"{record.n_prompt}+{record.n_predicted} tokens of {model}")
+            cached = f" ({record.n_cached} cached)" if record.n_cached else ""
+            told.append(f"{model}: {record.n_prompt}{cached} + {record.n_predicted} tokens")
         if first is not None:
             fields["first_token_ms"] = round(first * 1e3, 3)
             told.append(f"first after {first * 1e3:.1f} ms")
+        if record.tokens_per_second:
+            fields["tokens_per_second"] = round(record.tokens_per_second, 3)
+            told.append(f"{record.tokens_per_second:.1f} tokens/s")
+        if cancelled:
+            fields["cancelled"] = True
+            told.append("cancelled: its client went away")
         if record.reason:
             fields["reason"] = record.reason
             told.append(record.reason)

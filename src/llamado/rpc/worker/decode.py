@@ -22,6 +22,7 @@ from llamado.ggml.shapes import check_result
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.rpc.wire import TENSOR, GraphCompute, WireError, WireTensor
+from llamado.rpc.worker.activity import tokens_of
 from llamado.rpc.worker.memory import Region
 
 MAX_NODES = 16384
@@ -61,6 +62,11 @@ class Decoded:
     def empty(self) -> bool:
         """Whether there is nothing to compute."""
         return all(node.is_noop for node in self.graph.nodes)
+
+    @cached_property
+    def n_tokens(self) -> int:
+        """How many tokens it computes, for the log."""
+        return tokens_of(self.graph)
 
 
 def tensor_bytes(tensor: WireTensor) -> int:

@@ -25,6 +25,7 @@ from llamado.gguf.sources.resolve import model_folders
 from llamado.rpc.describe import debugging
 from llamado.rpc.endpoint import Endpoint, client_tls, server_tls
 from llamado.rpc.wire import LATEST, PROTOCOLS
+from llamado.rpc.worker.activity import WorkDone, WorkLog
 from llamado.rpc.worker.greetings import Greetings
 from llamado.rpc.worker.identity import address, identity
 from llamado.rpc.worker.join import ServerMembership, described, server_url
@@ -123,6 +124,8 @@ class Worker:
         self._listener = _listen(options.host, options.port)
         self._sessions: dict[Session, threading.Thread] = {}
         self._let_go: set[Session] = set()
+        self._done = WorkDone()  # for clients that have left
+        self._work_log = WorkLog()
         self._lock = threading.Lock()
         self._wake, self._woken = socket.socketpair()
 
@@ -170,6 +173,7 @@ class Worker:
                         session.shut()
                 for lender in self.shared.lenders:
                     lender.rest(_REST_SECONDS)
+                self._beat()
         finally:
             self._end()
 
@@ -201,6 +205,14 @@ class Worker:
             self._wake.send(b"\0")
         except OSError:
             pass
+
+    def _beat(self) -> None:
+        with self._lock:
+            works = [self._done, *(session.work for session in self._sessions)]
+            held = [size for session in self._sessions if (size := session.held)]
+        line = self._work_log.beat(works, len(held), sum(held))
+        if line is not None:
+            log.info("%s", line)
 
     def _accept(self) -> None:
         while not self.shared.stopping:
@@ -277,6 +289,7 @@ class Worker:
             with self._lock:
                 self._sessions.pop(session, None)
                 self._let_go.discard(session)
+                self._done = self._done.plus(session.work)
 
     def _end(self) -> None:
         self.shared.stopping = True

@@ -74,6 +74,7 @@ from llamado.rpc.wire import (
     WireTensor,
     write_response,
 )
+from llamado.rpc.worker.activity import WorkDone
 from llamado.rpc.worker.budgets import Budgets
 from llamado.rpc.worker.comm import Comm, meet
 from llamado.rpc.worker.decode import Decoded, tensor_bytes
@@ -152,6 +153,8 @@ class Session:
         self._comms: dict[int, Comm] = {}
         self._n_links = 0
         self._feeds: Inlet | None = None  # another client's, which this connection belongs to
+        self.work = WorkDone()
+        """What this client had done so far."""
         self._computed = 0.0  # seconds of the graph that ran last
         self._began = self._served = time.monotonic()
         self._greeted = self._understood = self._gone = self._shut = False
@@ -210,12 +213,20 @@ class Session:
         except Exception:
             log.exception("%s: connection closed: a fault of this program", self.peer)
         finally:
-            size = sum(region.size for region in self._regions.values())
+            size, work = self.held, self.work
             self._release()
             self.shut()
             self._sock.close()
             if size:
-                log.info("%s %s after %.0f s: %.1f MB freed", self.peer, left, time.monotonic() - began, size / 1e6)
+                log.info(
+                    "%s %s after %.0f s, %d graphs and %d tokens: %.1f MB freed",
+                    self.peer, left, time.monotonic() - began, work.graphs, work.tokens, size / 1e6,
+                )  # fmt: skip
+
+    @property
+    def held(self) -> int:
+        """Bytes that the client has; from any thread."""
+        return sum(region.size for region in [*self._regions.values()])
 
     @property
     def overdue(self) -> bool:
@@ -385,9 +396,15 @@ class Session:
         region = lender.lend(request.size) if len(self._regions) < MAX_REGIONS else None
         if region is None:
             free = lender.memory()[0]
-            log.warning("%s: no room for %.1f MB (%.1f MB are free)", self.peer, request.size / 1e6, free / 1e6)
+            # Operators look for the first words, as in a server's log.
+            log.warning(
+                "tensor allocation failed: %s: no room for %.1f MB (%.1f MB are free)",
+                self.peer, request.size / 1e6, free / 1e6,
+            )  # fmt: skip
             self._answer(Command.ALLOC_BUFFER, Allocated(0, 0))
             return
+        if not self._regions and not self.work.graphs:
+            log.info("%s is connected (RPC %d.%d.%d) and takes memory", self.peer, *self.protocol.version)
         self._regions[region.ptr] = region
         self._answer(Command.ALLOC_BUFFER, Allocated(region.ptr, region.size))
 
@@ -425,6 +442,7 @@ class Session:
         size = request.size
         region, start = self._place(request.tensor, request.offset, size)
         receive(self._sock, self._reader, region, start, size)
+        self.work.received += size
         cache = self._shared.cache
         if request.cache_flag and cache is not None and region.memory is not None:
             cache.keep(self.client, region, start, size, self._asked.pop((region.ptr, start), None))
@@ -455,6 +473,7 @@ class Session:
     def _get(self, request: GetTensor) -> None:
         size = request.size
         region, start = self._place(request.tensor, request.offset, size)
+        self.work.sent += size
         head = write_response(Command.GET_TENSOR, TensorData(size))
         for piece in region.read(start, size):
             self._send(head, piece)
@@ -479,10 +498,12 @@ class Session:
             n = min(rows, request.rows - first)
             fill(self._sock, self._reader, buffer[: n * row])
             region.write_pieces(start + first * request.stride, request.stride, buffer[: n * row], row)
+        self.work.received += request.size
 
     def _get_pieces(self, request: GetTensor2D) -> None:
         region, start = self._pieces(request)
         row, rows = request.row, max(1, _PIECES_AT_ONCE // request.row)
+        self.work.sent += request.size
         head = write_response(Command.GET_TENSOR_2D, TensorData(request.size))
         for first in range(0, request.rows, rows):
             n = min(rows, request.rows - first)
@@ -560,6 +581,11 @@ class Session:
                 self._wait_for_kernels()
         if self._gone:
             raise ConnectionAbortedError("gone while its graph was computed")
+        if not self.work.graphs:
+            n = len(graph.graph.nodes)
+            log.info("%s holds %.1f MB; its first graph of %d operations is done", self.peer, self.held / 1e6, n)
+        self.work.graphs += 1
+        self.work.tokens += graph.n_tokens
 
     def _prepare(self, device: Device, graph: Decoded, most: int) -> int | None:
         """Compiles a graph as far as one turn goes; None when that was all of it, otherwise how many kernels were made.
@@ -644,6 +670,7 @@ class Session:
             return
         try:
             outlet.send(request.sequence, self._computed, region, start, request.size)
+            self.work.sent += request.size
         except OSError as error:
             log.warning("%s: link %d is broken: %s", self.peer, request.link, error.strerror or error)
             self._outlets.pop(request.link).close()
@@ -654,6 +681,7 @@ class Session:
         computed = None if inlet is None else inlet.take(request.sequence, region, start, request.size)
         if self._gone:
             raise ConnectionAbortedError("gone while it waited for another worker")
+        self.work.received += 0 if computed is None else request.size
         self._answer(Command.AWAIT, Awaited(int(computed is not None), computed or 0))
 
     def _comm_init(self, request: CommInit) -> None:

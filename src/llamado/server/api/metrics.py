@@ -101,6 +101,8 @@ class Scrape:
         for (method, endpoint, status), n in traffic.requests.items():
             requests.add_metric([method, endpoint, str(status)], float(n))
         yield requests
+        cancelled = "Requests whose clients went away before their answers were complete"
+        yield CounterMetricFamily("llamacpp:http_requests_cancelled", cancelled, float(traffic.cancelled))
         durations = HistogramMetricFamily(
             "llamacpp:http_request_duration_seconds",
             "From a request to the end of its answer",

@@ -1,0 +1,106 @@
+"""What a worker's log tells of its clients: who they are, what they hold, and what is done for them."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from wire_client import Client, layout, request, running, until, wire_of
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.ggml import graph as g
+from llamado.ggml.graph import Graph
+from llamado.gguf.types import TensorType as T
+from llamado.rpc.wire import AllocBuffer, GetMaxSize
+from llamado.rpc.worker import activity
+from llamado.rpc.worker.activity import WorkDone, WorkLog, tokens_of
+
+N_TOKENS = 3
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[CpuDevice]:
+    device = CpuDevice(1)
+    yield device
+    device.close()
+
+
+@pytest.fixture(autouse=True)
+def told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "llamado.rpc.worker.server")
+
+
+def test_from_the_first_byte_to_the_last(
+    device: CpuDevice, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 0.02)
+    weights, x = g.new_tensor(T.F32, 32, 8, name="weights"), g.new_tensor(T.F32, 32, N_TOKENS, name="x")
+    graph = Graph()
+    y = graph.output("y", g.mul_mat(weights, x, name="y"))
+    places, size = layout([weights, x, y])
+    with running(device) as worker:
+        with Client(worker) as passing:
+            assert passing.number(GetMaxSize(0))
+        with Client(worker) as client:
+            ptr, base = client.alloc(size)
+            for tensor in (weights, x):
+                client.set(wire_of(tensor, ptr, base + places[tensor]), np.ones(tensor.nelements, np.float32).tobytes())
+            for _ in range(5):
+                client.send(request(graph, ptr, base, places))
+            client.get(wire_of(y, ptr, base + places[y]), y.nbytes)
+            monkeypatch.setattr(activity, "BEAT_SECONDS", 0.0)
+            until(lambda: "5 graphs, 15 tokens, 0.0 MB received, 0.0 MB sent; 1 client holds" in caplog.text)
+            lines = len(caplog.records)
+            time.sleep(0.2)
+            assert len(caplog.records) == lines, "nothing is done, and nothing is said"
+        until(lambda: "freed" in caplog.text)
+    peer = r"127\.0\.0\.1:\d+"
+    messages = [record.getMessage() for record in caplog.records]
+    shown = [m for m in messages if not m.startswith("in ")]
+    assert re.fullmatch(rf"{peer} is connected \(RPC 7\.0\.0\) and takes memory", shown[0])
+    assert re.fullmatch(rf"{peer} holds 0\.0 MB; its first graph of 1 operations is done", shown[1])
+    assert re.fullmatch(rf"{peer} left after \d s, 5 graphs and 15 tokens: 0\.0 MB freed", shown[2])
+    assert len(shown) == 3, "who only asks is not worth a line"
+
+
+def test_what_finds_no_room(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
+    with running(device, mem=1 << 20) as worker, Client(worker) as client:
+        client.ask(AllocBuffer(0, 5_000_000))
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert line.startswith("tensor allocation failed: 127.0.0.1:")
+        assert "no room for 5.0 MB (1.0 MB are free)" in line
+
+
+def test_a_line_every_half_minute_of_what_all_clients_had_done() -> None:
+    now = 100.0
+    heart = WorkLog(lambda: now)
+    work, other = WorkDone(), WorkDone()
+    assert heart.beat([work], 0, 0) is None
+    work.graphs, work.tokens, work.received, work.sent = 3, 4, 5_000_000, 6_000_000
+    other.graphs = 1
+    now = 129.9
+    assert heart.beat([work, other], 2, 10) is None, "half a minute is not over"
+    now = 130.0
+    assert heart.beat([work, other], 2, 10_000_000) == (
+        "in 30 s: 4 graphs, 4 tokens, 5.0 MB received, 6.0 MB sent; 2 clients hold 10.0 MB"
+    )
+    now = 165.0
+    assert heart.beat([work, other], 2, 10) is None, "nothing was done"
+    other.tokens = 7
+    other.sent = 1_000_000
+    now = 195.0
+    line = heart.beat([work, other], 1, 10)
+    assert line is not None and line.startswith("in 30 s: 0 graphs, 7 tokens, 0.0 MB received, 1.0 MB sent; 1 client h")
+
+
+def test_tokens_of_graphs() -> None:
+    """As many as the first product with weights has columns: of experts, too."""
+    experts, x = g.new_tensor(T.F32, 32, 8, 4), g.new_tensor(T.F32, 32, 1, 7)
+    chosen = g.new_tensor(T.I32, 2, 7)
+    graph = Graph()
+    graph.output("y", g.mul_mat_id(experts, x, chosen))
+    assert tokens_of(graph) == 7 and tokens_of(Graph()) == 0
