@@ -23,7 +23,8 @@ from llamado.engine.request import Away, Done, EngineSnapshot, Event, Failed, Pr
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.memory import Latent, LayerMemory, Memory, Placed, RecurrentState, RowSpan, Span
-from llamado.models.memory.parts import BLOCK, States
+from llamado.models.memory.parts import BLOCK
+from llamado.models.memory.states import States
 
 U64 = np.uint64
 

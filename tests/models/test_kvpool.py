@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.models.memory.pool import ALIGN, KVPool, Run
+from llamado.models.memory.pool import ALIGN, KVPool
+from llamado.models.memory.run import Run
 
 BLOCK = 32
 

@@ -27,7 +27,8 @@ from llamado.models.memory import (
     Span,
     check_types,
 )
-from llamado.models.memory.parts import BLOCK, SNAPSHOTS, States
+from llamado.models.memory.parts import BLOCK, SNAPSHOTS
+from llamado.models.memory.states import States
 
 Array = np.ndarray[Any, Any]
 WINDOW, MAX_BATCH, N_SEQUENCES = 37, 50, 3

@@ -16,7 +16,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 from llamado.models.batch import Batch
 from llamado.models.memory import Handle, Span, windows_before
-from llamado.models.memory.pool import Run
+from llamado.models.memory.run import Run
 from llamado.models.parts.ngrams import Hashes, NgramRows
 
 HASHES = Hashes(3, 2, ((1 << 44) + 7, (1 << 63) + 99, 12345678901), (0, 97, 194, 291), (97, 89, 83, 79), 2, 9)

@@ -11,8 +11,10 @@ from llamado.gguf.types import TensorType
 from llamado.models.errors import UnsupportedModel
 from llamado.models.hadamard import turned_keys, turned_values
 from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, RecurrentState, SharedMemory, SideBySide
-from llamado.models.memory.parts import BLOCK, States, Tokens, Window
+from llamado.models.memory.parts import BLOCK, Tokens
 from llamado.models.memory.pool import align
+from llamado.models.memory.states import States
+from llamado.models.memory.window import Window
 
 KV_TYPES = (
     TensorType.F32,

@@ -9,9 +9,9 @@ blocks in the order of cells, which so is that of positions, wherever the runs l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from llamado.models.batch import Stretch
+from llamado.models.memory.run import Run
 
 ALIGN = 256
 _MOST = 32
@@ -21,71 +21,6 @@ _MOST = 32
 def align(n: int) -> int:
     """The least multiple of 256 that is at least n."""
     return -(-n // ALIGN) * ALIGN
-
-
-class Run:
-    """Cells `[start, start + capacity)` for the tokens of a sequence from position `first` on; `parent` has those
-    before them.
-
-    A run without children is where its sequence goes on. `used` counts all of the sequence's tokens; the pool may take
-    back cells of those beyond the first `need`, which is what the last `allocate` or `grow` asked for. A run with
-    `children`, so many, is full, and nothing is written there.
-    """
-
-    __slots__ = ("capacity", "children", "first", "need", "parent", "start", "used")
-
-    def __init__(self, start: int, capacity: int, first: int = 0, parent: Run | None = None) -> None:
-        self.start = start
-        self.capacity = capacity
-        self.first = first
-        self.parent = parent
-        self.children = 0
-        self.need = 0
-        self.used = 0
-
-    @property
-    def end(self) -> int:
-        return self.start + self.capacity
-
-    @property
-    def limit(self) -> int:
-        """Tokens that there is room for, those of its parents included."""
-        return self.first + self.capacity
-
-    @property
-    def n_own(self) -> int:
-        """Tokens in its own cells."""
-        return self.used - self.first
-
-    def path(self) -> Iterator[Run]:
-        """The runs of its sequence, the last first."""
-        run: Run | None = self
-        while run is not None:
-            yield run
-            run = run.parent
-
-    def stretches(self) -> list[Stretch]:
-        """Where the tokens of its sequence lie and will lie, in the order of positions; never two without a gap."""
-        found: list[Stretch] = []
-        for run in self.path():
-            if found and run.end == found[-1].row:
-                found[-1] = Stretch(run.start, run.capacity + found[-1].n)
-            else:
-                found.append(Stretch(run.start, run.capacity))
-        return found[::-1]
-
-    def rows(self, first: int, n: int) -> list[Stretch]:
-        """Where `n` tokens of its sequence lie from position `first` on."""
-        found, at = [], 0
-        for row, length in self.stretches():
-            begin, end = max(first, at), min(first + n, at + length)
-            if begin < end:
-                found.append(Stretch(row + begin - at, end - begin))
-            at += length
-        return found
-
-    def __repr__(self) -> str:
-        return f"Run({self.start}..{self.end}, from {self.first}, used {self.used})"
 
 
 class KVPool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from llamado.gguf.types import TensorType
-from llamado.models.memory.parts import Bytes, RowSpan
+from llamado.models.memory.storage import Bytes, RowSpan
 
 _HUGE_BF16 = 0x7149  # 1e30: the product of a number of a cache with one of a query stays a float32 up to there
 _SCALES = {
