@@ -343,6 +343,15 @@ def test_a_lowering_is_compiled_for_processors_that_have_no_more(name: str, has:
     assert has in text and not re.search(lacks, text)
 
 
+@pytest.mark.parametrize("weights", ["Q4_K", "Q6_K", "Q4_1"])
+def test_lines_are_asked_for_a_few_at_a_time(weights: str) -> None:
+    """All at once, most would wait for a place, and what is to be multiplied behind them."""
+    code = jit_for("vnni-256").assembly(matmul_few, weights=weights, columns=1, near=False, panel_rows=8)
+    runs = re.findall(r"(?:\tprefetch\S+\s+\S+\n)+", code)
+    block = {"Q4_K": 144, "Q6_K": 210, "Q4_1": 20}[weights]
+    assert sum(run.count("prefetch") for run in runs) >= 8 * block // 64 and max(run.count("\n") for run in runs) <= 3
+
+
 @pytest.fixture(scope="module")
 def old_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuDevice]:
     """The first x86-64: no AVX, no fused multiply-add, no half floats."""

@@ -13,7 +13,7 @@ float operations is the order written here. That is what makes results equal to 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -268,7 +268,7 @@ class Words(Protocol):
         """Whether unsigned weights may need all eight bits; where not, such weights stay signed."""
 
     def dot(
-        self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
+        self, c: Code, sums: list[Value], weights: Iterable[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> None:
         """sums[j] (I32x8) += Σ_g groups of four of weights[g] (unsigned bytes ≤ `peak`; signed ones where a greater
         peak than 127 is not `full_u8`) · x[g][j] (address of 4 signed bytes).
@@ -278,7 +278,7 @@ class Words(Protocol):
         self,
         c: Code,
         sums: list[Value],
-        weights: Sequence[Value],
+        weights: Iterable[Value],
         x: Sequence[Sequence[Value]],
         scale: Value,
         peak: int,
@@ -396,6 +396,11 @@ class Code:
             ir.Constant(i32, 1),
         ]
         self.intrinsic("llvm.prefetch.p0", None, arguments)
+
+    def fence(self) -> None:
+        """Keeps LLVM, and nothing else, from moving loads, stores and prefetches from one side to the other."""
+        kind = ir.FunctionType(ir.VoidType(), [])
+        self.llvm.asm(kind, "", "~{memory}", [], side_effect=True)
 
     def atomic_add(self, address: Value, amount: int) -> Value:
         """Adds to the i64 at `address`, sequentially consistent; gives the value before."""

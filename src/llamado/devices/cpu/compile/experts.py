@@ -56,7 +56,7 @@ def multiply_each(out: Emitter, node: Tensor, w: Tensor, x: Tensor) -> None:
     fields, parameters = _columns(out, node, w, acts)
     reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
     if each == 1:
-        parameters |= {"near": parameters["panel_rows"] * w.nb[1] <= matmul.NEAR}
+        parameters |= _one_column(w, parameters["panel_rows"])
         ids = out.constant(np.arange(w.ne[2], dtype=np.int32))
         fields |= {"ids": ids, "id0": 4, "id1": 0, "n_used": w.ne[2], "n_experts": w.ne[2]}
         kernel = experts.experts_one
@@ -75,7 +75,7 @@ def _blocks(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> No
         x_token, fields["x_slot"] = fields["x_slot"], 0
     reads = [out.span(w), ByteSpan(Place(acts, 0), acts.size)]
     if x.ne[2] == 1:
-        parameters |= {"near": parameters["panel_rows"] * w.nb[1] <= matmul.NEAR}
+        parameters |= _one_column(w, parameters["panel_rows"])
         fields |= _choices(out, ids, w.ne[2])
         kernel = experts.experts_one
         reads.append(out.span(ids))
@@ -133,6 +133,13 @@ def _columns(out: Emitter, node: Tensor, w: Tensor, acts: Temporary) -> tuple[Fi
     step = w.ne[0] // form.block * form.column_bytes
     fields = _fields(out, node, w) | {"x": Place(acts, 0), "x_slot": step, "n_blocks": w.ne[0] // form.block}
     return fields, {"weights": w.type.name, "panel_rows": out.lowering.rows_of_panel(w.ne[1])}
+
+
+def _one_column(w: Tensor, panel_rows: int) -> dict[str, Any]:
+    """Parameters of a product of one column for each matrix, where `panel_rows` are unpacked together for several."""
+    form = in_blocks(w.type)
+    panel_rows = matmul.rows_of_one(form, panel_rows)
+    return {"panel_rows": panel_rows, "near": matmul.next_to_l1(form, panel_rows * w.nb[1])}
 
 
 def _fields(out: Emitter, node: Tensor, w: Tensor) -> Fields:

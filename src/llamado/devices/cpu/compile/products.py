@@ -61,12 +61,14 @@ class Products:
             self._tiles(node, w, x, acts)
             return
         panel_rows = out.lowering.rows_of_panel(w.ne[1])
+        if n_columns == 1:
+            panel_rows = matmul.rows_of_one(form, panel_rows)
         panels = -(-w.ne[1] // panel_rows)
         few = n_columns <= out.lowering.columns  # rows pass through registers, not through scratch
         kernel = matmul.matmul_many
         parameters: dict[str, Any] = {"weights": w.type.name, "panel_rows": panel_rows}
         if few:
-            parameters |= {"columns": n_columns, "near": panel_rows * w.nb[1] <= matmul.NEAR}
+            parameters |= {"columns": n_columns, "near": matmul.next_to_l1(form, panel_rows * w.nb[1])}
             kernel = matmul.matmul_few
         fields: Fields = {
             "w": out.place(w),

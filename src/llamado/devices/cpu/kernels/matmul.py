@@ -12,14 +12,14 @@ Layout of x: see `activations.py`. W: row r at w + r·row_bytes as in the file. 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.kernels import activations as acts
 from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN
 from llamado.devices.cpu.kernels.formats import in_blocks
-from llamado.devices.cpu.kernels.formats.format import Block32, Block256, Blocks32, Blocks256
+from llamado.devices.cpu.kernels.formats.format import Block32, Block256, Blocks, Blocks32, Blocks256
 from llamado.devices.cpu.simd import Code, Type, Value, Var, Work
 from llamado.gguf.types import TensorType
 
@@ -66,11 +66,8 @@ class Apart(Columns):
 
 _FIELDS = ("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_stride", "share")
 
-NEAR = 8192
-"""Bytes of a panel up to which its rows are asked for twice: far ahead into L2, and one turn ahead into L1."""
-
-_AHEAD = 16
-"""Rows between those that are multiplied and those that are asked for."""
+_NEAR = 8192
+"""Bytes of a panel of small blocks up to which the next one is asked for into L1, too."""
 
 _FETCHED = 128 << 10
 """Most bytes of the next product that a thread asks for when it is through with one."""
@@ -79,7 +76,38 @@ STRETCH = 2048
 """Weights of a row unpacked at a time by `matmul_many` for eight rows, half as many for 16: they stay in L1."""
 
 
-def _step32(c: Code, form: Blocks32, block: Block32, x: Columns, sums: Sequence[Var]) -> None:
+Among = Callable[[Iterable[Value]], Iterable[Value]]
+"""Gives the groups that it takes, and does something else between them."""
+
+
+class Fetches:
+    """Cache lines that are asked for while a block is multiplied, a few with each group of weights.
+
+    A core can wait for few lines at once (10 to 16 in L1). Asked for one right behind the other, most wait for a place,
+    and everything behind them waits as well, so that the core either multiplies or reads.
+    """
+
+    def __init__(self, c: Code, turns: int) -> None:
+        self._c, self._turns = c, turns
+        self._turn = 0
+        self._lines: list[tuple[Sequence[Value], bool]] = []
+
+    def add(self, lines: Sequence[Value], *, near: bool) -> None:
+        """Addresses to be asked for within so many turns, into L1 (near) or L2."""
+        self._lines.append((lines, near))
+
+    def among(self, groups: Iterable[Value]) -> Iterator[Value]:
+        """The groups; before each one its share of the lines."""
+        for group in groups:
+            turn, self._turn = self._turn, self._turn + 1
+            for lines, near in self._lines:
+                for line in lines[len(lines) * turn // self._turns : len(lines) * (turn + 1) // self._turns]:
+                    self._c.prefetch(line, near=near)
+            self._c.fence()
+            yield group
+
+
+def _step32(c: Code, form: Blocks32, block: Block32, x: Columns, sums: Sequence[Var], among: Among = iter) -> None:
     """Adds 32 weights of the panel's rows times the columns at x to the f32 sums."""
     n, zero = len(sums), form.zero(c.lowering)
     i32 = block.d.type._replace(elem="i32")
@@ -88,16 +116,16 @@ def _step32(c: Code, form: Blocks32, block: Block32, x: Columns, sums: Sequence[
         totals = [c.splat_load(i32, x.address(acts.MINUS_SUM, j)) * zero for j in range(n)]
     addresses = [[x.address(4 * g, j) for j in range(n)] for g in range(8)]
     if block.d_high is None:
-        c.lowering.dot(c, totals, block.groups, addresses, form.peak)
+        c.lowering.dot(c, totals, among(block.groups), addresses, form.peak)
         found = [(totals, block.d)]
     else:
         first, zeros = [c.const(i32, 0)] * n, [c.const(i32, 0)] * n
-        c.lowering.dot(c, first, block.groups[:4], addresses[:4], form.peak)
+        c.lowering.dot(c, first, among(block.groups[:4]), addresses[:4], form.peak)
         if zero:  # the sum of the first sixteen activations is not among those of the columns
             c.lowering.dot(c, zeros, [c.const(block.groups[0].type, zero)] * 4, addresses[:4], form.peak)
             first = [total - z for total, z in zip(first, zeros, strict=True)]
             totals = [total + z for total, z in zip(totals, zeros, strict=True)]
-        c.lowering.dot(c, totals, block.groups[4:], addresses[4:], form.peak)
+        c.lowering.dot(c, totals, among(block.groups[4:]), addresses[4:], form.peak)
         found = [(first, block.d), (totals, block.d_high)]
     finish32(c, found, block.m, x, sums)
 
@@ -138,16 +166,16 @@ def finish256(
         sums[j].value = c.fma(value, d, sums[j].value)
 
 
-def _step256(c: Code, form: Blocks256, block: Block256, x: Columns, sums: Sequence[Var]) -> None:
+def _step256(c: Code, form: Blocks256, block: Block256, x: Columns, sums: Sequence[Var], among: Among = iter) -> None:
     """Adds one super-block of the panel's rows times the columns at x to the f32 sums."""
     n, group = len(sums), 0
     totals = [c.const(block.d.type._replace(elem="i32"), 0)] * n
     for groups, scale in block.parts:
         addresses = [[x.address(4 * (group + g), j) for j in range(n)] for g in range(len(groups))]
         if scale is None:
-            c.lowering.dot(c, totals, groups, addresses, form.peak)
+            c.lowering.dot(c, totals, among(groups), addresses, form.peak)
         else:
-            c.lowering.dot_scaled(c, totals, groups, addresses, scale, form.peak)
+            c.lowering.dot_scaled(c, totals, among(groups), addresses, scale, form.peak)
         group += len(groups)
     finish256(c, form, block, totals, x, sums, form.zero(c.lowering))
 
@@ -166,6 +194,22 @@ class RowPanel:
         first = self.first + offset
         fours = [first, *(first + four for four in self._fours)]
         return [row for four in fours for row in (four, *(four + step for step in self._steps))]
+
+
+def rows_of_one(form: Blocks, panel_rows: int) -> int:
+    """Rows that are unpacked together for one column, where `panel_rows` are for several.
+
+    Of super-blocks eight: the fewer come at a time, the more evenly they are asked for.
+    """
+    return 8 if isinstance(form, Blocks256) else panel_rows
+
+
+def next_to_l1(form: Blocks, panel_bytes: int) -> bool:
+    """Whether a product of one panel after the other asks for a next one that is so short a second time, into L1.
+
+    Of super-blocks the next ones of the same rows are asked for, however long these are.
+    """
+    return isinstance(form, Blocks32) and panel_bytes <= _NEAR
 
 
 @kernel(*_FIELDS, "next", "next_panels", "next_panel_bytes")
@@ -196,23 +240,36 @@ def products(
     c: Code, form: Blocks32 | Blocks256, n_blocks: Value, panel: RowPanel, x: Columns, near: bool
 ) -> list[Var]:
     """Sums of a panel's rows times one group of columns at x; `near`: rows that follow are asked for twice."""
-    per_column, size = form.column_bytes, panel.n * form.block_bytes
     sums = [c.var(c.const(Type("f32", panel.n), 0.0)) for _ in range(x.n)]
     with c.range(0, n_blocks) as i:
-        soon = panel.first + panel.row_bytes * panel.n + i * size
-        later = panel.first + panel.row_bytes * (_AHEAD + (panel.n if near else 0)) + i * size
-        for line in range(0, size, 64):  # as many as the panel's blocks here have
-            if near:
-                c.prefetch(soon + line, near=True)
-            c.prefetch(later + line, near=False)
+        fetches = _ahead(c, form, n_blocks, panel, i, near)
         here = panel.at(i * form.block_bytes)
-        at_x = x.behind(i * per_column)
+        at_x = x.behind(i * form.column_bytes)
         if isinstance(form, Blocks32):
             for part, block in enumerate(form.unpack(c, here)):
-                _step32(c, form, block, at_x.behind(part * BYTES_PER_COLUMN[32]), sums)
+                _step32(c, form, block, at_x.behind(part * BYTES_PER_COLUMN[32]), sums, fetches.among)
         else:
-            _step256(c, form, form.unpack(c, here), at_x, sums)
+            _step256(c, form, form.unpack(c, here), at_x, sums, fetches.among)
     return sums
+
+
+def _ahead(c: Code, form: Blocks32 | Blocks256, n_blocks: Value, panel: RowPanel, i: Value, near: bool) -> Fetches:
+    """What is asked for while block i of a panel's rows is multiplied: as many bytes of the panel after the next one
+    into L2, and into L1 what comes next, where it is not there yet.
+    """
+    fetches, size = Fetches(c, form.block // 4), panel.n * form.block_bytes
+    step = panel.row_bytes * panel.n
+    lines = range(0, size, 64)
+    fetches.add([panel.first + step * 2 + i * size + line for line in lines], near=False)
+    if isinstance(form, Blocks256):
+        after = i + 1
+        next_block = panel.at(c.select(after < n_blocks, after * form.block_bytes, step))
+        # its first line is that of this block's end, or taken by the lines in between
+        lines = range(63, form.block_bytes + 63, 64)
+        fetches.add([row + line for row in next_block for line in lines], near=True)
+    elif near:
+        fetches.add([panel.first + step + i * size + line for line in lines], near=True)
+    return fetches
 
 
 def _fetch_next(c: Code, a: SimpleNamespace, work: Work) -> None:

@@ -6,7 +6,7 @@ takes four bytes of activations out of a register by number: where four lie side
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from llamado.devices.cpu.lowerings.lowering import Lowering
 from llamado.devices.cpu.simd import I32, Code, I32x4, I32x8, Type, Value
@@ -18,7 +18,7 @@ class Neon(Lowering):
     """Dot products of signed bytes in 32 registers of 128 bits; weights that need all eight bits stay signed."""
 
     def dot(
-        self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
+        self, c: Code, sums: list[Value], weights: Iterable[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> None:
         operands = _operands(c, x)
         halves = [[c.shuffle(total, None, range(4 * h, 4 * h + 4)) for h in range(2)] for total in sums]

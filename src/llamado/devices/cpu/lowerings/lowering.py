@@ -6,7 +6,7 @@ same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from llamado.devices.cpu.simd import I8, I32, Code, Type, Value
@@ -42,7 +42,7 @@ class Lowering:
         return self.panel_rows if n_rows >= self.panel_rows else 8
 
     def dot(
-        self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
+        self, c: Code, sums: list[Value], weights: Iterable[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> None:
         """sums[j] (I32x8) += Σ_g groups of four of weights[g] (unsigned bytes ≤ `peak`; signed ones where a greater
         peak than 127 is not `full_u8`) · x[g][j] (address of 4 signed bytes).
@@ -59,7 +59,7 @@ class Lowering:
         self,
         c: Code,
         sums: list[Value],
-        weights: Sequence[Value],
+        weights: Iterable[Value],
         x: Sequence[Sequence[Value]],
         scale: Value,
         peak: int,

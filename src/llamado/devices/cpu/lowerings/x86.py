@@ -6,7 +6,7 @@ pairs and keeps adding in i16 while that cannot overflow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from llamado.devices.cpu.lowerings.lowering import Lowering
@@ -17,7 +17,7 @@ class Avx2(Lowering):
     """AVX2 with FMA and F16C."""
 
     def dot(
-        self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
+        self, c: Code, sums: list[Value], weights: Iterable[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> None:
         ones = c.const(I16x16, 1)
         for part, j in self._parts(c, len(sums), weights, x, peak):
@@ -27,7 +27,7 @@ class Avx2(Lowering):
         self,
         c: Code,
         sums: list[Value],
-        weights: Sequence[Value],
+        weights: Iterable[Value],
         x: Sequence[Sequence[Value]],
         scale: Value,
         peak: int,
@@ -36,16 +36,16 @@ class Avx2(Lowering):
             sums[j] = sums[j] + _madd(c, part, scale)
 
     def _parts(
-        self, c: Code, columns: int, weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
+        self, c: Code, columns: int, weights: Iterable[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> list[tuple[Value, int]]:
         """Partial sums in I16x16, each of as many products as i16 holds, with their columns."""
         signed = peak > 127
         many = 1 if signed else 32767 // (2 * 127 * peak)
         parts: list[tuple[Value, int]] = []
-        for first in range(0, len(weights), many):
-            rows = list(zip(weights[first : first + many], x[first : first + many], strict=True))
+        rest = iter(weights)
+        for first in range(0, len(x), many):
             held: list[Value | None] = [None] * columns
-            for w, addresses in rows:
+            for addresses, w in zip(x[first : first + many], rest, strict=False):
                 magnitude = c.intrinsic("llvm.abs.v32i8", I8x32, [w, c.const(Type("i1"), 0)]) if signed else w
                 for j, address in enumerate(addresses):
                     operand = self._spread(c, address)
@@ -85,7 +85,7 @@ class Vnni(Avx2):
     """
 
     def dot(
-        self, c: Code, sums: list[Value], weights: Sequence[Value], x: Sequence[Sequence[Value]], peak: int
+        self, c: Code, sums: list[Value], weights: Iterable[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> None:
         for w, addresses in zip(weights, x, strict=True):
             name = f"llvm.x86.avx512.vpdpbusd.{8 * w.type.bytes}"
