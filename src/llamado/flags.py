@@ -157,7 +157,6 @@ _VISION = "multimodal models are not supported yet"
 _DRAFT_ALIKE = "the draft model has what the model has"
 _ONE_DRAFT = "there is one draft, which is kept where it is what would have been chosen anyway"
 _REMOVED = "llama-server has removed this flag, too; see --spec-type"
-_NO_TOOLS = "this server never runs tools"
 _NO_PAGE = "the page asks nothing of other servers"
 
 # fmt: off
@@ -589,12 +588,16 @@ SERVER = _group(
           "(-1: never)", type="int", default=-1, metavar="SECONDS"),
     _used("--hang-timeout", "after how long in one step /livez says that the engine hangs (0: never)", type="float",
           default=600.0, metavar="SECONDS", env="LLAMADO_HANG_TIMEOUT"),
-    _refused("--tools", _NO_TOOLS, env="LLAMA_ARG_TOOLS"),
-    _refused("--tools-runtime", _NO_TOOLS, env="LLAMA_ARG_TOOLS_RUNTIME"),
-    _refused("--mcp-servers-config", _NO_TOOLS, env="LLAMA_ARG_MCP_SERVERS_CONFIG"),
-    _refused("--mcp-servers-json", _NO_TOOLS, env="LLAMA_ARG_MCP_SERVERS_JSON"),
-    _refused("-ag --agent", _NO_TOOLS, type="bool", off_names="-no-ag --no-agent",
-             env="LLAMA_ARG_AGENT"),
+    _used("--tools", "tools that clients may call for a model, comma-separated: read_file, file_glob_search, "
+          "grep_search, exec_shell_command, write_file, edit_file, get_info, or all", type="str", metavar="TOOLS",
+          env="LLAMA_ARG_TOOLS"),
+    _used("--tools-folder", "folder that these tools are kept in; commands can leave it (default: the working folder)",
+          type="str", default=".", metavar="FOLDER", env="LLAMADO_TOOLS_FOLDER"),
+    _refused("--tools-runtime", _LATER, env="LLAMA_ARG_TOOLS_RUNTIME"),
+    _refused("--mcp-servers-config", _LATER, env="LLAMA_ARG_MCP_SERVERS_CONFIG"),
+    _refused("--mcp-servers-json", _LATER, env="LLAMA_ARG_MCP_SERVERS_JSON"),
+    _used("-ag --agent", "all built-in tools (--tools all) and the MCP proxy (--ui-mcp-proxy)", default=False,
+          off_names="-no-ag --no-agent", env="LLAMA_ARG_AGENT"),
     _refused("--ui-mcp-proxy --webui-mcp-proxy", _NO_PAGE, type="bool",
              off_names="--no-ui-mcp-proxy --no-webui-mcp-proxy", env="LLAMA_ARG_UI_MCP_PROXY"),
 )

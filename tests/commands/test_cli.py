@@ -216,7 +216,7 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("-np 0", "-np/--parallel"),
         ("--model", "-m/--model: expected one argument"),
         ("--draft 4", "--draft/--draft-n: llama-server has removed this flag"),
-        ("--tools all", "--tools: this server never runs tools"),
+        ("--tools-folder /nonexistent", "--tools-folder /nonexistent: there is no such folder"),
         ("--fim-qwen-3b-default", "give the model with -hf ggml-org/Qwen2.5-Coder-3B-Q8_0-GGUF"),
         ("-sps 2", "-sps/--slot-prompt-similarity: expected 0 to 1"),
         ("--cache-ram -2", "--cache-ram: expected -1 or more"),

@@ -39,6 +39,8 @@ from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 from llamado.text.grammar.source import GrammarError, GrammarSource, Trigger
 from llamado.text.template.chat import ChatTemplate
+from llamado.tools.api import ToolsApi
+from llamado.tools.settings import ToolSettings
 
 ANSWER = "Hello, wörld!\nAll is well."
 EOS = 256
@@ -265,6 +267,7 @@ async def client(
     loaded: bool = True,
     access: AccessRules | None = None,
     source: str = TEMPLATE,
+    tools: ToolSettings | None = None,
     **switches: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """An HTTP client of an application inside this process; `client.state` and `client.engine` reach behind it."""
@@ -272,6 +275,8 @@ async def client(
     state = ServerState(access=access or AccessRules(), switches=Switches(**switches))
     if loaded:
         state.served = served(engine, source)
+    if tools is not None:
+        state.tools = ToolsApi.open(tools, state.access, ["127.0.0.1"])
     transport = httpx.ASGITransport(app=create_app(state))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         http.state, http.engine = state, engine  # type: ignore[attr-defined]
@@ -279,6 +284,7 @@ async def client(
             yield http
         finally:
             engine.close()
+            state.tools.close()
 
 
 def run(coroutine: Any) -> Any:

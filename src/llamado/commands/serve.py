@@ -19,6 +19,7 @@ from llamado.http import sockets
 from llamado.server.settings import Settings
 from llamado.server.switches import PredictRoutes, Switches
 from llamado.text.grammar.source import GrammarSource
+from llamado.tools.settings import ToolSettings
 
 VERBOSE = 10
 """`--verbosity` from which on answers hold `__verbose`, as in llama-server."""
@@ -64,6 +65,7 @@ def serve_settings(flags: Parsed) -> Settings:
         threads_http=None if flags.threads_http < 0 else flags.threads_http,
         max_connections=None if flags.max_connections < 0 else flags.max_connections,
         otel=flags.otel,
+        tools=_tools(flags),
     )
 
 
@@ -140,6 +142,14 @@ def _switches(flags: Parsed, kwargs: dict[str, Any], prefix: str, predict: Predi
         verbose=flags.verbose or flags.log_verbosity >= VERBOSE,
         grammar=_grammar(flags),
     )
+
+
+def _tools(flags: Parsed) -> ToolSettings:
+    """What may be done in this user's name, beside asking the model. Raises FlagError."""
+    builtin = tuple(listed([flags.tools])) if flags.tools else ()
+    if flags.agent and not builtin:
+        builtin = ("all",)
+    return ToolSettings(builtin=builtin, folder=_folder("--tools-folder", flags.tools_folder) or ".")
 
 
 def _hang_timeout(flags: Parsed) -> float:

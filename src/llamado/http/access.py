@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -17,11 +18,14 @@ LIVE = frozenset({"/livez", "/healthz"})
 """Paths that tell whether the process works, whatever it waits for; they are answered also while it loads or ends."""
 HEALTH = LIVE | {"/health", "/v1/health", "/readyz"}
 """Paths that never need a key."""
+OWN = frozenset({"/tools", "/cors-proxy"})
+"""Paths that act in the name of this machine's user: without a key only its own programs and pages get there."""
 
 Headers = dict[bytes, bytes]
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # RFC 9110, 9.2.1, without TRACE, which nothing here answers
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")  # what proxies say of who asked them
 _DRAIN_SECONDS = 5
 
 
@@ -63,6 +67,21 @@ def _is_local(origin: str) -> bool:
         return urlsplit(origin).hostname in _LOCAL
     except ValueError:
         return False
+
+
+def _is_own_name(host: str) -> bool:
+    """Whether a Host is an address, which nobody else can let a name stand for, or localhost."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class Access:
@@ -147,6 +166,9 @@ class Access:
         if self._keys and path not in self._public and not key_is_valid(headers, self._keys):
             await error_response(ApiError("authentication_error", "Invalid API Key"), path)(scope, receive, send)
             return
+        if path in OWN and not self._keys and (why := self._stranger(headers)):
+            await error_response(ApiError("permission_error", why))(scope, receive, send)
+            return
         changes = scope["method"] not in _SAFE or path in self._changing
         if changes and not self._keys and self._is_foreign(headers):
             origin = headers.get(b"origin", b"").decode("latin-1")[:200] or "another site"
@@ -160,6 +182,21 @@ class Access:
             await self._app(scope, receive, send)
         finally:
             self.n_running -= 1
+
+    def _stranger(self, headers: Headers) -> str:
+        """Why a request without a key is none of this machine's own programs' and pages'; "" for one that is.
+
+        A page that has its name resolved to this machine's address (DNS rebinding) is of the same origin as this
+        server, as far as its browser knows; but the name is in Host.
+        """
+        host = headers.get(b"host", b"").decode("latin-1")[:200]
+        if host and not _is_own_name(host):
+            return f"this server is not called {host}: see --api-key"
+        if any(name in headers for name in _FORWARDED):
+            return "requests that a proxy passes on need a key: see --api-key"
+        if self._is_foreign(headers):
+            return "pages of other sites need a key: see --cors-origins and --api-key"
+        return ""
 
     def _is_foreign(self, headers: Headers) -> bool:
         """Whether a page of a site that is not allowed makes its reader's browser ask.

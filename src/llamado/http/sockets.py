@@ -54,7 +54,7 @@ def address_of(sock: socket.socket, tls: bool = False) -> str:
 
 def warning_of(hosts: Sequence[str], *, keys: bool) -> str | None:
     """What it means that others reach the server without a key, where they do."""
-    open_ = [host for host in hosts if not _is_local(host)]
+    open_ = [host for host in hosts if not is_local(host)]
     if keys or not open_:
         return None
     return (
@@ -63,7 +63,8 @@ def warning_of(hosts: Sequence[str], *, keys: bool) -> str | None:
     )
 
 
-def _is_local(host: str) -> bool:
+def is_local(host: str) -> bool:
+    """Whether only this machine's programs reach what listens there."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -96,11 +96,11 @@ class Watchdog:
             process.wait()
 
 
-class GuardedProcess:
+class GuardedGroup:
     """A process in a session of its own, from its start to its end.
 
-    `said` is called with each line of its output, without its end; `ended` once, when it is gone and its output read,
-    with the exit code as a shell shows it (128 + the signal's number). Both are called in threads.
+    `ended` is called once, in a thread, when it and all it started are gone, with the exit code as a shell shows it
+    (128 + the signal's number). What becomes of its output is the caller's.
 
     The session is its own so that what a shell or a container's client starts below it ends with it, and a terminal's
     Ctrl-C reaches this process alone.
@@ -112,46 +112,49 @@ class GuardedProcess:
         environment: Mapping[str, str],
         guard: Watchdog,
         *,
-        said: Callable[[str], None],
         ended: Callable[[int], None],
+        cwd: str | None = None,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int = subprocess.DEVNULL,
+        stderr: int = subprocess.DEVNULL,
     ) -> None:
         """Start it. Raises OSError and ValueError."""
         self._guard = guard
         self._mark = secrets.token_hex(16)
-        self._said = said
         self._told_end = ended
         self._lock = threading.Lock()
         self._reaped = False
-        self.last_lines: deque[str] = deque(maxlen=20)
         guard.start()
         self._process = subprocess.Popen(
             command,
             env=dict(environment) | {watchdog.VARIABLE: guard.cookie, watchdog.OWN_VARIABLE: self._mark},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
             start_new_session=True,
         )
         guard.watch(self.pid)
-        assert self._process.stdout is not None
-        reader = threading.Thread(target=self._read, args=(self._process.stdout,), name="llamado-log", daemon=True)
-        reader.start()
-        threading.Thread(target=self._wait, args=(reader,), name="llamado-wait", daemon=True).start()
+        self._begin()
+        threading.Thread(target=self._wait, name="llamado-wait", daemon=True).start()
 
     @property
     def pid(self) -> int:
         """Process id, which is also its group's."""
         return self._process.pid
 
-    def _read(self, output: IO[bytes]) -> None:
-        with output:
-            while line := output.readline(_LINE):
-                text = line.decode("utf-8", "replace").rstrip()
-                if text:
-                    self.last_lines.append(text)
-                    self._said(text)
+    @property
+    def returncode(self) -> int | None:
+        """As Popen has it: negative for a signal; None while it runs."""
+        return self._process.returncode
 
-    def _wait(self, reader: threading.Thread) -> None:
+    def _begin(self) -> None:
+        """It runs."""
+
+    def _read_out(self) -> None:
+        """It and its group are gone: read what is left of its output."""
+
+    def _wait(self) -> None:
         process = self._process
         if hasattr(os, "waitid"):
             # Until it is reaped its id belongs to nobody else, so whatever is left of its group can be ended.
@@ -170,7 +173,7 @@ class GuardedProcess:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass
-        reader.join(0.2)
+        self._read_out()
         self._guard.forget(process.pid)
         self._told_end(128 - code if code < 0 else code)
 
@@ -182,6 +185,80 @@ class GuardedProcess:
                     os.killpg(self.pid, sig)
                 except (ProcessLookupError, PermissionError):
                     pass
+
+
+class PipedProcess(GuardedGroup):
+    """One whose input, output and errors are pipes of the caller's."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        guard: Watchdog,
+        *,
+        ended: Callable[[int], None],
+        cwd: str | None = None,
+        stderr: int = subprocess.PIPE,
+    ) -> None:
+        """Start it. Raises OSError and ValueError."""
+        pipe = subprocess.PIPE
+        super().__init__(command, environment, guard, ended=ended, cwd=cwd, stdin=pipe, stdout=pipe, stderr=stderr)
+
+    @property
+    def stdin(self) -> IO[bytes]:
+        """What it reads."""
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        """What it says."""
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    @property
+    def stderr(self) -> IO[bytes]:
+        """Its errors, where they have a pipe of their own."""
+        assert self._process.stderr is not None
+        return self._process.stderr
+
+
+class GuardedProcess(GuardedGroup):
+    """One whose output is read here: `said` is called in a thread with each line of it, without its end.
+
+    `ended` is called when its output is read, too.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        guard: Watchdog,
+        *,
+        said: Callable[[str], None],
+        ended: Callable[[int], None],
+    ) -> None:
+        """Start it. Raises OSError and ValueError."""
+        self._said = said
+        self.last_lines: deque[str] = deque(maxlen=20)
+        super().__init__(command, environment, guard, ended=ended, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def _begin(self) -> None:
+        output = self._process.stdout
+        assert output is not None
+        self._reader = threading.Thread(target=self._read, args=(output,), name="llamado-log", daemon=True)
+        self._reader.start()
+
+    def _read_out(self) -> None:
+        self._reader.join(0.2)
+
+    def _read(self, output: IO[bytes]) -> None:
+        with output:
+            while line := output.readline(_LINE):
+                text = line.decode("utf-8", "replace").rstrip()
+                if text:
+                    self.last_lines.append(text)
+                    self._said(text)
 
     def last_words(self) -> str:
         """The last line it printed that reads like a reason; "" if none does."""

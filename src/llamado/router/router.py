@@ -17,6 +17,8 @@ from typing import Any, cast
 from urllib.parse import parse_qsl, unquote
 
 import orjson
+from starlette.requests import Request
+from starlette.responses import Response
 
 from llamado.build import BUILD
 from llamado.flags import Parsed
@@ -43,6 +45,7 @@ from llamado.router.swap_config import SwapConfig, read_swap_config
 from llamado.server.errors import translate
 from llamado.server.generate.json_values import number_json
 from llamado.server.settings import Settings
+from llamado.tools.api import ToolsApi
 
 log = logging.getLogger("llamado.router")
 
@@ -70,7 +73,9 @@ class Router:
         limits: FleetLimits,
         autoload: bool = True,
         reread: Callable[[], Catalogue] | None = None,
+        tools: ToolsApi | None = None,
     ) -> None:
+        tools = tools or ToolsApi(None)
         self._settings = settings
         self._limits = limits
         self._autoload = autoload
@@ -96,6 +101,8 @@ class Router:
             ("GET", "/unload"): self._unload_all,
             ("POST", "/unload"): self._unload_all,
             ("GET", "/logs"): self._logs,
+            ("GET", "/tools"): _answering(tools.list_tools),
+            ("POST", "/tools"): _answering(tools.call_tool),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -464,6 +471,13 @@ class Router:
             writer.cancel()
 
 
+def _answering(endpoint: Callable[[Request], Awaitable[Response]]) -> Handler:
+    async def handler(scope: Scope, receive: Receive, send: Send) -> None:
+        await (await endpoint(Request(scope, receive)))(scope, receive, send)
+
+    return handler
+
+
 def _is_slot(path: str) -> bool:
     return path.startswith("/slots/") and "/" not in path[7:] and len(path) > 7
 
@@ -538,6 +552,7 @@ class RouterServer(EndingServer):
     """uvicorn that ends the models' processes before it ends; the second signal ends everything at once."""
 
     router: Router | None = None
+    tools: ToolsApi | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
@@ -555,6 +570,8 @@ class RouterServer(EndingServer):
         if router is not None:
             if self.force_exit:
                 router.fleet.kill()
+            if self.tools is not None:
+                self.tools.close()
             await router.fleet.close()
             logging.getLogger("llamado").removeHandler(router.log_tail)
 
@@ -594,6 +611,7 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
             f"{len(preload)} models are to be loaded on startup, and --models-max is {models_max}: {', '.join(preload)}"
         )
     settings = replace(settings, access=access)
+    tools = ToolsApi.open(settings.tools, access, settings.hosts)
     application: list[Access] = []
     limits = FleetLimits(models_max=models_max, waiting=settings.engine.max_queue)
 
@@ -604,6 +622,7 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
             limits=limits,
             autoload=flags.models_autoload,
             reread=lambda: _catalogue(flags),
+            tools=tools,
         )
         logging.getLogger("llamado").addHandler(router.log_tail)
         for name in preload:
@@ -628,6 +647,7 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
         proxied=False,  # what a proxy says of its client is passed on as it came
     )
     server = RouterServer(options)
+    server.tools = tools
     _log_models(list(catalogue.models.values()))
     return server
 

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from llamado import __version__
 from llamado.errors import LlamadoError
-from llamado.http.access import HEALTH, Access
+from llamado.http.access import HEALTH, OWN, Access
 from llamado.http.answer import error_response, json_response
 from llamado.http.errors import OLLAMA
 from llamado.http.request_log import Record, current, request_id
@@ -40,6 +40,7 @@ from llamado.server.generate.generator import Generator
 from llamado.server.generate.streaming import Mailbox
 from llamado.server.ops.sleep import QUIET
 from llamado.server.state import ServerState
+from llamado.server.tool_routes import tools_router
 
 log = logging.getLogger("llamado.server")
 
@@ -106,7 +107,7 @@ class ServerApp:
         """Let the routes answer, with a model that is awake where they need one."""
         try:
             sleep = self._state.sleep
-            quiet = scope["path"] in (QUIET | self._page if scope["method"] == "GET" else MEMBERS)
+            quiet = scope["path"] in (QUIET | self._page if scope["method"] == "GET" else MEMBERS) | OWN
             if sleep is None or quiet or (sleep.asleep and not self._exists(scope)):
                 await self._app(scope, receive, send)
                 return
@@ -231,6 +232,8 @@ def create_app(state: ServerState) -> ServerApp:
     if (wanted := state.switches.predict) is not None:
         paths = sorted(route.path for router in routers for route in router.routes if route.method == "POST")
         routers.append(predict_router(app, wanted.predict, [*reversed(paths)]))  # `/v1/…` before the same without
+    # Behind `predict`, which is for the model alone.
+    routers.append(tools_router(state))
     about = Routes("about")
 
     @about.get("/openapi.json", hidden=True)

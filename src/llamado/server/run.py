@@ -31,6 +31,7 @@ from llamado.server.ops.sleep import Sleep
 from llamado.server.ops.tracing import open_tracing
 from llamado.server.settings import Settings
 from llamado.server.state import ServerState
+from llamado.tools.api import ToolsApi
 
 log = logging.getLogger("llamado.server")
 
@@ -144,6 +145,7 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket], listen: 
     # texts. With Python's own 5 ms a turn, each would wait too long for the others.
     sys.setswitchinterval(0.0005)
     state = ServerState(access=settings.access, switches=settings.switches)
+    state.tools = ToolsApi.open(settings.tools, settings.access, settings.hosts)
     state.tracing = open_tracing(settings.otel)
     if settings.threads_http is not None:
         use_threads(settings.threads_http)
@@ -179,6 +181,7 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket], listen: 
     loader.start()
     server.run(sockets=sockets)
     code = 0 if state.failure is None else 1
+    state.tools.close()
     if lan is not None:
         lan.close()
     if state.tracing is not None:

@@ -8,6 +8,7 @@ from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults
 from llamado.http.access import AccessRules
 from llamado.server.switches import Switches
+from llamado.tools.settings import ToolSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,3 +36,4 @@ class Settings:
     max_connections: int | None = None
     """None: as many as the system lets this process open."""
     otel: bool = False
+    tools: ToolSettings = field(default_factory=ToolSettings)

@@ -11,6 +11,7 @@ from llamado.http.metrics import Traffic
 from llamado.server.errors import loading
 from llamado.server.loaded_model import Served
 from llamado.server.switches import Switches
+from llamado.tools.api import ToolsApi
 
 if TYPE_CHECKING:
     from llamado.server.ops.sleep import Sleep
@@ -32,6 +33,7 @@ class ServerState:
     sleep: Sleep | None = None
     """Puts the model to sleep and wakes it; None: it is always awake."""
     tracing: Tracing | None = None
+    tools: ToolsApi = field(default_factory=lambda: ToolsApi(None))
 
     def loaded(self) -> Served:
         """The model. Raises ApiError while it is not loaded."""

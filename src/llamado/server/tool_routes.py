@@ -1,0 +1,20 @@
+"""`/tools` among the server's endpoints."""
+
+from __future__ import annotations
+
+from llamado.server.api.routes import Routes
+from llamado.server.state import ServerState
+
+_BODY = {"description": "a JSON object", "content": {"application/json": {"schema": {"type": "object"}}}}
+_ERRORS = {status: {"description": told} for status, told in ((400, "no such call"), (403, "not offered"))}
+
+
+def tools_router(state: ServerState) -> Routes:
+    """Tools that a client may call for its model."""
+    router = Routes("tools")
+    answers = {200: {"description": "done", "content": {"application/json": {"schema": {}}}}, **_ERRORS}
+    router.add("GET", "/tools", state.tools.list_tools, responses=answers)
+    call = {"requestBody": {"required": True, **_BODY}}
+    not_found = {404: {"description": "no such tool"}}
+    router.add("POST", "/tools", state.tools.call_tool, responses=answers | not_found, operation=call)
+    return router

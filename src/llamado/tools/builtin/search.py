@@ -1,0 +1,169 @@
+"""`file_glob_search` and `grep_search`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import regex  # type: ignore[import-untyped]
+
+from llamado.tools.builtin.tool import BuiltinTool
+from llamado.tools.errors import Outside, ToolFailed
+from llamado.tools.listing import SECONDS, Entry, Listing, matches
+from llamado.tools.machine import ToolMachine
+from llamado.tools.tool import Call, schema
+
+_MOST = 100
+"""Results of one search (tools/server/server-tools.cpp, b11434)."""
+_LINE_BYTES = 1 << 20  # of a file without ends of lines
+_SHOWN_BYTES = 1 << 20  # of all lines together
+_CONTEXT_BYTES = 32 << 20  # of a file whose lines are shown with those around them: all are kept
+_SKIPPED = (
+    "Skips what .gitignore names (in a git repository), or else the usual junk (.git, node_modules, build, dist …). "
+    'A pattern without "/" (e.g. "*.cpp") is about the last name of a path, at any depth; one with "/" about the whole '
+    'relative path, with "**/" in front unless it begins so or with "/". '
+)
+
+
+def _chosen(listing: Listing, call: Call) -> list[Entry]:
+    include, exclude = call.option("include", "**"), call.option("exclude", "")
+    return [
+        entry
+        for entry in listing.entries
+        if matches(include, entry.path) and not (exclude and matches(exclude, entry.path))
+    ]
+
+
+class FileGlobSearch(BuiltinTool):
+    """Paths that fit a pattern."""
+
+    name, title = "file_glob_search", "File search"
+    description = (
+        "Search a directory and all below it for files that fit a glob pattern. " + _SKIPPED
+        + 'type="dir" or "all" lists directories too, with "/" behind them; .gitignore does not count there.'
+    )  # fmt: skip
+    parameters = schema(
+        "path",
+        path=("string", "Directory to search in"),
+        include=("string", 'Glob pattern of files to list (e.g. "*.cpp" or "src/**/*.cpp"). Default: **'),
+        exclude=("string", "Glob pattern of files to leave out"),
+        type=("string", 'What to list: "file" (default), "dir" or "all"'),
+        max_depth=("integer", "Levels to go down (default: 0, all; 1: only what lies in the directory itself)"),
+        limit=("integer", f"Most results, up to {_MOST} (default {_MOST})"),
+    )
+
+    def on(self, machine: ToolMachine, call: Call) -> dict[str, Any]:
+        path, kind, limit = call.text("path"), call.option("type", "file"), call.number("limit", _MOST)
+        if limit < 1:
+            raise ToolFailed(f"invalid limit: {limit} (expected 1 or more)")
+        if kind not in ("file", "dir", "all"):
+            raise ToolFailed(f'invalid type: {kind} (expected "file", "dir" or "all")')
+        base = machine.absolute(path)
+        if machine.kind(path) != "dir":
+            raise ToolFailed(f"path does not exist or is not a directory: {path}")
+        listing = machine.entries(path, max(0, call.number("max_depth", 0)), kind)
+        found = _chosen(listing, call)
+        shown = found[: min(limit, _MOST)]
+        lines = [shown_path(entry.path) + ("/" if entry.is_dir else "") + "\n" for entry in shown]
+        lines.append(f"\n---\nTotal matches: {len(found)}\n")
+        if len(found) > len(shown):
+            lines.append(
+                f"[{len(shown)} results limit reached ({len(found)} total matches). "
+                "Refine the glob pattern to narrow the search.]\n"
+            )
+        if listing.cut:
+            lines.append("[results truncated: time budget or unreadable directory]\n")
+        entries = [{"path": shown_path(entry.path), "type": "dir" if entry.is_dir else "file"} for entry in shown]
+        return {"plain_text_response": "".join(lines), "entries": entries, "base": base}
+
+
+def shown_path(path: str) -> str:
+    """A path as JSON can have it: file names are bytes, and not always UTF-8."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+class GrepSearch(BuiltinTool):
+    """Lines that fit a pattern."""
+
+    name, title = "grep_search", "Grep search"
+    description = (
+        "Search for a pattern in the files below a path. Gives the lines that fit, with their files' paths (relative "
+        "to the directory). " + _SKIPPED
+    )
+    parameters = schema(
+        "path pattern",
+        path=("string", "File or directory to search in"),
+        pattern=("string", "What to search for (a regular expression, unless literal is true)"),
+        include=("string", "Glob pattern of files to search (default: **)"),
+        exclude=("string", "Glob pattern of files to leave out"),
+        return_line_numbers=("boolean", "Give the numbers of lines, too"),
+        literal=("boolean", "The pattern is a text, not a regular expression (default: false)"),
+        ignore_case=("boolean", "Capital and small letters are the same (default: false)"),
+        context_lines=("integer", "Lines to show before and after each match (default: 0)"),
+    )
+
+    def on(self, machine: ToolMachine, call: Call) -> dict[str, Any]:
+        path, asked = call.text("path"), call.text("pattern")
+        context = min(max(0, call.number("context_lines", 0)), 1000)
+        numbered = call.flag("return_line_numbers") or context > 0
+        try:
+            flags = regex.IGNORECASE if call.flag("ignore_case") else 0
+            pattern = regex.compile(regex.escape(asked) if call.flag("literal") else asked, flags)
+        except (regex.error, RecursionError) as error:
+            raise ToolFailed(f"invalid regex: {error}") from None
+        kind = machine.kind(path)
+        machine.absolute(path)
+        if kind == "file":
+            files = [(path, path)]
+        elif kind == "dir":
+            chosen = _chosen(machine.entries(path, 0, "file"), call)
+            files = [(f"{machine.absolute(path)}/{entry.path}", shown_path(entry.path)) for entry in chosen]
+        else:
+            raise ToolFailed(f"path does not exist: {path}")
+        out, total, n_bytes, full, late = [], 0, 0, False, False
+        deadline = time.monotonic() + SECONDS
+        for file, shown in files:
+            if full or late:
+                break
+            lines = list(_lines(machine, file, _CONTEXT_BYTES)) if context else _lines(machine, file)
+            for i, line in enumerate(lines):
+                left = deadline - time.monotonic()
+                full, late = total >= _MOST or n_bytes > _SHOWN_BYTES, left <= 0 or call.stopped()
+                if full or late:
+                    break
+                try:
+                    if not pattern.search(line, timeout=left, concurrent=True):
+                        continue
+                except TimeoutError:
+                    late = True
+                    break
+                total += 1
+                around = range(i, i + 1)
+                if context and isinstance(lines, list):
+                    around = range(max(0, i - context), min(len(lines), i + context + 1))
+                for j in around:
+                    mark = ":" if j == i else "-"
+                    text = lines[j] if isinstance(lines, list) else line
+                    out.append(f"{shown}{mark}{f'{j + 1}{mark}' if numbered else ''}{text}\n")
+                    n_bytes += len(out[-1])
+                if context:
+                    out.append("--\n")
+        out.append(f"\n---\nTotal matches: {total}\n")
+        if full:
+            out.append(f"[{total} matches limit reached. Narrow the path/pattern/include to see more.]\n")
+        elif late:
+            out.append("[results truncated: time budget]\n")
+        return {"plain_text_response": "".join(out)}
+
+
+def _lines(machine: ToolMachine, path: str, most: int = 0) -> Iterator[str]:
+    """Lines of a file, `most` bytes of it; 0: all."""
+    n_bytes = 0
+    try:
+        with machine.read(path) as file:
+            while (not most or n_bytes < most) and (line := file.readline(_LINE_BYTES)):
+                n_bytes += len(line)
+                yield line.removesuffix(b"\n").decode("utf-8", "replace")
+    except (OSError, Outside):
+        return  # gone, not readable, or a link out of the folder

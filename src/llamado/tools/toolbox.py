@@ -1,0 +1,93 @@
+"""All tools of a server, and the threads in which they work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from llamado.tools.builtin.edit import EditFile
+from llamado.tools.builtin.files import ReadFile, WriteFile
+from llamado.tools.builtin.search import FileGlobSearch, GrepSearch
+from llamado.tools.builtin.shell import ExecShellCommand, GetInfo
+from llamado.tools.builtin.tool import Bench, BuiltinTool, Result
+from llamado.tools.commands import Commands
+from llamado.tools.errors import ToolFailed, ToolsError
+from llamado.tools.folder import Folder
+from llamado.tools.machine import Host, ToolMachine
+from llamado.tools.settings import ToolSettings
+from llamado.tools.tool import Call, Tool
+
+log = logging.getLogger("llamado.tools")
+
+BUILTIN: tuple[type[BuiltinTool], ...] = (
+    ReadFile, FileGlobSearch, GrepSearch, ExecShellCommand, WriteFile, EditFile, GetInfo
+)  # fmt: skip
+NAMES = tuple(tool.name for tool in BUILTIN)
+AT_ONCE = 8
+"""Calls of built-in tools that run at a time; more wait."""
+
+
+class Toolbox:
+    """The tools of one server."""
+
+    def __init__(self, settings: ToolSettings) -> None:
+        """Raises ToolsError."""
+        wanted = set(settings.builtin)
+        for name in settings.builtin:
+            if name != "all" and name not in NAMES:
+                raise ToolsError(f'unknown tool "{name}". available tools: {", ".join(NAMES)}')
+        self._commands = Commands()
+        self._folder = Folder(settings.folder) if wanted else None
+        bench = Bench(self._machine, self._in_thread)
+        self._tools: dict[str, Tool] = {
+            tool.name: tool(bench) for tool in BUILTIN if tool.name in wanted or "all" in wanted
+        }
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="llamado-tool")
+        self._stopping = threading.Event()
+
+    def close(self) -> None:
+        """End what runs, at once."""
+        self._stopping.set()
+        self._commands.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._folder is not None:
+            self._folder.close()
+
+    def _machine(self, call: Call) -> ToolMachine:
+        assert self._folder is not None
+        return Host(self._folder, self._commands, call.cwd)
+
+    async def tools(self) -> list[Tool]:
+        """All tools."""
+        return [*self._tools.values()]
+
+    async def find(self, name: str) -> Tool | None:
+        """The tool of a name; None where there is none."""
+        return self._tools.get(name)
+
+    async def use(self, tool: Tool, call: Call) -> dict[str, Any]:
+        """The result of a call, or why there is none. Raises BadCall."""
+        began = time.perf_counter()
+        try:
+            found = await tool.use(call)
+        except ToolFailed as error:
+            found = {"error": str(error)}
+        except OSError as error:
+            found = {"error": error.strerror or str(error)}
+        failed = " failed" if "error" in found else ""
+        log.info("tool %s%s after %.1f ms", tool.name, failed, (time.perf_counter() - began) * 1e3)
+        return found
+
+    async def _in_thread(self, work: Callable[[Call], Result], call: Call) -> Result:
+        gone = threading.Event()
+        watched = replace(call, stopped=lambda: gone.is_set() or self._stopping.is_set())
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, watched)
+        finally:
+            gone.set()  # whoever waited may have gone before the end

@@ -1,0 +1,215 @@
+"""`/tools`: llama-server's bodies, and who may call."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fakes import client, events, run
+
+from llamado.http.access import AccessRules
+from llamado.tools.api import ToolsApi
+from llamado.tools.builtin import search
+from llamado.tools.errors import ToolsError
+from llamado.tools.settings import ToolSettings
+
+LOCAL = {"host": "localhost:8080"}
+
+
+def settings(folder: Path, names: str = "all") -> ToolSettings:
+    return ToolSettings(builtin=tuple(names.split(",")), folder=str(folder))
+
+
+async def call(http: httpx.AsyncClient, tool: str, headers: dict[str, str] | None = None, **params: Any) -> Any:
+    answer = await http.post("/tools", json={"tool": tool, "params": params}, headers=LOCAL | (headers or {}))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_nothing_is_offered_unless_it_is_asked_for() -> None:
+    async def test() -> None:
+        async with client() as http:
+            for answer in (
+                await http.get("/tools", headers=LOCAL),
+                await http.post("/tools", json={"tool": "get_info"}, headers=LOCAL),
+            ):
+                assert answer.status_code == 403
+                error = {"message": "this feature is disabled", "type": "feature_disabled"}
+                assert answer.json() == {"error": error}
+
+    run(test())
+
+
+def test_tools_are_listed(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with client(tools=settings(tmp_path, "get_info,read_file")) as http:
+            listed = (await http.get("/tools", headers=LOCAL)).json()
+            assert [tool["tool"] for tool in listed] == ["read_file", "get_info"]
+            first = listed[0]
+            assert first["permissions"] == {"write": False} and first["uses_cwd"] and first["type"] == "server"
+            assert first["definition"]["function"]["parameters"]["required"] == ["path"]
+            answer = await http.post("/tools", json={"tool": "write_file", "params": {}}, headers=LOCAL)
+            assert answer.status_code == 404
+
+    run(test())
+
+
+def test_calls(tmp_path: Path) -> None:
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    (tmp_path / "secret").write_text("secret")
+    os.symlink("../secret", tmp_path / "in" / "link")
+
+    async def test() -> None:
+        async with client(tools=settings(tmp_path / "in")) as http:
+            written = await call(http, "write_file", path="sub/new/a.txt", content="one\ntwo é\nthree\n")
+            assert written == {"result": "file written successfully", "path": "sub/new/a.txt", "bytes": 17}
+            assert await call(http, "read_file", path="sub/new/a.txt", start_line=2, end_line=2, append_loc=True) == {
+                "plain_text_response": "2→two é\n"
+            }
+            edit = [{"old_text": "two", "new_text": "2"}]
+            assert await call(http, "edit_file", {"x-tool-cwd": "sub/new"}, path="a.txt", edits=edit) == {
+                "result": "file edited successfully", "path": "a.txt", "edits_applied": 1,
+            }  # fmt: skip
+            found = await call(http, "read_file", {"x-resp-type": "base64"}, path="sub/new/a.txt")
+            assert base64.b64decode(found["base64"]).decode() == "one\n2 é\nthree\n" and found["size_bytes"] == 15
+            found = await call(http, "grep_search", path=".", pattern="T.*E", ignore_case=True, context_lines=1)
+            assert found["plain_text_response"] == (
+                "sub/new/a.txt-2-2 é\nsub/new/a.txt:3:three\n--\n\n---\nTotal matches: 1\n"
+            )
+            found = await call(http, "file_glob_search", path=".", include="*.txt")
+            assert found["entries"] == [{"path": "sub/new/a.txt", "type": "file"}]
+            assert found["base"] == str(tmp_path / "in")
+            info = await call(http, "get_info", {"x-tool-cwd": str(tmp_path / "in" / "sub")})
+            assert info == {"os": info["os"], "cwd": str(tmp_path / "in" / "sub")} and os.uname().release in info["os"]
+            ran = await call(http, "exec_shell_command", command="echo here; pwd; exit 4")
+            assert ran == {"plain_text_response": f"here\n{tmp_path / 'in'}\n\n[exit code: 4]"}
+
+            for path in ("../secret", str(tmp_path / "secret"), "link", "~/.ssh"):
+                for name, more in (
+                    ("read_file", {}),
+                    ("write_file", {"content": "x"}),
+                    ("grep_search", {"pattern": "s"}),
+                ):
+                    found = await call(http, name, path=path, **more)
+                    assert list(found) == ["error"], (path, name)
+                found = await call(http, "file_glob_search", path=path)
+                assert list(found) == ["error"], path
+            for cwd in ("..", "/", "link", "none"):
+                assert "error" in await call(http, "read_file", {"x-tool-cwd": cwd}, path="sub/new/a.txt"), cwd
+            # What a model says of these is not heard.
+            assert "error" in await call(http, "read_file", path="a.txt", cwd="sub/new", resp_type="base64")
+        assert (tmp_path / "secret").read_text() == "secret"
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({}, '"tool" must be a string'),
+        ({"tool": "read_file"}, '"path" is missing'),
+        ({"tool": "read_file", "params": {"path": 3}}, '"path" must be a string'),
+        ({"tool": "get_info", "stream": "x"}, '"stream" must be true or false'),
+        ({"tool": "edit_file", "params": {"path": "a", "edits": [3]}}, '"edits" must hold objects'),
+    ],
+)
+def test_calls_that_are_none(tmp_path: Path, body: Any, why: str) -> None:
+    async def test() -> None:
+        async with client(tools=settings(tmp_path)) as http:
+            answer = await http.post("/tools", json=body, headers=LOCAL)
+            assert answer.status_code == 400
+            assert answer.json() == {"code": 400, "message": why, "type": "invalid_request_error"}
+
+    run(test())
+
+
+def test_output_comes_while_a_command_runs(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with client(tools=settings(tmp_path)) as http:
+            body = {"tool": "exec_shell_command", "params": {"command": "echo a; exit 2"}, "stream": True}
+            answer = await http.post("/tools", json=body, headers=LOCAL)
+            assert answer.headers["content-type"] == "text/event-stream"
+            told = [json.loads(event) for event in events(answer.text)]
+            assert told == [{"chunk": "a\n"}, {"chunk": "\n[exit code: 2]"}, {"done": True}]
+            body["params"] = {}
+            told = [json.loads(e) for e in events((await http.post("/tools", json=body, headers=LOCAL)).text)]
+            assert told == [{"done": True, "error": '"command" is missing'}]
+            body = {"tool": "read_file", "params": {"path": "a"}, "stream": True}
+            assert (await http.post("/tools", json=body, headers=LOCAL)).status_code == 404
+
+    run(test())
+
+
+def test_a_regular_expression_that_takes_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_text("a" * 60 + "b\n")
+    monkeypatch.setattr(search, "SECONDS", 0.3)
+
+    async def test() -> None:
+        async with client(tools=settings(tmp_path)) as http:
+            task = asyncio.ensure_future(call(http, "grep_search", path="a", pattern="(a|aa)+$"))
+            await asyncio.sleep(0.1)
+            began = time.perf_counter()
+            assert (await http.get("/health")).status_code == 200
+            assert time.perf_counter() - began < 0.1  # it holds nobody else up
+            assert (await task)["plain_text_response"] == "\n---\nTotal matches: 0\n[results truncated: time budget]\n"
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "127.0.0.1:8080"}, 200),
+        ({"host": "[::1]:8080"}, 200),
+        ({"host": "a.localhost"}, 200),
+        ({"origin": "http://localhost:5173"}, 200),
+        ({"host": "192.168.0.7:8080", "origin": "http://192.168.0.7:8080"}, 200),
+        ({"host": "evil.example:8080"}, 403),
+        ({"host": "evil.example:8080", "origin": "http://evil.example:8080", "sec-fetch-site": "same-origin"}, 403),
+        ({"host": "localhost.evil.example"}, 403),
+        ({"host": "127.0.0.1.evil.example"}, 403),
+        ({"host": "[::1"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"x-forwarded-for": "10.0.0.1"}, 403),
+        ({"forwarded": "for=10.0.0.1"}, 403),
+    ],
+)
+def test_without_a_key_only_this_machines_own_may_call(tmp_path: Path, headers: dict[str, str], status: int) -> None:
+    async def test() -> None:
+        async with client(tools=settings(tmp_path)) as http:
+            given = LOCAL | headers
+            assert (await http.get("/tools", headers=given)).status_code == status
+            assert (await http.post("/tools", json={"tool": "get_info"}, headers=given)).status_code == status
+
+        async with client(tools=settings(tmp_path), access=AccessRules(api_keys=(b"sesame",))) as http:
+            assert (await http.get("/tools", headers=given)).status_code == 401
+            given["authorization"] = "Bearer sesame"
+            assert (await http.get("/tools", headers=given)).status_code == 200
+
+    run(test())
+
+
+def test_a_key_is_demanded_where_others_could_call() -> None:
+    tools = ToolSettings(builtin=("get_info",))
+    keys = AccessRules(api_keys=(b"k",))
+    for hosts in (["0.0.0.0"], ["127.0.0.1", "192.168.0.7"], ["::"], ["my-machine"]):
+        with pytest.raises(ToolsError, match="--api-key"):
+            ToolsApi.open(tools, AccessRules(), hosts)
+        ToolsApi.open(tools, keys, hosts).close()
+        ToolsApi.open(ToolSettings(), AccessRules(), hosts)
+    for hosts in (["127.0.0.1"], ["::1", "localhost"], ["/run/l.sock"]):
+        ToolsApi.open(tools, AccessRules(), hosts).close()
+    with pytest.raises(ToolsError, match="--cors-origins"):
+        ToolsApi.open(tools, AccessRules(cors_origins="*"), ["127.0.0.1"])
+    with pytest.raises(ToolsError, match=r'unknown tool "shell"\. available tools: read_file, file_glob_search'):
+        ToolsApi.open(ToolSettings(builtin=("shell",)), AccessRules(), ["127.0.0.1"])

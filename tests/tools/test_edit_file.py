@@ -1,0 +1,40 @@
+"""`edit_file`: texts are found as they stand, or but for blanks, quotation marks, dashes and spaces."""
+
+from __future__ import annotations
+
+import pytest
+
+from llamado.tools.builtin.edit import edited, plain
+from llamado.tools.errors import ToolFailed
+
+
+def test_exact() -> None:
+    assert edited("one two\nthree\n", [("three", "3"), ("one", "1")], "f") == "1 two\n3\n"
+
+
+def test_lines_that_nothing_touches_stay_as_they_are() -> None:
+    text = "keep  \nsay “hi” \nkeep — too\t\nend"
+    assert edited(text, [('say "hi"', "said")], "f") == "keep  \nsaid\nkeep — too\t\nend"
+    assert edited(text, [('say "hi"\nkeep - too', "a\nb")], "f") == "keep  \na\nb\nend"
+    assert edited(text, [("keep - too", "x"), ("end", "y")], "f") == "keep  \nsay “hi” \nx\ny"
+    assert edited("a\r\nb\r\n", [("a\nb", "c\nd")], "f") == "c\nd\n"
+    assert edited("x “q” y “r” z", [('"q"', "1"), ('"r"', "2")], "f") == "x 1 y 2 z"
+
+
+@pytest.mark.parametrize(
+    ("text", "edits", "why"),
+    [
+        ("a", [("b", "c")], r"could not find edits\[0\]"),
+        ("a a", [("a", "c")], r"found 2 occurrences of edits\[0\]"),
+        ("a b\na b \n", [("a b \n", "c")], "found 2 occurrences"),
+        ("abc", [("bc", "1"), ("ab", "2")], r"edits\[1\] and edits\[0\] overlap"),
+        ("a “x” ", [('"x"', "1"), ("  ", "2")], "could not find|must be unique"),
+    ],
+)
+def test_what_cannot_be_done(text: str, edits: list[tuple[str, str]], why: str) -> None:
+    with pytest.raises(ToolFailed, match=why):
+        edited(text, edits, "f")
+
+
+def test_plain() -> None:
+    assert plain("‘a’ “b” – c d  \t\r\ne") == "'a' \"b\" - c d\ne"
