@@ -15,7 +15,7 @@ def test_send_and_read(page: Page) -> None:
     engine = ScriptedEngine(lambda prompt: "Ebro, Tajo, Duero." if "rivers" in prompt else "What?")
     with scripted_server(engine) as address:
         page.goto(address)
-        page.get_by_label("Message").fill("Name three rivers.")
+        page.get_by_label("Message", exact=True).fill("Name three rivers.")
         page.keyboard.press("Enter")
         page.get_by_text("Ebro, Tajo, Duero.").wait_for()
         page.get_by_text("fake", exact=True).first.wait_for()
@@ -32,7 +32,7 @@ def test_asks_for_the_key(page: Page) -> None:
         dialog.get_by_label("Key").fill("secret")
         dialog.get_by_role("button", name="Go on").click()
         page.get_by_text("fake", exact=True).first.wait_for()
-        page.get_by_label("Message").fill("Hello")
+        page.get_by_label("Message", exact=True).fill("Hello")
         page.keyboard.press("Enter")
         page.get_by_text("All is well.").wait_for()
         page.reload()

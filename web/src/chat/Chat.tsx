@@ -1,67 +1,65 @@
-import { useRef, useState } from "preact/hooks";
-import { stream } from "../api/http";
+// The chat: conversations at the left, one of them in the middle, what is asked of the model at the right.
+import { signal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
+import { props } from "../api/server";
+import { go, route } from "../shell/route";
+import { readServerTools } from "../tools/offered";
+import { failure, growing, send, shownPath } from "./answering";
+import { Composer } from "./Composer";
+import { MessageList } from "./MessageList";
+import { SettingsPanel } from "./SettingsPanel";
+import { Sidebar } from "./Sidebar";
+import { current, open, readConversations } from "./store";
+import "./chat.css";
 
-interface Message {
-  role: "user" | "assistant";
-  content: string;
-}
-
-interface Chunk {
-  choices?: { delta?: { content?: string | null } }[];
-}
+const panel = signal<"" | "list" | "settings">("");
 
 export function Chat() {
-  const [messages, setMessages] = useState<Message[]>([]);
-  const [failure, setFailure] = useState("");
-  const field = useRef<HTMLTextAreaElement>(null);
-  const running = useRef<AbortController | null>(null);
+  const wanted = route.value[0] === "chat" ? route.value[1] || null : null;
+  useEffect(() => void readConversations(), []);
+  useEffect(() => {
+    if (!growing.peek()) void open(wanted);
+  }, [wanted]);
+  const id = current.value?.id;
+  useEffect(() => {
+    if (id && route.peek()[1] !== id) go("chat", id);
+  }, [id]);
+  useEffect(() => void readServerTools(), [props.value]);
 
-  async function submit(event: Event) {
-    event.preventDefault();
-    const content = field.current?.value.trim();
-    if (!content || running.current) return;
-    field.current!.value = "";
-    setFailure("");
-    const asked: Message[] = [...messages, { role: "user", content }];
-    setMessages(asked);
-    running.current = new AbortController();
-    let answer = "";
-    try {
-      const body = { messages: asked, stream: true };
-      for await (const chunk of stream("POST", "v1/chat/completions", { body, signal: running.current.signal })) {
-        answer += (chunk as Chunk).choices?.[0]?.delta?.content ?? "";
-        setMessages([...asked, { role: "assistant", content: answer }]);
-      }
-    } catch (error) {
-      if (!running.current.signal.aborted) setFailure(error instanceof Error ? error.message : String(error));
-    } finally {
-      running.current = null;
-    }
-  }
-
+  const shown = shownPath.value;
+  const leaf = shown.at(-1)?.id ?? null;
   return (
-    <section class="chat">
-      <div class="messages" role="log" aria-label="Conversation">
-        {messages.map((message, index) => (
-          <article key={index} class={`message ${message.role}`}>
-            {message.content}
-          </article>
-        ))}
-      </div>
-      {failure && <p class="notice" role="alert">{failure}</p>}
-      <form class="composer" onSubmit={(event) => void submit(event)}>
-        <label class="hidden" for="message">Message</label>
-        <textarea
-          id="message"
-          ref={field}
-          rows={2}
-          placeholder="Ask something"
-          onKeyDown={(event) => {
-            if (event.key === "Enter" && !event.shiftKey && !event.isComposing) void submit(event);
-          }}
-        />
-        <button class="primary" type="submit">Send</button>
-      </form>
-    </section>
+    <div class={`chat ${panel.value && `shows-${panel.value}`}`}>
+      <Sidebar onChosen={() => (panel.value = "")} />
+      <section class="conversation" aria-label="Conversation">
+        <div class="chat-bar">
+          <button
+            class="quiet narrow"
+            type="button"
+            aria-expanded={panel.value === "list"}
+            onClick={() => (panel.value = panel.value === "list" ? "" : "list")}
+          >
+            Chats
+          </button>
+          <h1>{current.value?.title ?? "New chat"}</h1>
+          <button
+            class="quiet"
+            type="button"
+            aria-expanded={panel.value === "settings"}
+            onClick={() => (panel.value = panel.value === "settings" ? "" : "settings")}
+          >
+            Settings
+          </button>
+        </div>
+        <MessageList />
+        {failure.value && (
+          <p class="notice" role="alert">
+            {failure.value}
+          </p>
+        )}
+        <Composer onSend={(text, attachments) => send(text, attachments, leaf)} />
+      </section>
+      {panel.value === "settings" && <SettingsPanel onClose={() => (panel.value = "")} />}
+    </div>
   );
 }

@@ -1,0 +1,180 @@
+"""The chat in the page, over a model whose answers the tests write."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+from scripted import ScriptedEngine, scripted_server
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine(lambda prompt: f"Answer to {prompt.count('<user>')}.", delay=0.001)
+
+
+@pytest.fixture
+def chat(page: Page, engine: ScriptedEngine) -> Iterator[Page]:
+    """A page with the chat open."""
+    with scripted_server(engine) as address:
+        page.goto(address)
+        page.get_by_label("Message", exact=True).wait_for()
+        yield page
+
+
+def say(page: Page, text: str) -> None:
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+
+
+def answers(page: Page) -> Locator:
+    return page.locator("article.assistant .markdown")
+
+
+def ended(page: Page, n: int) -> None:
+    """Waits until `n` answers are there, the last of them whole."""
+    expect(answers(page)).to_have_count(n)
+    page.get_by_role("button", name="Send", exact=True).wait_for()
+
+
+def test_a_conversation_with_branches(chat: Page, engine: ScriptedEngine) -> None:
+    say(chat, "One")
+    ended(chat, 1)
+    say(chat, "Two")
+    ended(chat, 2)
+    expect(answers(chat)).to_have_text(["Answer to 1.", "Answer to 2."])
+
+    engine.say = "Another."
+    chat.locator("article.assistant").last.get_by_role("button", name="Regenerate").click()
+    ended(chat, 2)
+    expect(answers(chat).last).to_have_text("Another.")
+    chat.get_by_role("button", name="Version before").click()
+    expect(answers(chat).last).to_have_text("Answer to 2.")
+
+    engine.say = lambda prompt: f"Heard {re.findall('<user>(.*?)</>', prompt)}."
+    first = chat.locator("article.user").first
+    first.hover()
+    first.get_by_role("button", name="Edit").click()
+    first.get_by_label("Edit the message").fill("Uno")
+    first.get_by_role("button", name="Send again").click()
+    ended(chat, 1)
+    expect(answers(chat)).to_have_text(["Heard ['Uno']."])
+    chat.get_by_role("button", name="Version before").click()
+    expect(answers(chat)).to_have_text(["Answer to 1.", "Another."])
+
+
+def test_stop_and_continue(chat: Page, engine: ScriptedEngine) -> None:
+    engine.say, engine.delay, engine.piece = "word " * 2000, 0.02, 5
+    say(chat, "Go")
+    expect(answers(chat)).to_contain_text("word word")
+    chat.get_by_role("button", name="Stop").click()
+    chat.get_by_text("Stopped.").wait_for()
+    length = len(answers(chat).inner_text())
+    assert length < 5000 and engine.cancelled
+    engine.say, engine.delay = "the end", 0.0
+    chat.get_by_role("button", name="Continue").click()
+    expect(answers(chat)).to_contain_text("the end")
+    assert bytes(engine.requests[-1].prompt).decode().rstrip().endswith("word")  # it was given what it had said
+
+
+def test_kept_searched_exported_and_imported(chat: Page, tmp_path: Path) -> None:
+    say(chat, "Rivers of Spain")
+    ended(chat, 1)
+    chat.reload()
+    expect(answers(chat)).to_have_text(["Answer to 1."])
+
+    chat.get_by_role("link", name="New chat").click()
+    say(chat, "Mountains of Peru")
+    ended(chat, 1)
+    chats = chat.locator(".chats-row a")
+    expect(chats).to_have_text(["Mountains of Peru", "Rivers of Spain"])
+    chat.get_by_label("Search in chats").fill("SPAIN")
+    expect(chats).to_have_text(["Rivers of Spain"])
+    chat.get_by_label("Search in chats").fill("")
+
+    with chat.expect_download() as download:
+        chat.get_by_role("button", name="Export").click()
+    file = tmp_path / "chats.json"
+    download.value.save_as(file)
+    assert len(json.loads(file.read_text())["conversations"]) == 2
+    chat.on("dialog", lambda dialog: dialog.accept())
+    for name in ("Mountains of Peru", "Rivers of Spain"):
+        chat.get_by_role("button", name=f"Delete {name}").click(force=True)
+    expect(chats).to_have_count(0)
+    chat.get_by_label("File of chats").set_input_files(file)
+    expect(chats).to_have_text(["Mountains of Peru", "Rivers of Spain"])
+    chats.last.click()
+    expect(answers(chat)).to_have_text(["Answer to 1."])
+
+
+def test_settings_reach_the_model(chat: Page, engine: ScriptedEngine) -> None:
+    chat.get_by_role("button", name="Settings").click()
+    chat.get_by_label("System prompt").fill("Be brief.")
+    chat.get_by_label("top_k", exact=True).fill("7")
+    chat.get_by_label("temperature", exact=True).fill("abc")
+    chat.get_by_label("JSON schema").click()
+    chat.get_by_text("expected a number").wait_for()
+    assert chat.get_by_label("min_p", exact=True).get_attribute("placeholder") == "0.05"
+    chat.get_by_label("JSON schema").fill('{"type": "object"}')
+    chat.get_by_label("JSON schema").blur()
+    say(chat, "Hello")
+    ended(chat, 1)
+    request = engine.requests[-1]
+    assert request.sampling.top_k == 7 and request.sampling.temperature == pytest.approx(0.8)
+    assert b"<system>Be brief.</>" in bytes(request.prompt)
+    chat.get_by_label("JSON schema").fill('{"type": ')
+    chat.get_by_label("JSON schema").blur()
+    say(chat, "Again")
+    chat.locator(".conversation > .notice").get_by_text("The JSON schema").wait_for()
+
+
+def test_probabilities(chat: Page) -> None:
+    chat.get_by_role("button", name="Settings").click()
+    chat.get_by_label("Probabilities: ").fill("2")
+    chat.get_by_label("Probabilities: ").blur()
+    say(chat, "Hello")
+    ended(chat, 1)
+    chat.locator("article.assistant").get_by_role("button", name="Probabilities").click()
+    token = chat.locator(".token").first
+    token.hover()
+    expect(chat.locator(".candidates .taken")).to_have_text(re.compile(r"A\s*50\.0%"))
+
+
+def test_attachments(chat: Page, engine: ScriptedEngine, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("the secret is seven")
+    (tmp_path / "letter.pdf").write_bytes(pdf("Dear reader"))
+    (tmp_path / "noise.bin").write_bytes(b"\xff\xfe\x00\x01")
+    files = chat.get_by_label("Files to attach")
+    files.set_input_files([tmp_path / "notes.txt", tmp_path / "letter.pdf"])
+    expect(chat.locator(".chip")).to_have_count(2)
+    files.set_input_files(tmp_path / "noise.bin")
+    chat.get_by_text("noise.bin: this is no text").wait_for()
+    say(chat, "What is it?")
+    ended(chat, 1)
+    prompt = bytes(engine.requests[-1].prompt).decode()
+    assert "File: notes.txt\n```\nthe secret is seven\n```" in prompt and "Dear reader" in prompt
+
+
+def pdf(text: str) -> bytes:
+    """A file of one page with one line."""
+    content = f"BT /F1 24 Tf 72 700 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R /Resources << /Font << /F1 5 0 R >> >> >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(content), content),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    out, places = b"%PDF-1.4\n", []
+    for number, body in enumerate(objects, 1):
+        places.append(len(out))
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    trailer = b"trailer\n<< /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % len(out)
+    return out + b"xref\n0 6\n0000000000 65535 f \n" + table + trailer

@@ -1,0 +1,67 @@
+import { useEffect, useRef } from "preact/hooks";
+import { models, props } from "../api/server";
+import { growing, shownPath } from "./answering";
+import { MessageView } from "./MessageView";
+import { messages } from "./store";
+
+const NEAR_END = 60; // pixels
+
+/** The messages of the branch that is shown. It follows the end while the reader is there. */
+export function MessageList() {
+  const list = useRef<HTMLDivElement>(null);
+  const follows = useRef(true);
+  const now = growing.value;
+  const shown = shownPath.value;
+
+  useEffect(() => {
+    const place = list.current;
+    if (place && follows.current) place.scrollTop = place.scrollHeight;
+  });
+  useEffect(() => {
+    follows.current = true;
+  }, [shown.length]);
+
+  return (
+    <div
+      ref={list}
+      class="messages"
+      role="log"
+      aria-label="Messages"
+      aria-busy={now !== null}
+      tabIndex={0}
+      onScroll={(event) => {
+        const { scrollHeight, scrollTop, clientHeight } = event.currentTarget;
+        follows.current = scrollHeight - scrollTop - clientHeight < NEAR_END;
+      }}
+    >
+      {!shown.length && <Welcome />}
+      {shown.map((message) => {
+        const grows = now?.message.id === message.id;
+        return (
+          <MessageView
+            key={message.id}
+            message={grows ? now.message : message}
+            all={messages.value}
+            grows={grows}
+            progress={grows ? now.progress : undefined}
+          />
+        );
+      })}
+    </div>
+  );
+}
+
+function Welcome() {
+  const name = props.value.model_alias;
+  const context = props.value.default_generation_settings?.n_ctx;
+  return (
+    <div class="welcome">
+      <h2>{name ?? "llamado"}</h2>
+      <p>
+        {context ? `${context.toLocaleString()} tokens of context. ` : ""}
+        {models.value.length > 1 ? `${models.value.length} models: choose one in the settings. ` : ""}
+        Chats stay in this browser.
+      </p>
+    </div>
+  );
+}

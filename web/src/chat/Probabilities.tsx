@@ -1,0 +1,56 @@
+import { useState } from "preact/hooks";
+import type { TokenProbs } from "./tree";
+
+function percent(logprob: number): string {
+  const value = Math.exp(logprob) * 100;
+  return value >= 0.1 ? `${value.toFixed(1)}%` : "<0.1%";
+}
+
+function visible(token: string): string {
+  return token.replace(/\n/g, "⏎").replace(/\t/g, "⇥") || "∅";
+}
+
+/** An answer token by token, the unlikely ones marked; what else was likely there, for the one that is pointed at. */
+export function Probabilities({ tokens }: { tokens: TokenProbs[] }) {
+  const [chosen, setChosen] = useState<number | null>(null);
+  const one = chosen === null ? null : tokens[chosen];
+  return (
+    <div class="probabilities">
+      <div class="tokens">
+        {tokens.map((token, index) => (
+          <span
+            key={index}
+            class="token"
+            tabIndex={0}
+            role="button"
+            aria-label={`${visible(token.token)}, ${percent(token.logprob)}`}
+            style={{ "--unlikely": 1 - Math.exp(token.logprob) }}
+            onMouseEnter={() => setChosen(index)}
+            onFocus={() => setChosen(index)}
+          >
+            {token.token}
+          </span>
+        ))}
+      </div>
+      <div class="candidates" role="status">
+        {one ? (
+          <table>
+            <caption>Token {chosen! + 1}</caption>
+            <tbody>
+              {(one.top.length ? one.top : [one]).map((other, index) => (
+                <tr key={index} class={other.token === one.token ? "taken" : ""}>
+                  <td>
+                    <code>{visible(other.token)}</code>
+                  </td>
+                  <td>{percent(other.logprob)}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        ) : (
+          "Point at a token."
+        )}
+      </div>
+    </div>
+  );
+}

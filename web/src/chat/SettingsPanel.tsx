@@ -1,0 +1,167 @@
+import { useEffect, useId, useState } from "preact/hooks";
+import { models } from "../api/server";
+import { serverTools } from "../tools/offered";
+import { type Parameter, parameters, read, readParameters, write } from "./parameters";
+import type { Settings } from "./settings";
+import { changeSettings, shownSettings } from "./store";
+
+interface Given {
+  onClose?: () => void;
+  settings?: Settings;
+  onChange?: (changes: Partial<Settings>) => void;
+}
+
+/** What is asked of the model; without `settings` those of the conversation that is shown. */
+export function SettingsPanel({ onClose, settings = shownSettings(), onChange = (one) => void changeSettings(one) }: Given) {
+  useEffect(() => void readParameters(settings.model).catch(() => undefined), [settings.model]);
+  const id = useId();
+  return (
+    <aside class="settings" aria-label="Settings">
+      <div class="row">
+        <h2>Settings</h2>
+        {onClose && (
+          <button class="quiet" type="button" aria-label="Close the settings" onClick={onClose}>
+            ×
+          </button>
+        )}
+      </div>
+      {models.value.length > 1 && (
+        <label>
+          Model
+          <select value={settings.model} onChange={(event) => onChange({ model: event.currentTarget.value })}>
+            <option value="">Choose…</option>
+            {models.value.map((one) => (
+              <option key={one.id} value={one.id}>
+                {one.id}
+                {one.status && one.status.value !== "loaded" ? ` (${one.status.value})` : ""}
+              </option>
+            ))}
+          </select>
+        </label>
+      )}
+      <label>
+        System prompt
+        <textarea rows={3} value={settings.system} onChange={(event) => onChange({ system: event.currentTarget.value })} />
+      </label>
+      <label>
+        JSON schema of the answer
+        <textarea
+          rows={2}
+          class="mono"
+          placeholder='{"type": "object", …}'
+          value={settings.schema}
+          onChange={(event) => onChange({ schema: event.currentTarget.value })}
+        />
+      </label>
+      {serverTools.value.length > 0 && (
+        <fieldset>
+          <legend>The server's tools</legend>
+          {serverTools.value.map((tool) => (
+            <label key={tool.name} class="check" title={tool.description}>
+              <input
+                type="checkbox"
+                checked={settings.serverTools.includes(tool.name)}
+                onChange={(event) => {
+                  const others = settings.serverTools.filter((name) => name !== tool.name);
+                  onChange({ serverTools: event.currentTarget.checked ? [...others, tool.name] : others });
+                }}
+              />
+              {tool.name}
+            </label>
+          ))}
+        </fieldset>
+      )}
+      <label>
+        Further tools
+        <textarea
+          rows={2}
+          class="mono"
+          placeholder='[{"type": "function", "function": {"name": …}}]'
+          value={settings.tools}
+          onChange={(event) => onChange({ tools: event.currentTarget.value })}
+        />
+      </label>
+      <label>
+        Probabilities: likeliest tokens at each place
+        <input
+          type="number"
+          min={0}
+          max={20}
+          value={settings.probs}
+          onChange={(event) => onChange({ probs: Math.max(0, Math.trunc(event.currentTarget.valueAsNumber || 0)) })}
+        />
+      </label>
+      <fieldset>
+        <legend>Parameters</legend>
+        {parameters.value.map((one) => (
+          <Field
+            key={one.name}
+            id={`${id}-${one.name}`}
+            parameter={one}
+            value={settings.parameters[one.name]}
+            onChange={(value) => {
+              const { [one.name]: _, ...others } = settings.parameters;
+              onChange({ parameters: value === undefined ? others : { ...others, [one.name]: value } });
+            }}
+          />
+        ))}
+        {Object.keys(settings.parameters).length > 0 && (
+          <button type="button" onClick={() => onChange({ parameters: {} })}>
+            All as the server has it
+          </button>
+        )}
+      </fieldset>
+    </aside>
+  );
+}
+
+interface FieldGiven {
+  id: string;
+  parameter: Parameter;
+  value: unknown;
+  onChange: (value: unknown) => void;
+}
+
+function Field({ id, parameter, value, onChange }: FieldGiven) {
+  const [wrong, setWrong] = useState("");
+  const { name, kind, description } = parameter;
+  const usual = write(parameter.default);
+  function take(text: string) {
+    try {
+      onChange(read(parameter, text));
+      setWrong("");
+    } catch (error) {
+      setWrong(error instanceof Error ? error.message : String(error));
+    }
+  }
+  return (
+    <div class={`parameter ${value === undefined ? "" : "changed"}`}>
+      <label for={id} title={description}>
+        {name}
+      </label>
+      {kind === "boolean" ? (
+        <select
+          id={id}
+          value={value === undefined ? "" : String(value)}
+          onChange={(event) => onChange({ "": undefined, true: true, false: false }[event.currentTarget.value])}
+        >
+          <option value="">{usual || "as it is"}</option>
+          <option value="true">true</option>
+          <option value="false">false</option>
+        </select>
+      ) : (
+        <input
+          id={id}
+          type="text"
+          inputMode={kind === "number" || kind === "integer" ? "decimal" : "text"}
+          placeholder={usual}
+          value={write(value)}
+          aria-invalid={wrong !== ""}
+          aria-describedby={`${id}-about`}
+          onChange={(event) => take(event.currentTarget.value)}
+        />
+      )}
+      <small id={`${id}-about`}>{wrong || description}</small>
+    </div>
+  );
+}

@@ -1,0 +1,50 @@
+import { useRef } from "preact/hooks";
+import { shown } from "../markdown/visible";
+import { growing, sendResult, shownPath } from "./answering";
+import type { Message, ToolCall } from "./tree";
+
+function pretty(json: string): string {
+  try {
+    return JSON.stringify(JSON.parse(json), null, 2);
+  } catch {
+    return json;
+  }
+}
+
+/** The calls a message makes, each with its result or a place to give one. */
+export function ToolCalls({ message }: { message: Message }) {
+  const results = shownPath.value.filter((one) => one.role === "tool");
+  return (
+    <div class="tool-calls">
+      {message.toolCalls!.map((call) => {
+        const result = results.find((one) => one.toolCallId === call.id);
+        return (
+          <div key={call.id} class="tool-call">
+            <div>
+              Calls <code>{shown(call.name)}</code>
+            </div>
+            <pre tabIndex={0}>{shown(pretty(call.arguments))}</pre>
+            {!result && <ResultForm message={message} call={call} />}
+          </div>
+        );
+      })}
+    </div>
+  );
+}
+
+function ResultForm({ message, call }: { message: Message; call: ToolCall }) {
+  const field = useRef<HTMLTextAreaElement>(null);
+  function submit(event: Event) {
+    event.preventDefault();
+    void sendResult(message, call.id, field.current!.value);
+  }
+  return (
+    <form class="result-form" onSubmit={submit}>
+      <label for={`result-${call.id}`}>Result of {call.name}</label>
+      <textarea id={`result-${call.id}`} ref={field} rows={2} />
+      <button type="submit" disabled={growing.value !== null}>
+        Give it to the model
+      </button>
+    </form>
+  );
+}

@@ -1,0 +1,139 @@
+// What the reader does in a conversation: send, edit, regenerate, continue, stop, answer a tool's call.
+import { computed, signal } from "@preact/signals";
+import { ApiFailure } from "../api/http";
+import { offered } from "../tools/offered";
+import { type Answer, generate } from "./generate";
+import { change, create, current, keep, messages, newId, shownSettings } from "./store";
+import { type Attachment, type Message, newestLeaf, path } from "./tree";
+
+/** The message that is being made, and how it stands: a new object for each picture of the screen. */
+export const growing = signal<{ message: Message; progress: number | undefined } | null>(null);
+export const failure = signal("");
+
+/** The messages that are shown, in their order. */
+export const shownPath = computed(() => path(messages.value, current.value?.leaf ?? null));
+
+let running: AbortController | null = null;
+
+export function stop(): void {
+  running?.abort();
+}
+
+function blank(role: Message["role"], parent: string | null, content: string): Message {
+  return { id: newId(), conversation: current.value!.id, parent, role, content, created: Date.now() };
+}
+
+/** A message of the reader's behind `parent`, and its answer. */
+export async function send(content: string, attachments: Attachment[], parent: string | null): Promise<void> {
+  if (growing.value) return;
+  if (!current.value) await create(content || attachments[0]?.name || "", shownSettings());
+  const message = { ...blank("user", parent, content), ...(attachments.length ? { attachments } : {}) };
+  await keep(message);
+  await answer(message.id);
+}
+
+/** What a tool said; when all calls of the message have their results, the model goes on. */
+export async function sendResult(call: Message, toolCallId: string, content: string): Promise<void> {
+  const shown = shownPath.value;
+  const at = shown.findIndex((one) => one.id === call.id);
+  const results = shown.slice(at + 1).filter((one) => one.role === "tool");
+  const last = results.at(-1) ?? call;
+  const message: Message = { ...blank("tool", last.id, content), toolCallId };
+  await keep(message);
+  const answered = new Set([...results.map((one) => one.toolCallId), toolCallId]);
+  if ((call.toolCalls ?? []).every((one) => answered.has(one.id))) await answer(message.id);
+}
+
+/** Another answer beside this one. */
+export async function regenerate(message: Message): Promise<void> {
+  if (!growing.value) await answer(message.parent);
+}
+
+/** More of an answer that has ended. */
+export async function goOn(message: Message): Promise<void> {
+  if (!growing.value) await answer(message.parent, message);
+}
+
+/** The version of a message that is shown. */
+export async function show(message: Message): Promise<void> {
+  await change({ leaf: newestLeaf(messages.value, message.id) });
+}
+
+/** Asks for the answer to the branch that ends with `parent`; `from`: for what follows in that answer. */
+async function answer(parent: string | null, from?: Message): Promise<void> {
+  failure.value = "";
+  const start: Message = from ?? blank("assistant", parent, "");
+  const asked = from ? [...path(messages.value, parent), from] : path(messages.value, parent);
+  if (!from) await keep(start);
+  running = new AbortController();
+  let latest: Answer | null = null;
+  const picture = new Pictures(() => {
+    if (latest) growing.value = { message: grown(start, latest), progress: latest.progress };
+  });
+  growing.value = { message: start, progress: undefined };
+  let ended: Message = start;
+  try {
+    const found = await generate({
+      messages: asked,
+      settings: shownSettings(),
+      serverTools: await offered(shownSettings().serverTools),
+      signal: running.signal,
+      onGrown: (one) => {
+        latest = one;
+        picture.want();
+      },
+    });
+    ended = grown(start, found);
+  } catch (error) {
+    const words = error instanceof Error ? error.message : String(error);
+    if (error instanceof ApiFailure && error.status === 401) failure.value = "";
+    else failure.value = words;
+    ended = { ...(latest ? grown(start, latest) : start), ending: "error", error: words };
+  } finally {
+    picture.end();
+    running = null;
+    await keep(ended, { leaf: current.value?.leaf === ended.id || current.value?.leaf === start.parent });
+    growing.value = null;
+  }
+}
+
+/** A message with an answer, or with what goes on in it. */
+export function grown(start: Message, answer: Answer): Message {
+  const message: Message = { ...start, content: start.content + answer.content };
+  const reasoning = (start.reasoning ?? "") + answer.reasoning;
+  if (reasoning) message.reasoning = reasoning;
+  if (answer.toolCalls.length) message.toolCalls = answer.toolCalls.map((call) => ({ ...call }));
+  if (answer.probs.length) message.probs = [...(start.probs ?? []), ...answer.probs];
+  if (answer.model) message.model = answer.model;
+  if (answer.stats) message.stats = answer.stats;
+  if (answer.ending) message.ending = answer.ending;
+  return message;
+}
+
+/** At most one call for each picture of the screen, and time for the reader's clicks between two. */
+class Pictures {
+  private asked = false;
+  private ended = false;
+  private took = 0;
+
+  constructor(private readonly draw: () => void) {}
+
+  want(): void {
+    if (this.asked || this.ended) return;
+    this.asked = true;
+    const run = () => {
+      this.asked = false;
+      if (this.ended) return;
+      const began = performance.now();
+      this.draw();
+      this.took = performance.now() - began;
+    };
+    // A long text takes long to lay out: then pictures are fewer. A hidden page gets none at all from the browser.
+    if (this.took > 8 || document.hidden) setTimeout(run, this.took * 4);
+    else requestAnimationFrame(run);
+  }
+
+  end(): void {
+    this.ended = true;
+  }
+}

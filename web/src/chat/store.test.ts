@@ -1,0 +1,54 @@
+import "fake-indexeddb/auto";
+import { beforeAll, expect, test, vi } from "vitest";
+
+vi.stubGlobal("localStorage", { getItem: () => null, setItem: () => undefined });
+const store = await import("./store");
+const { NO_SETTINGS } = await import("./settings");
+
+function message(id: string, parent: string | null, content: string) {
+  return { id, parent, content, conversation: store.current.value!.id, role: "user" as const, created: Date.now() };
+}
+
+beforeAll(async () => {
+  await store.create("  Rivers\nof Spain ", { ...NO_SETTINGS, system: "short" });
+  await store.keep(message("q", null, "Rivers of Spain"));
+  await store.keep(message("a", "q", "Ebro"));
+  await store.keep(message("b", "q", "Tajo"));
+});
+
+test("a conversation is as it was when it is opened again", async () => {
+  const { id } = store.current.value!;
+  await store.open(null);
+  expect([store.current.value, store.messages.value.size]).toEqual([null, 0]);
+  await store.open(id);
+  expect(store.current.value).toMatchObject({ title: "Rivers of Spain", leaf: "b", settings: { system: "short" } });
+  expect([...store.messages.value.keys()].sort()).toEqual(["a", "b", "q"]);
+});
+
+test("search looks into titles and messages", async () => {
+  const { id } = store.current.value!;
+  expect(await store.search("EBRO")).toEqual(new Set([id]));
+  expect(await store.search("rivers of")).toEqual(new Set([id]));
+  expect((await store.search("nothing of the kind")).size).toBe(0);
+});
+
+test("what is exported can be imported beside it", async () => {
+  const before = store.conversations.value.map((one) => one.id);
+  const file = JSON.parse(JSON.stringify(await store.exported(before)));
+  expect(await store.imported(file)).toBe(1);
+  const copy = store.conversations.value.find((one) => !before.includes(one.id))!;
+  await store.open(copy.id);
+  const { path } = await import("./tree");
+  expect(path(store.messages.value, copy.leaf).map((one) => one.content)).toEqual(["Rivers of Spain", "Tajo"]);
+  await expect(store.imported({ format: "other" })).rejects.toThrow("no conversations");
+  await store.removeConversation(copy.id);
+  expect(store.conversations.value.map((one) => one.id)).toEqual(before);
+});
+
+test("a message goes with what follows it", async () => {
+  await store.open(store.conversations.value[0]!.id);
+  await store.keep(message("c", "b", "and?"));
+  await store.removeMessage(store.messages.value.get("b")!);
+  expect([...store.messages.value.keys()].sort()).toEqual(["a", "q"]);
+  expect(store.current.value!.leaf).toBe("q");
+});

@@ -1,0 +1,198 @@
+// Conversations, kept in the browser (IndexedDB) and nowhere else.
+import { signal } from "@preact/signals";
+import { type IDBPDatabase, openDB } from "idb";
+import { lastSettings, NO_SETTINGS, type Settings } from "./settings";
+import { type Message, type Messages, subtree } from "./tree";
+
+export interface Conversation {
+  id: string;
+  title: string;
+  created: number;
+  updated: number;
+  /** The end of the branch that is shown. */
+  leaf: string | null;
+  settings: Settings;
+}
+
+export interface Exported {
+  format: "llamado-conversations";
+  version: 1;
+  conversations: { conversation: Conversation; messages: Message[] }[];
+}
+
+const VERSION = 1;
+const TITLE_LENGTH = 60;
+
+let opened: Promise<IDBPDatabase> | undefined;
+
+function database(): Promise<IDBPDatabase> {
+  opened ??= openDB("llamado", VERSION, {
+    upgrade(db) {
+      db.createObjectStore("conversations", { keyPath: "id" });
+      db.createObjectStore("messages", { keyPath: "id" }).createIndex("conversation", "conversation");
+    },
+  });
+  return opened;
+}
+
+/** All conversations, the one that was used last first. */
+export const conversations = signal<Conversation[]>([]);
+/** The conversation that is shown; null: a new one, which is kept with its first message. */
+export const current = signal<Conversation | null>(null);
+/** Its messages by their ids. */
+export const messages = signal<Messages>(new Map());
+
+export function newId(): string {
+  // randomUUID is there only where the page came by HTTPS or from this machine.
+  const bytes = crypto.getRandomValues(new Uint8Array(12));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+function sorted(all: Conversation[]): Conversation[] {
+  return [...all].sort((a, b) => b.updated - a.updated);
+}
+
+export async function readConversations(): Promise<void> {
+  conversations.value = sorted((await (await database()).getAll("conversations")) as Conversation[]);
+}
+
+async function messagesOf(id: string): Promise<Message[]> {
+  return (await (await database()).getAllFromIndex("messages", "conversation", id)) as Message[];
+}
+
+/** Shows a conversation; one that is not there is a new one. */
+export async function open(id: string | null): Promise<void> {
+  if (id !== null && current.value?.id === id) return;
+  const found = id === null ? undefined : ((await (await database()).get("conversations", id)) as Conversation | undefined);
+  messages.value = new Map(found ? (await messagesOf(found.id)).map((one) => [one.id, one]) : []);
+  current.value = found ?? null;
+}
+
+/** Begins a conversation with what its first message says as its title. */
+export async function create(firstMessage: string, settings: Settings): Promise<Conversation> {
+  const now = Date.now();
+  const title = firstMessage.replace(/\s+/g, " ").trim().slice(0, TITLE_LENGTH) || "New chat";
+  const conversation: Conversation = { id: newId(), title, created: now, updated: now, leaf: null, settings };
+  messages.value = new Map();
+  await put(conversation);
+  return conversation;
+}
+
+async function put(conversation: Conversation): Promise<void> {
+  current.value = conversation;
+  conversations.value = sorted([conversation, ...conversations.value.filter((one) => one.id !== conversation.id)]);
+  await (await database()).put("conversations", conversation);
+}
+
+/** Changes the conversation that is shown. */
+export async function change(changes: Partial<Omit<Conversation, "id">>): Promise<void> {
+  if (current.value) await put({ ...current.value, ...changes });
+}
+
+/** Settings of the conversation that is shown, and of those that will be new. */
+export async function changeSettings(changes: Partial<Settings>): Promise<void> {
+  const settings = { ...shownSettings(), ...changes };
+  lastSettings.value = settings;
+  await change({ settings });
+}
+
+export function shownSettings(): Settings {
+  return { ...NO_SETTINGS, ...(current.value?.settings ?? lastSettings.value) };
+}
+
+/** Keeps a message; `leaf`: the branch that ends with it is shown. */
+export async function keep(message: Message, { leaf = true } = {}): Promise<void> {
+  if (current.value?.id === message.conversation) {
+    messages.value = new Map(messages.value).set(message.id, message);
+    if (leaf) await change({ leaf: message.id, updated: Date.now() });
+  }
+  await (await database()).put("messages", message);
+}
+
+/** Removes a message and all that follows it; what is shown then ends before it. */
+export async function removeMessage(message: Message): Promise<void> {
+  const gone = subtree(messages.value, message.id);
+  const left = new Map(messages.value);
+  for (const id of gone) left.delete(id);
+  messages.value = left;
+  await change({ leaf: message.parent });
+  const transaction = (await database()).transaction("messages", "readwrite");
+  await Promise.all([...gone.map((id) => transaction.store.delete(id)), transaction.done]);
+}
+
+export async function removeConversation(id: string): Promise<void> {
+  conversations.value = conversations.value.filter((one) => one.id !== id);
+  if (current.value?.id === id) await open(null);
+  const ids = (await messagesOf(id)).map((one) => one.id);
+  const transaction = (await database()).transaction(["conversations", "messages"], "readwrite");
+  const store = transaction.objectStore("messages");
+  await Promise.all([
+    ...ids.map((one) => store.delete(one)),
+    transaction.objectStore("conversations").delete(id),
+    transaction.done,
+  ]);
+}
+
+export async function rename(conversation: Conversation, title: string): Promise<void> {
+  const renamed = { ...conversation, title: title.trim() || conversation.title };
+  if (current.value?.id === conversation.id) return put(renamed);
+  conversations.value = conversations.value.map((one) => (one.id === renamed.id ? renamed : one));
+  await (await database()).put("conversations", renamed);
+}
+
+/** Ids of the conversations whose title or any message holds the text, whatever its case. */
+export async function search(text: string): Promise<Set<string>> {
+  const wanted = text.toLocaleLowerCase();
+  const found = new Set<string>();
+  for (const one of conversations.value) if (one.title.toLocaleLowerCase().includes(wanted)) found.add(one.id);
+  const transaction = (await database()).transaction("messages");
+  for await (const { value } of transaction.store) {
+    const message = value as Message;
+    if (!found.has(message.conversation) && message.content.toLocaleLowerCase().includes(wanted)) {
+      found.add(message.conversation);
+    }
+  }
+  return found;
+}
+
+export async function exported(ids: readonly string[]): Promise<Exported> {
+  const wanted = conversations.value.filter((one) => ids.includes(one.id));
+  return {
+    format: "llamado-conversations",
+    version: 1,
+    conversations: await Promise.all(
+      wanted.map(async (conversation) => ({ conversation, messages: await messagesOf(conversation.id) })),
+    ),
+  };
+}
+
+/** Takes what `exported` gave, under new ids; how many there were. Throws an Error for anything else. */
+export async function imported(file: unknown): Promise<number> {
+  const given = file as Partial<Exported> | null;
+  if (given?.format !== "llamado-conversations" || given.version !== 1 || !Array.isArray(given.conversations)) {
+    throw new Error("This file holds no conversations of llamado's.");
+  }
+  const fresh = given.conversations.map(({ conversation, messages: old }) => {
+    if (typeof conversation.title !== "string" || !Array.isArray(old)) throw new Error("A conversation is incomplete.");
+    const ids = new Map(old.map((one) => [one.id, newId()]));
+    const id = newId();
+    const renamed = old.map((one) => ({
+      ...one,
+      id: ids.get(one.id) ?? newId(),
+      conversation: id,
+      parent: one.parent === null ? null : (ids.get(one.parent) ?? null),
+      content: String(one.content),
+    }));
+    const leaf = conversation.leaf === null ? null : (ids.get(conversation.leaf) ?? null);
+    const settings = { ...NO_SETTINGS, ...conversation.settings };
+    return { conversation: { ...conversation, id, leaf, settings }, messages: renamed };
+  });
+  const transaction = (await database()).transaction(["conversations", "messages"], "readwrite");
+  for (const { conversation, messages: all } of fresh) {
+    void transaction.objectStore("conversations").put(conversation);
+    for (const message of all) void transaction.objectStore("messages").put(message);
+  }
+  await transaction.done;
+  await readConversations();
+  return fresh.length;
+}

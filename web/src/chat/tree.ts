@@ -1,0 +1,90 @@
+// A conversation is a tree: an edit or a new answer is another branch beside the first. What is shown is the way from
+// the root to one leaf.
+
+export interface ToolCall {
+  id: string;
+  name: string;
+  /** JSON, as the model wrote it. */
+  arguments: string;
+}
+
+export interface Attachment {
+  name: string;
+  text: string;
+}
+
+/** What one answer took; milliseconds. */
+export interface Stats {
+  promptTokens: number;
+  cachedTokens: number;
+  tokens: number;
+  tokensPerSecond: number;
+  firstTokenMs: number;
+  drafted?: number;
+  accepted?: number;
+}
+
+export interface TokenProbs {
+  token: string;
+  /** Natural logarithm. */
+  logprob: number;
+  top: { token: string; logprob: number }[];
+}
+
+export type Ending = "stop" | "length" | "tool_calls" | "aborted" | "error";
+
+export interface Message {
+  id: string;
+  conversation: string;
+  parent: string | null;
+  role: "user" | "assistant" | "tool";
+  content: string;
+  reasoning?: string;
+  toolCalls?: ToolCall[];
+  /** Of a tool's message: which call it answers. */
+  toolCallId?: string;
+  attachments?: Attachment[];
+  created: number;
+  model?: string;
+  stats?: Stats;
+  probs?: TokenProbs[];
+  ending?: Ending;
+  error?: string;
+}
+
+export type Messages = ReadonlyMap<string, Message>;
+
+/** The messages from the root to `leaf`. */
+export function path(messages: Messages, leaf: string | null): Message[] {
+  const found: Message[] = [];
+  for (let id = leaf; id !== null; ) {
+    const message = messages.get(id);
+    if (!message) break;
+    found.push(message);
+    id = message.parent;
+  }
+  return found.reverse();
+}
+
+/** The versions of a message, oldest first: those with the same parent. */
+export function versions(messages: Messages, message: Message): Message[] {
+  return children(messages, message.parent);
+}
+
+function children(messages: Messages, parent: string | null): Message[] {
+  return [...messages.values()].filter((one) => one.parent === parent).sort((a, b) => a.created - b.created);
+}
+
+/** The leaf below a message that was made last. */
+export function newestLeaf(messages: Messages, id: string): string {
+  for (let at = id; ; ) {
+    const next = children(messages, at).at(-1);
+    if (!next) return at;
+    at = next.id;
+  }
+}
+
+/** A message and all below it. */
+export function subtree(messages: Messages, id: string): string[] {
+  return [id, ...children(messages, id).flatMap((child) => subtree(messages, child.id))];
+}

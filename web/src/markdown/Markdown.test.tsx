@@ -1,0 +1,65 @@
+import { renderToString } from "preact-render-to-string";
+import { describe, expect, test } from "vitest";
+import { Markdown } from "./Markdown";
+
+function html(text: string): string {
+  return renderToString(<Markdown text={text} />);
+}
+
+test("blocks and inline forms", () => {
+  const found = html("# Title\n\nSome *soft* **loud** `code` ~~gone~~\n\n1. one\n2. two\n\n> said\n\n| a | b |\n|--:|---|\n| 1 | 2 |");
+  for (const part of [
+    "<h1 dir=\"auto\">Title</h1>", "<em>soft</em>", "<strong>loud</strong>", "<code>code</code>", "<s>gone</s>",
+    "<ol><li dir=\"auto\">one</li>", "<blockquote dir=\"auto\">", "text-align:right", "<table>",
+  ]) expect(found).toContain(part);
+});
+
+test("a list goes on where its number says", () => {
+  expect(html("3. three\n4. four")).toContain('<ol start="3">');
+});
+
+describe("what a model may try", () => {
+  test.each([
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "<svg onload=alert(1)>",
+    "<iframe srcdoc='<script>'>",
+    "[x](javascript:alert(1))",
+    "[x](JaVaScRiPt:alert(1))",
+    "[x](data:text/html,<script>)",
+    "[x](vbscript:x)",
+    "![x](https://evil.example/leak.png)",
+    "[x][y]\n\n[y]: javascript:alert(1)",
+    "<https://evil.example/\"onmouseover=alert(1)>",
+    "```html\n<script>alert(1)</script>\n```",
+    "| <b onclick=x> |\n|---|\n| <script> |",
+  ])("%s", (text) => {
+    const found = html(text);
+    expect(found).not.toMatch(/<(script|img|svg|iframe|b)[\s>]/i);
+    expect(found).not.toMatch(/href="(?!https?:|mailto:)/i);
+    expect(found).not.toMatch(/<[^>]*\son\w+=/i);
+  });
+});
+
+test("links go out by themselves and tell nobody where from", () => {
+  expect(html("[x](https://example.org/a)")).toContain(
+    '<a href="https://example.org/a" target="_blank" rel="noopener noreferrer nofollow">x</a>',
+  );
+});
+
+test("formulas, but not money", () => {
+  expect(html("It is $x^2$.")).toContain('class="formula"><span>x^2</span>');
+  expect(html("It is \\(x\\) and\n\n\\[\ny\n\\]\n\nthen")).toContain('class="formula display"');
+  expect(html("$5 and $6")).not.toContain("formula");
+  expect(html("`$x$`")).not.toContain("formula");
+});
+
+test("characters that turn the text around are named", () => {
+  const found = html("user \u202Etxt.exe");
+  expect(found).not.toContain("\u202E");
+  expect(found).toContain("U+202E");
+});
+
+test("a line of a megabyte is text", () => {
+  expect(html("x".repeat(1_000_000))).toContain('<pre class="plain">');
+});
