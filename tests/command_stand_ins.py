@@ -361,7 +361,7 @@ class Commands:
         def make(catalogue: Any, settings: Any, *, limits: Any, autoload: bool, reread: Any) -> Any:
             note("router", models=tuple(catalogue.models), limits=limits, autoload=autoload)
             fleet = SimpleNamespace(find=lambda name: None, kill=lambda: None)
-            return SimpleNamespace(log_tail=logging.NullHandler(), fleet=fleet)
+            return SimpleNamespace(log_tail=logging.NullHandler(), fleet=fleet, page=frozenset())
 
         self._patch.setattr(router, "RouterServer", Server)
         self._patch.setattr(router, "Router", make)

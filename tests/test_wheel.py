@@ -109,6 +109,9 @@ def test_what_is_in_it(wheel: Path) -> None:
     assert wheel.name == f"llamado-{__version__}-py3-none-any.whl"
     sources = CLONE / "src"
     expected = {str(path.relative_to(sources)) for path in (sources / "llamado").rglob("*.py")} | {"llamado/py.typed"}
+    expected |= {
+        str(path.relative_to(sources)) for path in (sources / "llamado/page/built").rglob("*") if path.is_file()
+    }
     if (CLONE / ".git").exists():
         expected.add("llamado/commit.txt")
     with zipfile.ZipFile(wheel) as archive:

@@ -366,6 +366,9 @@ ROWS: dict[str, Row] = {
     "serve --slot-save-path": switch("slot_save_path", "@folder", "@folder"),
     "serve --api-prefix": switch("api_prefix", "/llama", "/llama"),
     "serve --path": switch("static_path", "@folder", "@folder"),
+    "serve --ui": switch("page", None, False),
+    "serve --ui-config": switch("page_settings", '{"theme":"dark"}', {"theme": "dark"}),
+    "serve --ui-config-file": switch("page_settings", "@folder/ui.json", {"theme": "light"}),
     "serve --cluster-token": Row("secret", {"state.switches.cluster_token": "secret", "engine.drafts": ("suffix",)},
                                  part=True),
     "serve --discover": Row(None, {"discovery.on": True, "engine.drafts": ("suffix",)},
@@ -584,8 +587,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_llama(found / "tiny.gguf", n_vocab=320)
     texts = {
         "text": "Hello " * 400, "long": "a" * 1000, "keys": "one\n# two\ntwo\n", "template": "{{ messages }}",
-        "grammar": 'root ::= "b"', "schema": '{"type": "object"}', "presets.ini": "[preset]\nmodel = x.gguf\n",
-        "types": "a=q8_0\nb=F16", "gateway.yaml": "patience: 3", "keys.yaml": "[{name: n, key: k}]",
+        "grammar": 'root ::= "b"', "ui.json": '{"theme": "light"}', "schema": '{"type": "object"}',
+        "presets.ini": "[preset]\nmodel = x.gguf\n", "types": "a=q8_0\nb=F16", "gateway.yaml": "patience: 3", "keys.yaml": "[{name: n, key: k}]",
         "swap.yaml": "models:\n  swapped:\n    cmd: llamado serve --port ${PORT} -m x.gguf\n",
     }  # fmt: skip
     for name, text in texts.items():

@@ -102,7 +102,8 @@ def test_public_paths_need_no_key() -> None:
             for path, status in {
                 "/llama/health": 200,
                 "/llama/v1/health": 200,
-                "/llama/": 404,
+                "/llama/": 200,
+                "/llama/index.html": 200,
                 "/llama/v1/models": 401,
                 "/llama/metrics": 401,
                 "/llama/openapi.json": 401,

@@ -131,7 +131,7 @@ def _switches(flags: Parsed, kwargs: dict[str, Any], prefix: str, predict: Predi
         slot_save_path=_folder("--slot-save-path", flags.slot_save_path),
         api_prefix=prefix,
         static_path=_folder("--path", flags.path),
-        page=flags.ui and not flags.path,
+        page=flags.ui,
         page_settings=_page_settings(flags),
         max_prompts=flags.max_prompts,
         sleep_idle_seconds=flags.sleep_idle_seconds,

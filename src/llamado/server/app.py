@@ -78,7 +78,8 @@ class ServerApp:
         self._prefix = state.switches.api_prefix
         # What needs no key (`get_public_endpoints` in tools/server/server-http.cpp, b11434): the page among it, so that
         # a browser can show it and ask for the key.
-        self._page = page_paths() if state.switches.page else frozenset(START if state.switches.static_path else ())
+        switches = state.switches
+        self._page = frozenset(START if switches.static_path else page_paths() if switches.page else ())
         public = HEALTH | MEMBERS | frozenset(START) | self._page
         self.access = Access(self._awake, state.access, self._prefix, public=public, unready=self._unready)
 
