@@ -588,7 +588,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = {
         "text": "Hello " * 400, "long": "a" * 1000, "keys": "one\n# two\ntwo\n", "template": "{{ messages }}",
         "grammar": 'root ::= "b"', "ui.json": '{"theme": "light"}', "schema": '{"type": "object"}',
-        "presets.ini": "[preset]\nmodel = x.gguf\n", "types": "a=q8_0\nb=F16", "gateway.yaml": "patience: 3", "keys.yaml": "[{name: n, key: k}]",
+        "presets.ini": "[preset]\nmodel = x.gguf\n", "types": "a=q8_0\nb=F16",
+        "gateway.yaml": "patience: 3", "keys.yaml": "[{name: n, key: k}]",
         "swap.yaml": "models:\n  swapped:\n    cmd: llamado serve --port ${PORT} -m x.gguf\n",
     }  # fmt: skip
     for name, text in texts.items():
