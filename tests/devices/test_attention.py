@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 from running import Array, Case, new, values
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.jit import Kernel
+from llamado.devices.cpu.jit import Kernel, kernel
 from llamado.devices.cpu.kernels.attention import visible
 from llamado.devices.cpu.kernels.attention.visible import BLOCK, SEGMENT
+from llamado.devices.cpu.simd import Code, Type, Work
 from llamado.ggml import Tensor
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -397,7 +399,33 @@ def test_what_masks_show_is_found(best: CpuDevice, n_kv: int) -> None:
     assert [4, 2] in together or n_kv == 20
 
 
-def call(device: CpuDevice, kernel: Kernel, fields: tuple[int, ...], **parameters: bool) -> None:
+def call(device: CpuDevice, kernel: Kernel, fields: tuple[int, ...], **parameters: int) -> None:
     """Runs a kernel as the only thread."""
     packed, counters = np.array(fields, np.int64), np.zeros(2, np.int64)
     device.jit.function(kernel, **parameters)(packed.ctypes.data, 0, 1, counters.ctypes.data, 8)
+
+
+@kernel("x", "out")
+def lane_sums(c: Code, a: SimpleNamespace, work: Work, *, lanes: int) -> None:
+    """Sums of eight vectors' lanes, and those of each alone."""
+    step = 4 * lanes
+    vectors = [c.load(Type("f32", lanes), a.x + i * step) for i in range(8)]
+    c.store(a.out, c.sum_lanes8(vectors))
+    for i, vector in enumerate(vectors):
+        for half in range(lanes // 8):
+            eight = c.shuffle(vector, None, range(8 * half, 8 * half + 8))
+            c.store(a.out + (step + 4 * (8 * half + i)), c.sum_lanes(eight))
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_the_lanes_of_a_product_meet_in_one_tree(lowerings: dict[str, CpuDevice], lanes: int) -> None:
+    """Bits: i and i + 4, then i and i + 2, then the two that are left."""
+    x = (values(lanes, 8, seed=7) * np.float32(10) ** np.arange(-4, 4)[:, None]).astype(np.float32)
+    found = np.zeros((2, lanes), np.float32)
+    eights = x.reshape(8, lanes // 8, 8).swapaxes(0, 1).reshape(lanes, 8)
+    fours = eights[:, :4] + eights[:, 4:]
+    twos = fours[:, :2] + fours[:, 2:]
+    right = twos[:, 0] + twos[:, 1]
+    for name, device in lowerings.items():
+        call(device, lane_sums, (x.ctypes.data, found.ctypes.data), lanes=lanes)
+        assert found[0].tobytes() == found[1].tobytes() == right.tobytes(), name

@@ -553,8 +553,19 @@ class Code:
         """Eight F32x8 → one whose lane i is the sum of vector i's lanes, added in one fixed tree; of eight with 16
         lanes the lanes 8 + i are the sums of the second halves.
         """
-        cells = self.transpose8(vectors)
-        return ((cells[0] + cells[4]) + (cells[2] + cells[6])) + ((cells[1] + cells[5]) + (cells[3] + cells[7]))
+        fours = [
+            self._summed(a, b, (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
+            for a, b in zip(vectors[:4], vectors[4:], strict=True)
+        ]
+        twos = [
+            self._summed(a, b, (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15))
+            for a, b in (fours[:2], fours[2:])
+        ]
+        return self._summed(twos[0], twos[1], (0, 2, 8, 10, 4, 6, 12, 14), (1, 3, 9, 11, 5, 7, 13, 15))
+
+    def _summed(self, a: Value, b: Value, first: Sequence[int], second: Sequence[int]) -> Value:
+        """Lanes of two vectors, added in pairs."""
+        return self._halves(a, b, first) + self._halves(a, b, second)
 
     def sum_lanes(self, v: Value) -> Value:
         """The sum of eight lanes in the same tree as `sum_lanes8`."""

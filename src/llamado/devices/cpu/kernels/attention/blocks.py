@@ -15,7 +15,7 @@ from llamado.devices.cpu.kernels.attention.results import SegmentResult
 from llamado.devices.cpu.kernels.attention.visible import BLOCK
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.cpu.kernels.formats.format import Plain
-from llamado.devices.cpu.simd import F16, F32, I32, I64, Code, F32x8, Type, Value, Var
+from llamado.devices.cpu.simd import F16, F32, I32, I64, Code, F32x8, I16x8, Type, Value, Var
 from llamado.gguf.types import TensorType
 
 _SEVERAL = 3
@@ -41,11 +41,14 @@ class Cells(NamedTuple):
 
 
 class KeyBlock(NamedTuple):
-    """A block of keys: its first cell, how many of them a query of the tile may see, the cells of the cache."""
+    """A block of keys: its first cell, how many of them a query of the tile may see, the cells of the cache; and the
+    first cell of the block that is asked for meanwhile.
+    """
 
     first: Value
     here: Value
     n_kv: Value
+    ahead: Value
 
 
 class Scoring(NamedTuple):
@@ -96,6 +99,23 @@ def _load(c: Code, type_: TensorType, row: Value, d: Value, lanes: int) -> Value
     return c.concat(form.load(c, row, d), form.load(c, row, d + 8))
 
 
+def _load_two(c: Code, type_: TensorType, row: Value, other: Value, d: Value) -> Value:
+    """Eight elements of each of two rows as one register of f32."""
+    if type_ is not TensorType.F16:
+        return c.concat(_load(c, type_, row, d, 8), _load(c, type_, other, d, 8))
+    halves = c.concat(c.load(I16x8, row + d * 2), c.load(I16x8, other + d * 2))
+    return halves.bits(F16._replace(lanes=16)).to(Type("f32", 16))  # one conversion instead of two
+
+
+def _ask(c: Code, cells: Cells, cell: Value, d: Value, n: int) -> None:
+    """Asks for `n` elements of a cell from element d on: rows of one head are far apart, which hardware does not
+    foresee. Asked for here and there, they do not keep waiting what is read now.
+    """
+    block_bytes, elements = cells.type.block_bytes, cells.type.block_size
+    for byte in range(0, n * block_bytes // elements, 64):
+        c.prefetch(cells.base + cell * cells.step + (d * block_bytes // elements + byte), near=False)
+
+
 def score_turned(
     c: Code,
     keys: Value,
@@ -132,9 +152,9 @@ def score_turned(
                 _keep(c, products[s][g], query, scores + (chosen.first + s) * (4 * BLOCK), key_, block, scoring)
 
 
-def _turns(head: int) -> int:
+def _turns(head: int, most: int = 16) -> int:
     """Elements of a head that one turn of a loop takes: ends of short loops are guessed wrong too often."""
-    return next(n for n in range(min(16, head), 0, -8) if head % n == 0)
+    return next(n for n in range(min(most, head), 0, -8) if head % n == 0)
 
 
 def _values(sums: list[list[Var]]) -> list[list[Value]]:
@@ -151,23 +171,27 @@ def score_here(
     """Scores of `n` queries for a block that lies wholly in the cache, read where it is."""
     queries = [chosen.query(c, s) for s in range(n)]
     at = [c.load(I64, query + Query.Q) for query in queries]
-    type_ = Type("f32", lanes)
-    form = FORMATS[keys.type]
+    type_, turn = Type("f32", lanes), _turns(keys.head, 32)
     with c.range(0, BLOCK, lanes) as k:
         row = keys.base + (block.first + k) * keys.step
         products: list[list[Value]] = [[] for _ in at]
         together = 8 if n <= _SEVERAL else 4  # as many keys as leave room for the sums of all queries
         for first in range(0, 8, together):
             sums = [[c.var(c.const(type_, 0.0)) for _ in range(together)] for _ in at]
-            with c.range(0, keys.head, 8) as d:
-                q = [c.load(F32x8, a + d * 4) for a in at]
-                q = [c.concat(v, v) for v in q] if lanes == 16 else q
-                for i in range(together):
-                    key = form.load(c, row + (first + i) * keys.step, d)
-                    if lanes == 16:
-                        key = c.concat(key, form.load(c, row + (first + i + 8) * keys.step, d))
-                    for s in range(n):
-                        sums[s][i].value = c.fma(q[s], key, sums[s][i].value)
+            with c.range(0, keys.head, turn) as d0:
+                for d in (d0 + e for e in range(0, turn, 8)):
+                    q = [c.load(F32x8, a + d * 4) for a in at]
+                    q = [c.concat(v, v) for v in q] if lanes == 16 else q
+                    for i in range(together):
+                        own = row + (first + i) * keys.step
+                        if lanes == 16:
+                            key = _load_two(c, keys.type, own, own + 8 * keys.step, d)
+                        else:
+                            key = _load(c, keys.type, own, d, 8)
+                        for s in range(n):
+                            sums[s][i].value = c.fma(q[s], key, sums[s][i].value)
+                for i in (first + i + half for i in range(together) for half in range(0, lanes, 8)):
+                    _ask(c, keys, block.ahead + (k + i), d0, turn)
             for s in range(n):
                 products[s] += [v.value for v in sums[s]]
         for s, query in enumerate(queries):
@@ -223,9 +247,11 @@ def soften(c: Code, chosen: Viewers, n: int, scores: Value, fades: Value, lanes:
 
 def mix(
     c: Code, values: Cells, chosen: Viewers, n: int, scores: Value, fades: Value, block: KeyBlock, lanes: int,
-    start: Value, n_registers: int,
+    start: Value, n_registers: int, *, fetch: bool,
 ) -> None:  # fmt: skip
-    """outputs = outputs · fade + Σ weight · value, key by key, for `n_registers` registers from element `start` on."""
+    """outputs = outputs · fade + Σ weight · value, key by key, for `n_registers` registers from element `start` on;
+    `fetch`: asks for the same of the block ahead.
+    """
     type_ = Type("f32", lanes)
     outputs = [c.load(I64, chosen.query(c, s) + Query.RESULT) + (start * 4 + SegmentResult.OUTPUTS) for s in range(n)]
     weights = [scores + (chosen.first + s) * (4 * BLOCK) for s in range(n)]
@@ -240,6 +266,8 @@ def mix(
             value = _load(c, values.type, row + k * values.step, start + lanes * i, lanes)
             for s in range(n):
                 sums[s][i].value = c.fma(weight[s], value, sums[s][i].value)
+        if fetch:
+            _ask(c, values, block.ahead + k, start, lanes * n_registers)
     for at, row_ in zip(outputs, sums, strict=True):
         for i, total in enumerate(row_):
             c.store(at + 4 * lanes * i, total.value)

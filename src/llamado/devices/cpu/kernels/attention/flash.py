@@ -161,9 +161,6 @@ def flash_attention(
                     number = c.lowest_one(any_.value)
                     any_.value = any_.value & (any_.value - 1)
                     first = (word * WORD + number) * BLOCK
-                    for cells in (keys_,) if shared else (keys_, values_):
-                        ahead = first + _AHEAD
-                        _fetch(c, cells, ahead, c.min(ahead + BLOCK, stop.value))
                     if masked:  # rows of a mask are far apart, too
                         with c.range(0, count // heads) as t:
                             mask = c.load(I64, table + t * heads * Query.BYTES + Query.MASK)
@@ -173,11 +170,17 @@ def flash_attention(
                         n.value = _choose(c, table, count, number, some)
                         _fill_up(c, some, n.value, nobody)
                         list_.value = some
-                    block = KeyBlock(first, c.min(stop.value - first, BLOCK), a.n_kv)
+                    # of what is not there nothing is asked for, but of this block again
+                    ahead = c.select(first + _AHEAD < stop.value, first + _AHEAD, first)
+                    block = KeyBlock(first, c.min(stop.value - first, BLOCK), a.n_kv, ahead)
                     here = (n.value <= few) & (first + BLOCK <= a.n_kv)
                     with c.when(here):
-                        _few(c, keys_, values_, list_.value, n.value, scores, fades, block, scoring, lanes)
+                        _few(
+                            c, keys_, values_, list_.value, n.value, scores, fades, block, scoring, lanes, shared=shared
+                        )  # fmt: skip
                     with c.when(here ^ 1):
+                        for cells in (keys_,) if shared else (keys_, values_):
+                            _fetch(c, cells, first + _AHEAD, c.min(first + (_AHEAD + BLOCK), stop.value))
                         turn_over(c, keys_, block, k_block, lanes)
                         expanded = expand(c, values_, block, v_block)
                         _many(c, k_block, head_k, expanded, list_.value, n.value, scores, fades, block, scoring, lanes)
@@ -225,7 +228,7 @@ def _fetch(c: Code, cells: Cells, first: Value, stop: Value) -> None:
 
 def _few(
     c: Code, keys: Cells, values: Cells, list_: Value, n: Value, scores: Value, fades: Value, block: KeyBlock,
-    scoring: Scoring, lanes: int,
+    scoring: Scoring, lanes: int, *, shared: bool,
 ) -> None:  # fmt: skip
     """A block that few queries see: as many of them at a time as registers hold."""
     done = c.var(c.i64(0))
@@ -233,11 +236,15 @@ def _few(
         with c.loop() as loop:
             c.leave(loop, done.value + many > n)
             chosen = Viewers(list_, done.value)
-            score_here(c, keys, chosen, many, scores, block, scoring, lanes)
+            first_time = done.value.equals(0)
+            asking = block._replace(ahead=c.select(first_time, block.ahead, block.first))
+            score_here(c, keys, chosen, many, scores, asking, scoring, lanes)
             for first in range(0, many, _FOUR):
                 some = Viewers(list_, done.value + first)
                 soften(c, some, min(_FOUR, many - first), scores, fades, lanes)
-            _mix(c, values, chosen, many, scores, fades, block, lanes)
+            wide, n_registers = _part(values.head, lanes)
+            with c.range(0, values.head, wide * n_registers) as start:
+                mix(c, values, chosen, many, scores, fades, asking, wide, start, n_registers, fetch=not shared)
             done.value = done.value + many
 
 
@@ -255,15 +262,7 @@ def _many(
         soften(c, Viewers(list_, j), _FOUR, scores, fades, lanes)
     wide, n_registers = _part(values.head, lanes)
     with c.range(0, values.head, wide * n_registers) as start, c.range(0, n, at_once) as j:
-        mix(c, values, Viewers(list_, j), at_once, scores, fades, block, wide, start, n_registers)
-
-
-def _mix(
-    c: Code, values: Cells, chosen: Viewers, n: int, scores: Value, fades: Value, block: KeyBlock, lanes: int
-) -> None:
-    wide, n_registers = _part(values.head, lanes)
-    with c.range(0, values.head, wide * n_registers) as start:
-        mix(c, values, chosen, n, scores, fades, block, wide, start, n_registers)
+        mix(c, values, Viewers(list_, j), at_once, scores, fades, block, wide, start, n_registers, fetch=False)
 
 
 def _part(head: int, lanes: int) -> tuple[int, int]:
