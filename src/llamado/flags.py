@@ -985,6 +985,20 @@ FLAGS: tuple[Flag, ...] = (
 )
 
 
+# fmt: off
+OFTEN = frozenset({
+    "model", "hf_repo", "alias", "model_draft", "threads", "ctx_size", "parallel", "cache_type_k", "cache_type_v",
+    "rpc", "tensor_split", "gpu_layers", "rpc_failover", "discover", "seed", "temperature", "top_k", "top_p", "min_p",
+    "n_predict", "host", "port", "api_key", "ssl_key_file", "ssl_cert_file", "cors_origins", "metrics",
+    "chat_template_file", "reasoning", "embedding", "cache_disk", "slot_save_path", "models_dir", "models_preset",
+    "verbose", "log_file", "log_jsonl",
+})
+# fmt: on
+"""Keys of the flags that `--help` shows of commands that have many; `--help-all` shows the others, too."""
+
+_MANY = 40
+
+
 @dataclass(frozen=True)
 class Parsed:
     """Values of all used flags of a command (by `Flag.key`) and the notes about flags that have no meaning here."""
@@ -1022,10 +1036,40 @@ def check_port(flag: str, port: int) -> int:
 
 
 class FlagParser(argparse.ArgumentParser):
-    """An ArgumentParser that raises `FlagError` instead of leaving the process."""
+    """An ArgumentParser that raises `FlagError` instead of leaving the process.
+
+    `rare`: what its help leaves out, unless all is asked for.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.rare: list[argparse.Action] = []
+        super().__init__(**options)
+        self.add_argument("--help-all", action=_WholeHelp, nargs=0, help=argparse.SUPPRESS)
+
+    def format_help(self) -> str:
+        told = [action.help for action in self.rare]
+        for action in self.rare:
+            action.help = argparse.SUPPRESS
+        try:
+            text = super().format_help()
+        finally:
+            for action, help in zip(self.rare, told, strict=True):
+                action.help = help
+        n = len([help for help in told if help is not argparse.SUPPRESS])
+        return f"{text}\n{n} flags more: {self.prog} --help-all\n" if n else text
 
     def error(self, message: str) -> NoReturn:
         raise FlagError(message.replace("argument ", "", 1))
+
+
+class _WholeHelp(argparse.Action):
+    """Prints the help with all flags, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, FlagParser)
+        parser.rare.clear()
+        parser.print_help()
+        parser.exit()
 
 
 def _converter(flag: Flag) -> Callable[[str], Any]:
@@ -1053,9 +1097,10 @@ def _switch(text: str) -> bool:
     raise argparse.ArgumentTypeError(f"expected on or off, got {text!r}")
 
 
-def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
+def add_flags(parser: FlagParser, command: str) -> None:
     """Add every flag of a command; the parser's own `-h` stays."""
     groups: dict[str, argparse._ArgumentGroup] = {}
+    many = len([flag for flag in FLAGS if flag.kind is Kind.USED and command in flag.commands]) > _MANY
     for flag in FLAGS:
         if command not in flag.commands:
             continue
@@ -1069,7 +1114,7 @@ def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
                 help += f" (default: {shown})"
         common: dict[str, Any] = {"dest": flag.key, "default": argparse.SUPPRESS, "help": help.replace("%", "%%")}
         if flag.type == "bool":
-            group.add_argument(*flag.names, action="store_const", const=True, **common)
+            made = group.add_argument(*flag.names, action="store_const", const=True, **common)
         else:
             extra: dict[str, Any] = {"type": _converter(flag), "metavar": flag.metavar or "VALUE"}
             if flag.bare is not None:
@@ -1078,7 +1123,9 @@ def add_flags(parser: argparse.ArgumentParser, command: str) -> None:
                 extra["nargs"] = flag.words
             if flag.many:
                 extra["action"] = "append"
-            group.add_argument(*flag.names, **common, **extra)
+            made = group.add_argument(*flag.names, **common, **extra)
+        if many and flag.key not in OFTEN and (command == "serve" or len(flag.commands) > 1):
+            parser.rare.append(made)
         if flag.off_names:
             off = False if flag.type == "bool" else "off"
             hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
@@ -1143,7 +1190,7 @@ def unknown_flag(argument: str, command: str) -> FlagError:
         bare = {n.lstrip("-"): n for n in known}
         near = [bare[m] for m in difflib.get_close_matches(name.lstrip("-"), list(bare), n=1, cutoff=0.5)]
     hint = f"did you mean {near[0]}? " if near else ""
-    return FlagError(f"unknown flag {name}: {hint}(all flags: llamado {command} --help)")
+    return FlagError(f"unknown flag {name}: {hint}(all flags: llamado {command} --help-all)")
 
 
 def parse(
@@ -1191,29 +1238,6 @@ def parse(
     return Parsed(values, frozenset(given), said), namespace
 
 
-def completion_script(commands: Sequence[str]) -> str:
-    """A script for bash that completes commands and their flags; files elsewhere."""
-    cases = []
-    for command in commands:
-        names = sorted(n for f in FLAGS if command in f.commands for n in f.names + f.off_names)
-        cases.append(f'    {command}) words="{" ".join(["--help", *names])}" ;;')
-    return f"""\
-_llamado() {{
-  local current="${{COMP_WORDS[COMP_CWORD]}}" words=""
-  case "${{COMP_WORDS[1]}}" in
-{chr(10).join(cases)}
-  esac
-  if [ "$COMP_CWORD" -eq 1 ]; then words="{" ".join(commands)}"; fi
-  if [ "$COMP_CWORD" -eq 1 ] || [[ "$current" == -* ]]; then
-    COMPREPLY=($(compgen -W "$words" -- "$current"))
-  else
-    COMPREPLY=($(compgen -f -- "$current"))
-  fi
-}}
-complete -o filenames -F _llamado llamado
-"""
-
-
 def markdown() -> str:
     """The flags of all commands as a Markdown page (`docs/flags.md`): `serve` first, then what others have besides."""
     lines = [
@@ -1251,7 +1275,12 @@ def markdown() -> str:
         shared = any(command in f.commands and "serve" in f.commands for f in FLAGS if f.kind is not Kind.USED)
         title = f"# Flags of `llamado {command}`"
         if shared:
-            lines += [title, "", f"Those of `llamado serve` that make sense for it (`llamado {command} --help`)", ""]
+            lines += [
+                title,
+                "",
+                f"Those of `llamado serve` that make sense for it (`llamado {command} --help-all`)",
+                "",
+            ]
             if own:
                 lines[-2] += " and these:"
                 lines += _table("", own)[2:]

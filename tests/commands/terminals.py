@@ -17,14 +17,20 @@ class Terminal:
     """A program in a terminal of its own, which answers what terminals are asked."""
 
     def __init__(
-        self, arguments: Sequence[str], *, environ: Mapping[str, str] | None = None, rows: int = 40, columns: int = 100
+        self,
+        arguments: Sequence[str],
+        *,
+        program: Sequence[str] = (sys.executable, "-m", "llamado"),
+        environ: Mapping[str, str] | None = None,
+        rows: int = 40,
+        columns: int = 100,
     ) -> None:
         self.screen = pyte.HistoryScreen(columns, rows, history=2000, ratio=1.0)
         self._stream = pyte.ByteStream(self.screen)
         environment = {**os.environ, **(environ or {}), "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
         environment.pop("NO_COLOR", None)
         self._child: Any = pexpect.spawn(
-            sys.executable, ["-m", "llamado", *arguments], dimensions=(rows, columns), env=environment, timeout=120,
+            program[0], [*program[1:], *arguments], dimensions=(rows, columns), env=environment, timeout=120,
         )  # fmt: skip
         self._child.delaybeforesend = None
         # What the screen answers (where the cursor is) goes back to the program.

@@ -496,6 +496,35 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert exit.value.code == 0 and command in capsys.readouterr().out
 
 
+def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> set[str]:
+    """The flags that a command's help shows."""
+    with pytest.raises(SystemExit) as exit:
+        cli.main([*arguments])
+    assert exit.value.code == 0
+    return set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", capsys.readouterr().out))
+
+
+def test_the_usual_help_is_short_and_the_whole_one_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    serve = {f.key: f for f in flags.FLAGS if "serve" in f.commands}
+    assert {serve[key].kind for key in flags.OFTEN} == {Kind.USED}, "and each is a flag of serve"
+    for command in cli.COMMANDS:
+        used = [f for f in flags.FLAGS if f.kind is Kind.USED and command in f.commands]
+        names = {name for f in used for name in f.names}
+        short, whole = helped(capsys, command, "--help"), helped(capsys, command, "--help-all")
+        assert names <= whole
+        if len(used) > 40:
+            own = {name for f in used for name in f.names if f.key in flags.OFTEN or f.commands == {command}}
+            if command == "serve":
+                own = {name for f in used for name in f.names if f.key in flags.OFTEN}
+            assert own <= short and "--help-all" in short
+            assert len(short & names) < len(names) * 0.6, command
+        else:
+            assert names <= short
+    assert len([f for f in serve.values() if f.key in flags.OFTEN]) <= 40
+    with pytest.raises(FlagError, match=r"llamado serve --help-all"):
+        parsed("--no-such-flag")
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = "import sys; from llamado.commands.cli import main; main(['--help']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -19,7 +19,6 @@ from llamado.flags import (
     Parsed,
     add_flags,
     check_port,
-    completion_script,
     memory_size,
     parse,
 )
@@ -53,9 +52,11 @@ llamado: serve and run GGUF language models, on one machine or on many
                                 files for compose, docker, kubernetes, helm, systemd, nginx, prometheus, grafana
   llamado up --nodes 3          workers and a server on this machine, watched (also ps, logs, drain, down)
   llamado tap                   a proxy before a worker that delays and shows its traffic
+  llamado completions bash|zsh|fish
+                                a script with which the shell completes commands, flags and models
 
 MODEL: a GGUF path, a name (smollm2, gemma3), hf:user/repo[:quant], ollama:name[:tag]
-llamado COMMAND --help shows a command's flags; llamado --version the version.
+llamado COMMAND --help shows a command's flags (--help-all: also rare ones); llamado --version the version.
 """
 
 
@@ -335,6 +336,22 @@ def _drain(_: Parsed, namespace: argparse.Namespace) -> int:
     return run_drain(namespace.service, namespace.cluster)
 
 
+def _completions(_: Parsed, namespace: argparse.Namespace) -> int:
+    return _print_completions(namespace.shell)
+
+
+def _print_completions(shell: str) -> int:
+    if shell == "models":
+        from llamado.gguf.sources.cached import cached_models
+
+        print("\n".join(cached_models()))
+        return 0
+    from llamado.commands.completions import completed, script
+
+    print(script(shell, [completed(name, help, _parser(name)) for name, (_, help) in COMMANDS.items()]), end="")
+    return 0
+
+
 COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "serve": (_serve, "HTTP server with llama-server's and OpenAI's API"),
     "wait": (_wait, "wait until a server answers requests"),
@@ -360,6 +377,7 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "down": (_down, "end what llamado up runs"),
     "logs": (_logs, "print the logs of what llamado up runs"),
     "drain": (_drain, "have a service of llamado up finish what it is doing and end"),
+    "completions": (_completions, "a script with which bash, zsh or fish complete commands, flags and models"),
 }
 
 
@@ -367,7 +385,7 @@ PROGRAMS = {"llama-server": "serve", "rpc-server": "worker", "ggml-rpc-server": 
 """llama.cpp's names of commands: as the first word, or as the name of a link to this program."""
 
 
-def _parser(command: str) -> argparse.ArgumentParser:
+def _parser(command: str) -> FlagParser:
     parser = FlagParser(prog=f"llamado {command}", description=COMMANDS[command][1], allow_abbrev=False)
     parser.add_argument("--usage", action="help", help=argparse.SUPPRESS)
     if command == "serve":
@@ -391,6 +409,9 @@ def _parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("url", metavar="URL", nargs="?", default="http://127.0.0.1:8080", help="of a server")
     elif command == "cluster":
         parser.add_argument("action", choices=["init"], help="what to do")
+    elif command == "completions":
+        about = "print its script; models: the names of those that are here, one a line"
+        parser.add_argument("shell", choices=["bash", "zsh", "fish", "models"], metavar="bash|zsh|fish", help=about)
     elif command == "deploy":
         from llamado.cluster.deploy.targets import TARGETS
 
@@ -422,7 +443,17 @@ def _parser(command: str) -> argparse.ArgumentParser:
         if command == "logs":
             parser.add_argument("-f", "--follow", action="store_true", help="go on with what is added")
     add_flags(parser, command)
+    if parser.usage is None:
+        # argparse would list all flags here and below.
+        places = [_place(action) for action in parser._actions if not action.option_strings]
+        parser.usage = " ".join([f"llamado {command}", *places, "[flags]"])
     return parser
+
+
+def _place(action: argparse.Action) -> str:
+    name = action.metavar if isinstance(action.metavar, str) else "|".join(action.choices or (action.dest.upper(),))
+    few, many = action.nargs in ("?", "*"), action.nargs in ("+", "*")
+    return f"[{name}{' …' if many else ''}]" if few else f"{name}{' …' if many else ''}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -441,8 +472,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own, behind = _divided(given[1:]) if command in ("deploy", "up") else (given[1:], [])
         flags, namespace = parse(_parser(command), command, own)
         if getattr(namespace, "completion_bash", False):
-            print(completion_script(list(COMMANDS)), end="")
-            return 0
+            return _print_completions("bash")
         if flags.values.get("list_devices"):
             return _list_devices(flags)
         if flags.values.get("cache_list"):

@@ -35,7 +35,7 @@ _UNITS = {"M": 10**6, "G": 10**9}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The words and flags of the command."""
     parser.usage = "llamado gguf split|merge|set …\n\n  " + "\n  ".join(VERBS.values())
-    parser.add_argument("words", nargs="*", metavar="WORD", help=argparse.SUPPRESS)
+    parser.add_argument("words", nargs="*", metavar="split|merge|set", help=argparse.SUPPRESS)
     parser.add_argument("--split", action="store_true", help="as the word split")
     parser.add_argument("--merge", action="store_true", help="as the word merge")
     parser.add_argument("--split-max-tensors", type=int, metavar="N", help=f"tensors of a part ({_DEFAULT_TENSORS})")

@@ -27,7 +27,7 @@ def find_ollama_model(name: str) -> Path:
     root = store()
     manifest = root / "manifests" / host / user / model / tag
     if not manifest.is_file():
-        known = _installed(root)
+        known = installed(root)
         has = f"; it has {', '.join(known[:10])}{' …' if len(known) > 10 else ''}" if known else ""
         raise SourceError(
             f"Ollama's store {root} has no model '{name}'{has}: run `ollama pull {name}`, or set OLLAMA_MODELS to the "
@@ -63,7 +63,8 @@ def _parse(name: str) -> tuple[str, str, str, str]:
     return host, user, model, tag
 
 
-def _installed(root: Path) -> list[str]:
+def installed(root: Path) -> list[str]:
+    """The models that a store has."""
     names = []
     for manifest in sorted((root / "manifests").glob("*/*/*/*")):
         host, user, model, tag = manifest.parts[-4:]
