@@ -52,7 +52,7 @@ if [ "$(cat "$fetched" 2>/dev/null)" != "$debian $versions" ]; then
   echo "$debian $versions" >"$fetched"
 fi
 
-# Processors of ARMv8.2, with dot products but not yet with products of matrices, which `max` has.
+# A processor of ARMv8.2 with dot products, and `max`, which has products of matrices (i8mm), too.
 on_arm() {
   "$arm/qemu/usr/bin/qemu-aarch64-static" -cpu "$1" -L "$arm/root" -E PYTHONPATH="$arm/site:src" -E LLAMADO_CACHE="$arm/cache" \
     "$arm/root/usr/bin/python3.11" "${@:2}" </dev/null
@@ -61,7 +61,8 @@ tests=(-q -p no:cacheprovider)
 if [ $# -gt 0 ]; then first=("$@") second=(); else
   tests+=(-m "not slow")
   first=(tests/devices/test_rows.py tests/devices/test_operations.py tests/devices/test_attention.py)
-  second=(tests/models/test_lowerings.py tests/devices/test_float_products.py tests/devices/test_team.py)
+  second=(tests/models/test_lowerings.py tests/devices/test_float_products.py tests/devices/test_team.py
+    tests/devices/test_product_bits.py)
 fi
 bits="$(mktemp -u)"
 trap 'rm -f "$bits"' EXIT

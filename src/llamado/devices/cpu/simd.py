@@ -267,11 +267,30 @@ class Words(Protocol):
     def full_u8(self) -> bool:
         """Whether unsigned weights may need all eight bits; where not, such weights stay signed."""
 
+    @property
+    def signed(self) -> bool:
+        """Whether products take signed weights at no cost."""
+
+    @property
+    def run(self) -> int:
+        """Bytes of a column of activations that lie together in a group of columns."""
+
+    def arrange(self, c: Code, groups: Sequence[Value], columns: int) -> list[Value]:
+        """An even number of groups of weights as `dot` takes them for so many columns."""
+
+    def hold(self, c: Code, sums: Sequence[Value]) -> list[Value]:
+        """Integer sums (I32x8, one for each column) as `dot` adds to them."""
+
+    def release(self, c: Code, held: Sequence[Value]) -> list[Value]:
+        """What `hold` made as one vector for each column."""
+
     def dot(
         self, c: Code, sums: list[Value], weights: Iterable[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> None:
-        """sums[j] (I32x8) += Σ_g groups of four of weights[g] (unsigned bytes ≤ `peak`; signed ones where a greater
-        peak than 127 is not `full_u8`) · x[g][j] (address of 4 signed bytes).
+        """sums[j] (I32x8, held) += Σ_g groups of four of weights[g] (arranged) · x[g][j] (address of 4 signed bytes).
+
+        Weights are unsigned bytes ≤ `peak`, or signed ones where a greater peak than 127 is not `full_u8` and where
+        products take `signed` ones.
         """
 
     def dot_scaled(
@@ -285,8 +304,8 @@ class Words(Protocol):
     ) -> None:
         """sums[j] += scale · (the dot product of `dot`), `scale` as made by `scale`."""
 
-    def dot_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
-        """total + the sums of neighbouring products of two I16x16."""
+    def dot_pairs(self, c: Code, pairs: Sequence[Value], x: Sequence[Sequence[Value]], j: int) -> Value:
+        """Σ_p the sums of neighbouring products of pairs[p] (I16x16) with the two i16 at x[p][j], as I32x8."""
 
     def scale(self, c: Code, value: Value) -> Value:
         """Prepares an I32x8 of small integers (−128 … 127) as the scale of `dot_scaled`."""

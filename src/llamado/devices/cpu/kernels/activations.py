@@ -1,11 +1,11 @@
 """Quantised activations: the int8 columns that the matmul kernels multiply weights with.
 
-Columns lie in groups of `columns`, interleaved cell by cell so that a group is one stream: a matrix of n columns is
-whole groups of `Lowering.columns` and a last group of 4 where that holds the rest (the padding columns hold
-anything). Per block and group of n columns:
+Columns lie in groups of `columns`, interleaved run by run so that a group is one stream: a matrix of n columns is whole
+groups of `Lowering.columns` and a last group of 4 where that holds the rest (the padding columns hold anything). A run
+has `Lowering.run` bytes of a column, 4 or 8. Per block and group of n columns:
 
-blocks of 32 (44 bytes a column):   8 cells × n × 4 int8 | n × f32 d | n × f32 d·Σq | n × i32 −Σq
-blocks of 256 (308 bytes a column): 64 cells × n × 4 int8 | n × f32 d | 4 × n × pairs of i16 sums of 32
+blocks of 32 (44 bytes a column):   32 × n int8 in runs | n × f32 d | n × f32 d·Σq | n × i32 −Σq
+blocks of 256 (308 bytes a column): 256 × n int8 in runs | n × f32 d | 4 × n × pairs of i16 sums of 32
                                     | 8 × n × pairs of i16 sums of 16
 
 Columns in tiles, for `tiles/`: groups of TILE, and of the int8 so many (RUN) of each column lie together that they
@@ -78,7 +78,7 @@ def quantize_row(
             with c.range(0, 16) as part:
                 two = [c.load(F32x8, from_ + part * 64 + 32 * k) for k in range(2)]
                 quads = [c.round(v * inverse).to(I32x8) for v in two]
-                if run == 4:
+                if run <= 16:
                     place = to + part * 16 * columns + in_run
                 else:
                     place = to + part // (run // 16) * run * columns + part % (run // 16) * 16 + in_run
@@ -101,8 +101,8 @@ def _pairs(sums: list[Value]) -> list[tuple[Value, Value]]:
 
 
 def _store(c: Code, quads: list[Value], to: Value, columns: Value, run: int) -> Value:
-    """Stores vectors of eight small integers as bytes, in one run or as cells of four, 4·columns apart; gives the sum
-    of all.
+    """Stores vectors of eight small integers as bytes, `run` of them together, runs run·columns apart; gives the sum of
+    all.
     """
     total = quads[0]
     for more in quads[1:]:
@@ -110,7 +110,7 @@ def _store(c: Code, quads: list[Value], to: Value, columns: Value, run: int) -> 
     for v, quad in enumerate(quads):
         small = quad.to(quad.type._replace(elem="i8"))
         if run > 4:
-            c.store(to + 8 * v, small)
+            c.store(to + (columns * (8 * v // run * run) + 8 * v % run), small)
             continue
         cells = small.bits(I32._replace(lanes=2))
         for k in range(2):

@@ -37,6 +37,10 @@ class Columns(ABC):
     def behind(self, at: Value | int) -> Columns:
         """The same columns from byte `at` on."""
 
+    def cells(self, g: int) -> list[Value]:
+        """Where the four numbers of group `g` of each column are."""
+        return [self.address(4 * g, j) for j in range(self.n)]
+
 
 class Together(Columns):
     """A group of columns, interleaved from address x on."""
@@ -49,6 +53,11 @@ class Together(Columns):
 
     def behind(self, at: Value | int) -> Columns:
         return Together(self.x + at * self.n, self.n)
+
+    def cells(self, g: int) -> list[Value]:
+        run = self.x.code.lowering.run
+        first, inside = 4 * g // run * run, 4 * g % run
+        return [self.x + (first * self.n + run * j + inside) for j in range(self.n)]
 
 
 class Apart(Columns):
@@ -107,26 +116,29 @@ class Fetches:
             yield group
 
 
-def _step32(c: Code, form: Blocks32, block: Block32, x: Columns, sums: Sequence[Var], among: Among = iter) -> None:
-    """Adds 32 weights of the panel's rows times the columns at x to the f32 sums."""
-    n, zero = len(sums), form.zero(c.lowering)
+def _step32(
+    c: Code, form: Blocks32, block: Block32, x: Columns, sums: Sequence[Var], zero: int, among: Among = iter
+) -> None:
+    """Adds 32 weights of the panel's rows, of this zero point, times the columns at x to the f32 sums."""
+    n = len(sums)
     i32 = block.d.type._replace(elem="i32")
     totals = [c.const(i32, 0)] * n
     if zero:
         totals = [c.splat_load(i32, x.address(acts.MINUS_SUM, j)) * zero for j in range(n)]
-    addresses = [[x.address(4 * g, j) for j in range(n)] for g in range(8)]
+    totals = c.lowering.hold(c, totals)
+    addresses = [x.cells(g) for g in range(8)]
     if block.d_high is None:
         c.lowering.dot(c, totals, among(block.groups), addresses, form.peak)
-        found = [(totals, block.d)]
+        found = [(c.lowering.release(c, totals), block.d)]
     else:
-        first, zeros = [c.const(i32, 0)] * n, [c.const(i32, 0)] * n
+        first, zeros = (c.lowering.hold(c, [c.const(i32, 0)] * n) for _ in range(2))
         c.lowering.dot(c, first, among(block.groups[:4]), addresses[:4], form.peak)
         if zero:  # the sum of the first sixteen activations is not among those of the columns
             c.lowering.dot(c, zeros, [c.const(block.groups[0].type, zero)] * 4, addresses[:4], form.peak)
             first = [total - z for total, z in zip(first, zeros, strict=True)]
             totals = [total + z for total, z in zip(totals, zeros, strict=True)]
         c.lowering.dot(c, totals, among(block.groups[4:]), addresses[4:], form.peak)
-        found = [(first, block.d), (totals, block.d_high)]
+        found = [(c.lowering.release(c, first), block.d), (c.lowering.release(c, totals), block.d_high)]
     finish32(c, found, block.m, x, sums)
 
 
@@ -151,11 +163,10 @@ def finish256(
     n = len(sums)
     i32, f32 = block.d.type._replace(elem="i32"), block.d.type
     first = acts.SUMS_OF_16 if form.part == 16 else acts.SUMS_OF_32
+    pairs = block.pairs if form.has_min or zero else []
+    addresses = [[x.address(first + 4 * p, j) for j in range(n)] for p in range(len(pairs))]
     for j in range(n):
-        mins = c.const(i32, 0)
-        for p, pair in enumerate(block.pairs if form.has_min or zero else ()):
-            sum_pair = c.splat_load(i32, x.address(first + 4 * p, j)).bits(pair.type)
-            mins = c.lowering.dot_pairs(c, mins, pair, sum_pair)
+        mins = c.lowering.dot_pairs(c, pairs, addresses, j) if pairs else c.const(i32, 0)
         d = c.splat_load(f32, x.address(acts.D_256, j))
         if block.dmin is not None:
             value = block.d * totals[j].to(f32) - block.dmin * mins.to(f32)
@@ -169,15 +180,16 @@ def finish256(
 def _step256(c: Code, form: Blocks256, block: Block256, x: Columns, sums: Sequence[Var], among: Among = iter) -> None:
     """Adds one super-block of the panel's rows times the columns at x to the f32 sums."""
     n, group = len(sums), 0
-    totals = [c.const(block.d.type._replace(elem="i32"), 0)] * n
+    totals = c.lowering.hold(c, [c.const(block.d.type._replace(elem="i32"), 0)] * n)
     for groups, scale in block.parts:
-        addresses = [[x.address(4 * (group + g), j) for j in range(n)] for g in range(len(groups))]
+        addresses = [x.cells(group + g) for g in range(len(groups))]
+        groups = c.lowering.arrange(c, groups, n)
         if scale is None:
             c.lowering.dot(c, totals, among(groups), addresses, form.peak)
         else:
             c.lowering.dot_scaled(c, totals, among(groups), addresses, scale, form.peak)
         group += len(groups)
-    finish256(c, form, block, totals, x, sums, form.zero(c.lowering))
+    finish256(c, form, block, c.lowering.release(c, totals), x, sums, form.zero(c.lowering))
 
 
 class RowPanel:
@@ -247,7 +259,9 @@ def products(
         at_x = x.behind(i * form.column_bytes)
         if isinstance(form, Blocks32):
             for part, block in enumerate(form.unpack(c, here)):
-                _step32(c, form, block, at_x.behind(part * BYTES_PER_COLUMN[32]), sums, fetches.among)
+                block.groups = c.lowering.arrange(c, block.groups, x.n)
+                here_x = at_x.behind(part * BYTES_PER_COLUMN[32])
+                _step32(c, form, block, here_x, sums, form.zero(c.lowering), fetches.among)
         else:
             _step256(c, form, form.unpack(c, here), at_x, sums, fetches.among)
     return sums
@@ -284,18 +298,30 @@ def slots(form: Blocks32 | Blocks256) -> int:
     return 10 * form.n_parts if isinstance(form, Blocks32) else 64 + form.n_parts + form.n_pairs + 2
 
 
+def _unpacked_zero(c: Code, form: Blocks32 | Blocks256) -> int:
+    """The zero point of weights in scratch."""
+    return 0 if c.lowering.signed else form.zero(c.lowering)
+
+
+def _groups_to_store(c: Code, form: Blocks32 | Blocks256, groups: Sequence[Value]) -> list[Value]:
+    """Groups as products of many columns take them."""
+    off = form.zero(c.lowering) - _unpacked_zero(c, form)
+    return c.lowering.arrange(c, [group - off for group in groups] if off else groups, c.lowering.columns)
+
+
 def unpack(c: Code, form: Blocks32 | Blocks256, rows: Sequence[Value], to: Value) -> None:
     """Stores one unpacked block of a panel's rows, vector after vector."""
     slot = 4 * len(rows)
     if isinstance(form, Blocks32):
         for part, small in enumerate(form.unpack(c, rows)):
             last = small.m if small.d_high is None else small.d_high
-            for g, group in enumerate([*small.groups, small.d, *([] if last is None else [last])]):
+            groups = _groups_to_store(c, form, small.groups)
+            for g, group in enumerate([*groups, small.d, *([] if last is None else [last])]):
                 c.store(to + slot * (10 * part + g), group)
         return
     block, g = form.unpack(c, rows), 0
     for s, (groups, scale) in enumerate(block.parts):
-        for group in groups:
+        for group in _groups_to_store(c, form, groups):
             c.store(to + slot * g, group)
             g += 1
         if scale is not None:
@@ -307,7 +333,7 @@ def unpack(c: Code, form: Blocks32 | Blocks256, rows: Sequence[Value], to: Value
 
 def step_panel(c: Code, form: Blocks32 | Blocks256, panel: Value, x: Columns, sums: Sequence[Var]) -> None:
     """As `_step32` and `_step256`, from scratch, for as many rows as the sums have lanes."""
-    n, lanes = len(sums), sums[0].type.lanes
+    n, lanes, zero = len(sums), sums[0].type.lanes, _unpacked_zero(c, form)
     slot = 4 * lanes
     i8, i16, i32, f32 = Type("i8", 4 * lanes), Type("i16", 2 * lanes), Type("i32", lanes), Type("f32", lanes)
     if isinstance(form, Blocks32):
@@ -317,17 +343,17 @@ def step_panel(c: Code, form: Blocks32 | Blocks256, panel: Value, x: Columns, su
             m = c.load(f32, at + slot * 9) if form.has_min else None
             high = c.load(f32, at + slot * 9) if form.has_halves else None
             block = Block32(groups, c.load(f32, at + slot * 8), m, high)
-            _step32(c, form, block, x.behind(part * BYTES_PER_COLUMN[32]), sums)
+            _step32(c, form, block, x.behind(part * BYTES_PER_COLUMN[32]), sums, zero)
         return
     per_part, n_parts = form.part // 4, form.n_parts
-    totals = [c.var(c.const(i32, 0)) for _ in sums]
+    totals = [c.var(zero) for zero in c.lowering.hold(c, [c.const(i32, 0)] * n)]
     scale_type = c.lowering.scale(c, c.const(i32, 0)).type
     with c.range(0, n_parts) as s:
         values = [t.value for t in totals]
         at = panel + s * (slot * per_part)
         groups = [c.load(i8, at + slot * g) for g in range(per_part)]
         x_part = x.behind(s * (4 * per_part))
-        addresses = [[x_part.address(4 * g, j) for j in range(n)] for g in range(per_part)]
+        addresses = [x_part.cells(g) for g in range(per_part)]
         if form.has_scales:
             scale = c.load(scale_type, panel + slot * (64 + s))
             c.lowering.dot_scaled(c, values, groups, addresses, scale, form.peak)
@@ -340,7 +366,8 @@ def step_panel(c: Code, form: Blocks32 | Blocks256, panel: Value, x: Columns, su
     at = at + slot * form.n_pairs
     dmin = c.load(f32, at + slot) if form.has_min else None
     big = Block256(c.load(f32, at), dmin, pairs)
-    finish256(c, form, big, [t.value for t in totals], x, sums, form.zero(c.lowering))
+    found = c.lowering.release(c, [t.value for t in totals])
+    finish256(c, form, big, found, x, sums, zero)
 
 
 def add_panel(

@@ -439,7 +439,7 @@ class _RowCode:
         group = c.select(columns > wide, c.select(rest >= wide, c.i64(wide), last), columns)
         column = c.select(columns > wide, self.row - first, self.row)
         target = self.field(i, "x") + c.select(columns > wide, first, c.i64(0)) * per_column
-        quantize_row(c, self.at, self.a.n, target, column, group, block=block)
+        quantize_row(c, self.at, self.a.n, target, column, group, block=block, run=c.lowering.run)
 
 
 def _like(number: Value, v: Value) -> Value:

@@ -30,6 +30,9 @@ class Lowering:
     # Rows that products of several columns unpack together: the lanes of their vectors.
     panel_rows: int = 8
 
+    # Bytes of a column of activations that lie together in a group of columns.
+    run: int = 4
+
     # Whether products of many columns have tile registers (`kernels/tiles/`).
     tiles: bool = False
 
@@ -37,15 +40,32 @@ class Lowering:
     # multiply does not allow, stay signed there.
     full_u8: bool = True
 
+    # Whether products take signed weights at no cost: then those of many columns have them without their zero point.
+    signed: bool = False
+
     def rows_of_panel(self, n_rows: int) -> int:
         """Rows of a matrix of so many that are unpacked together."""
         return self.panel_rows if n_rows >= self.panel_rows else 8
 
+    def arrange(self, c: Code, groups: Sequence[Value], columns: int) -> list[Value]:
+        """An even number of groups of weights as `dot` takes them for so many columns."""
+        return list(groups)
+
+    def hold(self, c: Code, sums: Sequence[Value]) -> list[Value]:
+        """Integer sums (I32x8, one for each column) as `dot` adds to them."""
+        return list(sums)
+
+    def release(self, c: Code, held: Sequence[Value]) -> list[Value]:
+        """What `hold` made as one vector for each column."""
+        return list(held)
+
     def dot(
         self, c: Code, sums: list[Value], weights: Iterable[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> None:
-        """sums[j] (I32x8) += Σ_g groups of four of weights[g] (unsigned bytes ≤ `peak`; signed ones where a greater
-        peak than 127 is not `full_u8`) · x[g][j] (address of 4 signed bytes).
+        """sums[j] (I32x8, held) += Σ_g groups of four of weights[g] (arranged) · x[g][j] (address of 4 signed bytes).
+
+        Weights are unsigned bytes ≤ `peak`, or signed ones where a greater peak than 127 is not `full_u8` and where
+        products take `signed` ones.
         """
         for w, addresses in zip(weights, x, strict=True):
             words = w.bits(sums[0].type)
@@ -70,8 +90,14 @@ class Lowering:
         for j, value in enumerate(part):
             sums[j] = sums[j] + value * scale
 
-    def dot_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
-        """total + the sums of neighbouring products of two I16x16."""
+    def dot_pairs(self, c: Code, pairs: Sequence[Value], x: Sequence[Sequence[Value]], j: int) -> Value:
+        """Σ_p the sums of neighbouring products of pairs[p] (I16x16) with the two i16 at x[p][j], as I32x8."""
+        total = c.const(pairs[0].type._replace(elem="i32", lanes=pairs[0].type.lanes // 2), 0)
+        for pair, addresses in zip(pairs, x, strict=True):
+            total = self._add_pairs(c, total, pair, c.splat_load(total.type, addresses[j]).bits(pair.type))
+        return total
+
+    def _add_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
         wide = a.to(_I32x16) * b.to(_I32x16)
         even, odd = c.shuffle(wide, None, range(0, 16, 2)), c.shuffle(wide, None, range(1, 16, 2))
         return total + even + odd

@@ -60,7 +60,7 @@ class Avx2(Lowering):
     def _spread(self, c: Code, address: Value) -> Value:
         return c.load(I32, address).splat(8).bits(I8x32)
 
-    def dot_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
+    def _add_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
         return total + _madd(c, a, b)
 
     def scale(self, c: Code, value: Value) -> Value:
@@ -101,7 +101,7 @@ class Vnni(Avx2):
             return super().lookup(c, table, numbers)
         return c.intrinsic("llvm.x86.avx512.pshuf.b.512", numbers.type, [c.const(numbers.type, [*table] * 4), numbers])
 
-    def dot_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
+    def _add_pairs(self, c: Code, total: Value, a: Value, b: Value) -> Value:
         return c.intrinsic(f"llvm.x86.avx512.vpdpwssd.{8 * a.type.bytes}", total.type, [total, a, b])
 
 

@@ -144,6 +144,8 @@ class Blocks(Format):
     """The greatest weight, unsigned."""
     zero_shift: ClassVar[int | None] = None
     """The zero point as a power of two; None: 0."""
+    of_table: ClassVar[bool] = False
+    """Whether weights come out of a table, which may as well have signed ones."""
     has_min: ClassVar[bool] = False
     """Whether a block has a minimum of its own, which is added (or taken off) once for all its weights."""
 
@@ -153,8 +155,10 @@ class Blocks(Format):
         return self.block // self.columns * BYTES_PER_COLUMN[self.columns]
 
     def signed(self, lowering: Words) -> bool:
-        """Whether groups hold signed weights: where the unsigned ones need bits that a lowering's products lack."""
-        return self.peak > 127 and not lowering.full_u8
+        """Whether groups hold signed weights: where the unsigned ones need bits that a lowering's products lack, and
+        where that costs nothing.
+        """
+        return (self.peak > 127 and not lowering.full_u8) or (self.of_table and lowering.signed)
 
     def zero(self, lowering: Words) -> int:
         """The zero point of what groups hold."""

@@ -11,45 +11,45 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from llamado.devices.cpu.kernels.formats import bits
-from llamado.devices.cpu.kernels.formats.format import Block32, Blocks32
+from llamado.devices.cpu.kernels.formats.format import Block32, Blocks, Blocks32
 from llamado.devices.cpu.simd import I8, I32, Code, Type, Value
 from llamado.gguf.types import TensorType
 
-_ZERO = 16
-_TABLE = [v + _ZERO for v in (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)]
+_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 class MXFP4(Blocks32):
     """Four-bit floats with a power of two for 32 of them."""
 
     type = TensorType.MXFP4
-    peak, zero_shift = 28, 4
+    peak, zero_shift, of_table = 28, 4, True
 
     def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
         exponent = c.gather(I8, rows).zext(Type("i32", len(rows)))
         small = c.const(exponent.type, 0x00200000) << exponent  # 2^-128 and 2^-127 are denormal
         d = c.select(exponent < 2, small, (exponent - 1) << 23).as_lanes("f32")
-        return [Block32(_weights(c, bits.nibbles(bits.cells4(c, rows, 1))), d)]
+        return [Block32(_weights(c, self, bits.nibbles(bits.cells4(c, rows, 1))), d)]
 
 
 class NVFP4(Blocks32):
     """Four-bit floats with a small float for 16 of them."""
 
     type = TensorType.NVFP4
-    peak, zero_shift, has_halves = 28, 4, True
+    peak, zero_shift, has_halves, of_table = 28, 4, True, True
 
     def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
         scales = c.gather(I32, rows)
         for part in range(2):
             d, d_high = (_ue4m3(c, (scales >> 8 * (2 * part + k)) & 0xFF) for k in range(2))
             cells = bits.cells4(c, rows, 4 + 16 * part)
-            groups = _weights(c, bits.nibbles(cells[:2]) + bits.nibbles(cells[2:]))
+            groups = _weights(c, self, bits.nibbles(cells[:2]) + bits.nibbles(cells[2:]))
             yield Block32(groups, d, d_high=d_high)
 
 
-def _weights(c: Code, numbers: Sequence[Value]) -> list[Value]:
+def _weights(c: Code, form: Blocks, numbers: Sequence[Value]) -> list[Value]:
     """Groups of what nibbles stand for."""
-    return [c.lowering.lookup(c, _TABLE, number) for number in numbers]
+    table = [v + form.zero(c.lowering) for v in _TABLE]
+    return [c.lowering.lookup(c, table, number) for number in numbers]
 
 
 def _ue4m3(c: Code, code: Value) -> Value:

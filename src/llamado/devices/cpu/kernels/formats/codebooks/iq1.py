@@ -18,7 +18,7 @@ from llamado.gguf.types import TensorType
 class _Shifted(Blocks256):
     """Eights of −1, 0 and 1, shifted by an eighth: whole eighths from −9 to 9 around zero."""
 
-    peak, zero_shift = 25, 4
+    peak, zero_shift, of_table = 25, 4, True
 
     def _book(self, c: Code) -> Value:
         zero = self.zero(c.lowering)

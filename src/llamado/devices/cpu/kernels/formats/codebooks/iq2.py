@@ -19,7 +19,7 @@ from llamado.gguf.types import TensorType
 class _Eights(Blocks256):
     """Points of eight weights of three sizes, each with its sign."""
 
-    peak, zero_shift = 64 + 43, 6
+    peak, zero_shift, of_table = 64 + 43, 6, True
 
     def _book(self, c: Code) -> Value:
         return points.table(c, self.type, lambda level: level)

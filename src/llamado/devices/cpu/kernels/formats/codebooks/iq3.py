@@ -29,7 +29,7 @@ class IQ3_XXS(_Fours):
     """Signs of which eight make an even number."""
 
     type = TensorType.IQ3_XXS
-    peak, zero_shift = 64 + 62, 6
+    peak, zero_shift, of_table = 64 + 62, 6, True
 
     def unpack(self, c: Code, rows: Sequence[Value]) -> Block256:
         book, cells = self._book(c), bits.cells8(c, rows, 66)
@@ -49,7 +49,7 @@ class IQ3_S(_Fours):
     """All signs free."""
 
     type = TensorType.IQ3_S
-    peak, zero_shift = 16 + 15, 4
+    peak, zero_shift, of_table = 16 + 15, 4, True
 
     def unpack(self, c: Code, rows: Sequence[Value]) -> Block256:
         book, signs = self._book(c), bits.cells8(c, rows, 74)

@@ -18,7 +18,7 @@ _PARITY = [(bin(n).count("1") & 1) << 7 for n in range(16)]
 def table(c: Code, type_: TensorType, held: Callable[[int], int]) -> Value:
     """Address of a type's codebook, every level as the byte it is held as."""
     book = codebook(type_)
-    return c.table(f"codebook.{type_.name}", bytes(held(level) for point in book.points for level in point))
+    return c.table(f"codebook.{type_.name}", bytes(held(level) & 0xFF for point in book.points for level in point))
 
 
 def lanes_at(c: Code, rows: Sequence[Value], offset: int) -> Value:
