@@ -61,16 +61,16 @@ class Together(Columns):
 
 
 class Apart(Columns):
-    """Columns that are groups of one, each somewhere else, `at` bytes from its address."""
+    """Columns that are groups of one, each somewhere else."""
 
-    def __init__(self, columns: Sequence[Value], at: Value | int = 0) -> None:
-        self.columns, self.at, self.n = columns, at, len(columns)
+    def __init__(self, columns: Sequence[Value]) -> None:
+        self.columns, self.n = columns, len(columns)
 
     def address(self, at: Value | int, j: int) -> Value:
-        return self.columns[j] + self.at + at
+        return self.columns[j] + at
 
     def behind(self, at: Value | int) -> Columns:
-        return Apart(self.columns, self.at + at)
+        return Apart([column + at for column in self.columns])
 
 
 _FIELDS = ("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_stride", "share")
