@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
@@ -200,6 +201,15 @@ def _folder(flag: str, path: str | None) -> str | None:
 
 def run_serve(flags: Parsed) -> int:
     """Serve until the process is told to end; its exit code. Raises LlamadoError."""
+    # What is made until a model is loaded stays: looking through it for what does not takes a tenth of the time.
+    gc.disable()
+    try:
+        return _run_serve(flags)
+    finally:
+        gc.enable()
+
+
+def _run_serve(flags: Parsed) -> int:
     settings = serve_settings(flags)
     configure_logs(flags)
     if settings.ssl_key and settings.ssl_cert:
@@ -211,6 +221,7 @@ def run_serve(flags: Parsed) -> int:
     if serves_many(flags):
         from llamado.router.router import serve_router
 
+        gc.enable()
         return serve_router(settings, flags, listening)
 
     from llamado.server.load import load_served

@@ -26,9 +26,10 @@ THRESHOLDS = (10_000, 2, 5_000)
 
 
 def keep() -> None:
-    """Everything made so far stays: the collector need not walk it in the middle of an answer."""
+    """Everything made so far stays: the collector need not walk it in the middle of an answer. It may have been off."""
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
+    gc.enable()
 
 
 @cache

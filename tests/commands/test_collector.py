@@ -1,0 +1,37 @@
+"""Python's collector rests while a server starts, and works from then on."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+
+from llamado.commands import serve
+from llamado.errors import LlamadoError
+from llamado.server.ops import memory
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_it_rests_until_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    seen: list[bool] = []
+
+    def run(flags: Any) -> int:
+        seen.append(gc.isenabled())
+        if fails:
+            raise LlamadoError("no such model")
+        before = gc.get_threshold()
+        memory.keep()
+        gc.unfreeze()
+        gc.set_threshold(*before)
+        seen.append(gc.isenabled())
+        return 0
+
+    monkeypatch.setattr(serve, "_run_serve", run)
+    flags: Any = None
+    if fails:
+        with pytest.raises(LlamadoError):
+            serve.run_serve(flags)
+    else:
+        assert serve.run_serve(flags) == 0
+    assert seen == ([False] if fails else [False, True]) and gc.isenabled()
