@@ -50,7 +50,8 @@ def test_tokens_are_those_of_the_chain(device: CpuDevice, case: dict[str, Any]) 
     sampling = Sampling(**case)
     drawing = [Sampler(sampling, seed=seed, n_vocab=n_vocab, weights=False) for seed in range(len(rows))]
     plain = [Sampler(sampling, seed=seed, n_vocab=n_vocab) for seed in range(len(rows))]
-    for sampler in (*drawing, *plain):
+    undrawn = [Sampler(sampling, seed=seed, n_vocab=n_vocab, weights=False) for seed in range(len(rows))]
+    for sampler in (*drawing, *plain, *undrawn):
         sampler.start([1, 2, 3])
     for position in range(60):
         wanted = [sampler.prepare(row, position) for sampler, row in zip(drawing, rows, strict=True)]
@@ -59,7 +60,8 @@ def test_tokens_are_those_of_the_chain(device: CpuDevice, case: dict[str, Any]) 
         assert len(asked) == len(rows) and all(isinstance(one, int) for one in found)
         tokens = [s.sample(row, position, one) for s, row, one in zip(drawing, rows, found, strict=True)]
         assert tokens == [sampler.sample(row, position) for sampler, row in zip(plain, rows, strict=True)]
-        for sampler, token in zip((*drawing, *plain), tokens * 2, strict=True):
+        assert tokens == [s.sample(row, position) for s, row in zip(undrawn, rows, strict=True)], "of numpy's largest"
+        for sampler, token in zip((*drawing, *plain, *undrawn), tokens * 3, strict=True):
             sampler.accept(token)
 
 

@@ -279,15 +279,18 @@ class ModelRunner:
             raise ForwardError(f"a batch for {len(batch.memory)} parts of a memory of {len(self.memory.parts)}")
         used = 1
         for rows, part in zip(batch.memory, self.memory.parts, strict=True):
-            highest = int(max(rows.written.max(), rows.last.max()))
-            if highest >= part.n_rows or min(int(rows.first.min()), int(batch.positions.min())) < 0:
+            last = int(rows.last.max())
+            highest = max(int(rows.written.max()), last)
+            if highest >= part.n_rows or int(rows.first.min()) < 0:
                 raise ForwardError(f"a token at row {highest} of a memory of {part.n_rows}")
-            used = max(used, int(rows.last.max()) + 1)
-        if tokens is not None and (len(tokens) != n or int(tokens.min()) < 0 or int(tokens.max()) >= self.n_vocab):
+            used = max(used, last + 1)
+        if int(batch.positions.min()) < 0:
+            raise ForwardError("a token before the first position")
+        if tokens is not None and (len(tokens) != n or not _all_below(tokens, self.n_vocab)):
             raise ForwardError(f"a token outside the vocabulary of {self.n_vocab}")
         if tokens is None and (embeddings is None or embeddings.shape != (n, self.model.hparams.n_embd)):
             raise ForwardError(f"{n} tokens without embeddings of {self.model.hparams.n_embd} elements")
-        if len(outputs) and (len(outputs) > n or int(outputs.min()) < 0 or int(outputs.max()) >= n):
+        if len(outputs) and (len(outputs) > n or not _all_below(outputs, n)):
             raise ForwardError(f"an output that is no row of a batch of {n}")
         return used
 
@@ -376,3 +379,10 @@ class ModelRunner:
             device.close()
         for end in self._watches:
             end()
+
+
+def _all_below(numbers: NDArray[np.integer], limit: int) -> bool:
+    """Whether all are from 0 to below `limit`."""
+    if numbers.dtype == np.int32:  # as one comparison: negative ones are large without a sign
+        return int(numbers.view(np.uint32).max()) < limit
+    return int(numbers.min()) >= 0 and int(numbers.max()) < limit

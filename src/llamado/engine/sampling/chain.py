@@ -142,7 +142,12 @@ class Sampler:
         self._steps = None if weights else self._drawn_steps(names[n_first:])
         if self._greedy:
             self._steps = np.empty((0, 3))
+        # Where a row is drawn from as it is, nothing has to be set up for it.
+        untouched = not (self._first or self._banned or self._bias_ids.size)
+        k = 1 if self._greedy else self._k_next
+        self._k_drawn = k if untouched and self._steps is not None and k <= MOST_WANTED else 0
         self._candidates = Candidates()
+        self._begun = False
         self._wanted: WantedOfRow | None = None
         self._prepared = False
         self._weights: Weights | None = None
@@ -239,9 +244,15 @@ class Sampler:
         if self._allowed is None:
             self._allowed = self._ask()
         mask, ids = self._allowed
-        self._wanted, self._prepared = None, True
+        self._wanted, self._prepared, self._begun = None, True, False
         if ids is not None and ids.size == 1:
             return None
+        if self._k_drawn and mask is None:
+            assert self._steps is not None
+            u = 0.0 if self._greedy else uniform(self._seed, position)
+            self._wanted = WantedOfRow(row, min(self._k_drawn, row.size), Drawing(self._steps, u))
+            return self._wanted
+        self._begun = True
         candidates = self._candidates
         candidates.begin(row, mask)
         candidates.ban(self._banned)
@@ -279,6 +290,8 @@ class Sampler:
                 token = int(ids[0])
                 self._chooser.forced(token)
                 return token
+            if not self._begun:
+                self._candidates.begin(row, None)
             if found is None and (self._wanted is not None or not float(row.max()) < math.inf):
                 raise no_numbers()
             # Logits may be -inf, and options of any size: what overflows is out of reach, as it should be.
