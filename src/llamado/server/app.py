@@ -66,7 +66,7 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     if status in (404, 405):
         return error_response(not_found(), request.scope["path"])
     detail = error.detail if isinstance(error, HTTPException) else str(error)
-    return json_response(ApiError("invalid_request_error", str(detail), status=status).body, status)
+    return error_response(ApiError("invalid_request_error", str(detail), status=status), request.scope["path"])
 
 
 class ServerApp:
