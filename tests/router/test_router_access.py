@@ -9,6 +9,7 @@ import pytest
 from router_process import RouterHere, Start, config, fake, wait_for
 
 from llamado.http.access import HEALTH
+from llamado.http.errors import OLLAMA
 from llamado.router import router as routers
 
 METHODS = ("GET", "HEAD", "POST", "OPTIONS", "DELETE", "PUT")
@@ -28,6 +29,9 @@ def table(here: RouterHere) -> dict[str, set[str]]:
         found.setdefault(path, set()).add("POST")
     for path in routers._GET:
         found.setdefault(path, set()).add("GET")
+    for path in OLLAMA:
+        gets = path in ("/api/tags", "/api/ps", "/api/version")
+        found[path] = {"GET" if gets else "DELETE" if path == "/api/delete" else "POST"}
     assert len(found) > 40
     return found
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from llamado.http.answer import Receive, Scope, Send
-from llamado.http.errors import ApiError
+from llamado.http.errors import ApiError, error_body
 from llamado.http.upstream import Headers, Pool, UpstreamAddress, UpstreamConnection, UpstreamLost, UpstreamRefused
 
 log = logging.getLogger("llamado.http")
@@ -25,6 +25,9 @@ MODEL_POSTS = frozenset(
     """.split()  # noqa: SIM905
 )
 """What llama-server's router passes on to a model, and other servers' endpoints that name a model in the same way."""
+
+OLLAMA_POSTS = frozenset({"/api/chat", "/api/generate", "/api/embed", "/api/embeddings"})
+"""Those of Ollama's API; a model's name may have a tag there."""
 
 # RFC 9110, 7.6.1: they speak of one connection, not of the message.
 _HOP = frozenset(
@@ -105,7 +108,7 @@ class Exchange:
         self._connection: UpstreamConnection | None = None
         self._watcher: asyncio.Future[None] | None = None
         self._waiting = False
-        self._stream = False
+        self._stream = self._lines = False
         self._tail = b""
         self.sent = False
         """Whether the try under way has written the request."""
@@ -203,7 +206,8 @@ class Exchange:
     ) -> None:
         """Pass the answer on as it comes. `more`: further headers; `seen` is told each part. Raises UpstreamLost."""
         try:
-            self._stream = any(n == b"content-type" and b"event-stream" in v for n, v in connection.headers)
+            kind = next((value for name, value in connection.headers if name == b"content-type"), b"")
+            self._stream, self._lines = b"event-stream" in kind, b"ndjson" in kind
             first = connection.take()
             send = self._send
             headers = [*answer_headers(connection.headers), *(more or ())]
@@ -233,11 +237,15 @@ class Exchange:
     async def break_off(self, error: UpstreamLost, who: str) -> None:
         """An answer that had begun cannot be had again: a stream says so and ends; others end short. `who` was lost."""
         log.warning("an answer broke off: %s", error)
+        told = ApiError("server_error", f"{who} ended in the middle of its answer: {error}")
         if self._stream:
-            told = ApiError("server_error", f"{who} ended in the middle of its answer: {error}")
             event = b"data: " + told.body + b"\n\n"
             if self._tail != b"\n\n":
                 event = b"\n\n" + event  # the last event was cut in two
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
+        elif self._lines:
+            cut = self._tail[-1:] != b"\n"
+            last = (b"\n" if cut else b"") + error_body(told, self._scope["path"]) + b"\n"
+            await self._send({"type": "http.response.body", "body": last, "more_body": False})
         # Otherwise the server closes the connection: without its declared length, or its last chunk, the client sees
         # that something is missing.

@@ -56,6 +56,8 @@ _SAFE = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+# Ollama's clients, which want JSON, look here whether a server runs.
+_WANTED = ("text/", "*/*")
 _PACKED_FROM = 1024  # bytes; what is smaller is sent as it is
 
 
@@ -76,6 +78,8 @@ def _file(path: str) -> tuple[bytes, bytes, str]:
 
 def page_response(path: str, headers: Mapping[str, str]) -> Response:
     """The answer to GET of one of `page_paths`, for a request with these headers."""
+    if path == "/" and not any(kind in headers.get("accept", "*/*") for kind in _WANTED):
+        return Response("Ollama is running", headers={"Vary": "Accept"}, media_type="text/plain")
     path = "/index.html" if path == "/" else path
     content, packed, tag = _file(path)
     lasting = path.startswith("/assets/")
@@ -83,7 +87,7 @@ def page_response(path: str, headers: Mapping[str, str]) -> Response:
         **_SAFE,
         "ETag": tag,
         "Cache-Control": "public, max-age=31536000, immutable" if lasting else "no-cache",
-        "Vary": "Accept-Encoding",
+        "Vary": "Accept, Accept-Encoding",
     }
     if headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=said)

@@ -20,15 +20,13 @@ from llamado.flags import FlagError, Parsed
 from llamado.gguf.shards import shard_names
 from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
 from llamado.gguf.sources.resolve import cache_dir
+from llamado.gguf.sources.stored import hub_files, is_model
 from llamado.gguf.sources.urls import large_folder
 from llamado.installation import own_command
 from llamado.router import presets
 from llamado.router.presets import Options
 
 log = logging.getLogger("llamado.router")
-
-# Files that go along with a model (common/preset.cpp, b11434).
-_DRAFTS = ("mtp-", "dspark-", "dflash-")
 
 
 class CatalogueError(LlamadoError):
@@ -290,7 +288,7 @@ def models_in(folder: str) -> dict[str, Path]:
                 inside = _model_inside(path)
                 if inside is not None:
                     found[path.name] = inside
-            elif path.is_file() and _is_model(path.name):
+            elif path.is_file() and is_model(path.name):
                 parts = shard_names(path.name)
                 if parts is None or parts[0] == path.name:
                     found[path.name.removesuffix(".gguf")] = path
@@ -299,12 +297,8 @@ def models_in(folder: str) -> dict[str, Path]:
     return found
 
 
-def _is_model(name: str) -> bool:
-    return name.endswith(".gguf") and "mmproj" not in name and not name.startswith(_DRAFTS)
-
-
 def _model_inside(folder: Path) -> Path | None:
-    files = sorted(path for path in folder.iterdir() if path.is_file() and _is_model(path.name))
+    files = sorted(path for path in folder.iterdir() if path.is_file() and is_model(path.name))
     first = [path for path in files if "-00001-of-" in path.name]
     whole = [path for path in files if shard_names(path.name) is None]
     return next(iter(first or whole), None)
@@ -322,46 +316,3 @@ def cached_models() -> dict[str, Options]:
     for name in hub_files():
         found[name] = {"hf_repo": (name,)}
     return dict(sorted(found.items()))
-
-
-def hub_cache() -> Path:
-    """The Hugging Face hub's cache, by the environment names its library and llama.cpp read."""
-    for name, below in (
-        ("HF_HUB_CACHE", ""),
-        ("HUGGINGFACE_HUB_CACHE", ""),
-        ("HF_HOME", "hub"),
-        ("XDG_CACHE_HOME", "huggingface/hub"),
-    ):
-        if os.environ.get(name):
-            return Path(os.environ[name]).expanduser() / below
-    return Path("~/.cache/huggingface/hub").expanduser()
-
-
-_QUANT = re.compile(r"[-.]([A-Z0-9_]+)$", re.IGNORECASE)
-
-
-def hub_files() -> dict[str, Path]:
-    """Files in the hub's cache by `user/model:QUANT`; of a split model the first part, if all are there."""
-    found: dict[str, Path] = {}
-    try:
-        folders = sorted(hub_cache().glob("models--*"))
-    except OSError:
-        return {}
-    for folder in folders:
-        try:
-            commit = (folder / "refs" / "main").read_text("ascii").strip()
-            files = sorted((folder / "snapshots" / commit).rglob("*.gguf")) if commit else []
-        except (OSError, ValueError):
-            continue
-        repo = folder.name.removeprefix("models--").replace("--", "/")
-        for path in files:
-            parts = shard_names(path.name)
-            if not path.exists() or not _is_model(path.name) or "imatrix" in path.name:
-                continue
-            if parts is not None and (parts[0] != path.name or not all((path.parent / p).exists() for p in parts)):
-                continue
-            stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.name.removesuffix(".gguf"))
-            quant = _QUANT.search(stem)
-            if quant is not None:
-                found.setdefault(f"{repo}:{quant[1].upper()}", path)
-    return found

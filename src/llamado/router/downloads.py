@@ -6,16 +6,13 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from llamado.errors import LlamadoError
 from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
 from llamado.gguf.sources.hub import split_quant
-from llamado.gguf.sources.resolve import cache_dir
-from llamado.gguf.sources.urls import large_folder
-from llamado.router.catalogue import hub_cache, hub_files
+from llamado.gguf.sources.stored import remove, stored_models
 
 log = logging.getLogger("llamado.router")
 
@@ -36,6 +33,7 @@ class Downloads:
         self._cancelled: dict[str, threading.Event] = {}
         self.progress: dict[str, dict[str, dict[str, int]]] = {}
         """Bytes done and in all, by model and file."""
+        self._followers: dict[str, set[asyncio.Queue[tuple[int, int] | str]]] = {}
 
     def start(self, name: str) -> None:
         """Fetch a model: a name of the catalogue or `user/model[:quant]`. Raises SourceError when it is neither."""
@@ -84,10 +82,14 @@ class Downloads:
         if name in self.progress:
             self.progress[name] = {name: {"done": done, "total": total}}
             self._changed("download_progress", name, self.progress[name])
+            for queue in self._followers.get(name, ()):
+                queue.put_nowait((done, total))
 
     def _over(self, name: str, reason: str) -> None:
         self.progress.pop(name, None)
         self._cancelled.pop(name, None)
+        for queue in self._followers.pop(name, ()):
+            queue.put_nowait(reason)
         if reason:
             log.error("download of %s failed: %s", name, reason)
             self._changed("download_failed", name, {"reason": reason})
@@ -95,6 +97,26 @@ class Downloads:
             log.info("downloaded %s", name)
             self._finished()
             self._changed("download_finished", name, {})
+
+    async def follow(self, name: str) -> AsyncIterator[tuple[int, int] | str]:
+        """Bytes done and in all of a model that is being fetched, as they change; at the end why it failed, or "".
+
+        When the last who follows goes away, it is fetched no further.
+        """
+        queue: asyncio.Queue[tuple[int, int] | str] = asyncio.Queue()
+        followers = self._followers.setdefault(name, set())
+        followers.add(queue)
+        try:
+            while True:
+                told = await queue.get()
+                yield told
+                if isinstance(told, str):
+                    return
+        finally:
+            followers.discard(queue)
+            if not followers and self._followers.get(name) is followers:
+                del self._followers[name]
+                self.cancel(name)
 
     def cancel(self, name: str) -> bool:
         """Stop fetching a model; False when it is not being fetched."""
@@ -112,28 +134,8 @@ class Downloads:
 
 def remove_cached(name: str) -> bool:
     """Delete a cached model's files; False when there were none."""
-    entry, large = CATALOGUE.get(name), LARGE.get(name)
-    if entry is not None or large is not None:
-        path = cache_dir() / "models" / entry.file_name if entry is not None else large_folder() / LARGE[name].file_name
-        found = path.exists()
-        path.unlink(missing_ok=True)
-        return found
-    first = hub_files().get(name)
-    if first is None:
-        return False
-    from llamado.gguf.shards import shard_names
-
-    for part in shard_names(first.name) or [first.name]:
-        _remove_file(first.parent / part)
-    return True
-
-
-def _remove_file(path: Path) -> None:
-    """A file of a snapshot and, where it is a link into the cache, what it leads to."""
-    if path.is_symlink():
-        target = path.resolve()
-        path.unlink(missing_ok=True)
-        if target.is_relative_to(hub_cache().resolve()):
-            target.unlink(missing_ok=True)
-        return
-    path.unlink(missing_ok=True)
+    for model in stored_models():
+        if model.name == name and model.removable:
+            remove(model)
+            return True
+    return False

@@ -96,6 +96,8 @@ class Instance:
     info: dict[str, Any] = field(default_factory=dict)
     """What its process says of itself in /v1/models."""
     progress: dict[str, Any] | None = None
+    keep_alive: float | None = None
+    """Seconds without a request after which a client wants it unloaded, negative for never; None: `model.ttl` holds."""
     removed: bool = False
     """No longer in the catalogue; forgotten when its process has ended."""
 
@@ -108,6 +110,12 @@ class Instance:
     def idle(self) -> bool:
         """Whether nobody uses it."""
         return self.in_flight == 0 and not self.waiters
+
+    @property
+    def over(self) -> float:
+        """When it is unloaded if nobody asks for it, by the monotonic clock; infinite for never."""
+        ttl = self.model.ttl or -1.0 if self.keep_alive is None else self.keep_alive
+        return max(self.last_used, self.loaded_at) + ttl if ttl >= 0 else math.inf
 
     @property
     def shown_status(self) -> str:
@@ -282,13 +290,13 @@ class Fleet:
         for instance in running:
             if instance.leaving and not instance.stopping and instance.in_flight == 0:
                 self._stop(instance)
-            elif instance.status == LOADED and instance.model.ttl > 0 and instance.idle and not instance.stopping:
-                over = max(instance.last_used, instance.loaded_at) + instance.model.ttl
-                if over <= now:
-                    log.info("model %s: %g s without a request: unloaded", instance.model.name, instance.model.ttl)
+            elif instance.status == LOADED and instance.idle and not instance.stopping:
+                if instance.over <= now:
+                    seconds = instance.over - max(instance.last_used, instance.loaded_at)
+                    log.info("model %s: %g s without a request: unloaded", instance.model.name, seconds)
                     self._stop(instance)
                 else:
-                    wake = min(wake, over)
+                    wake = min(wake, instance.over)
         self._wake_at(wake, now)
 
     def _wake_at(self, when: float, now: float) -> None:
@@ -449,6 +457,7 @@ class Fleet:
 
     def _end_of(self, instance: Instance) -> None:
         instance.child = None
+        instance.keep_alive = None
         instance.status = UNLOADED
         instance.stopping = instance.leaving = False
         instance.asleep = False

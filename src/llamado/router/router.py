@@ -27,7 +27,7 @@ from llamado.http.access import HEALTH, Access, busy_app
 from llamado.http.answer import Receive, Scope, Send, answer, answer_faults, error_response
 from llamado.http.bodies import body_of
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
-from llamado.http.errors import ApiError, invalid, not_found
+from llamado.http.errors import OLLAMA, ApiError, invalid, not_found
 from llamado.http.exchange import MODEL_POSTS
 from llamado.http.exposition import CONTENT_TYPE, merge
 from llamado.http.json_body import parse_json
@@ -40,6 +40,7 @@ from llamado.router.catalogue import Catalogue, CatalogueError, RoutedModel
 from llamado.router.downloads import Downloads, remove_cached
 from llamado.router.fleet import LOADED, UNLOADED, Fleet, FleetLimits, Instance
 from llamado.router.log_tail import LogTail
+from llamado.router.ollama import OllamaApi
 from llamado.router.proxy import Passage
 from llamado.router.swap_config import SwapConfig, read_swap_config
 from llamado.server.errors import translate
@@ -85,6 +86,9 @@ class Router:
         self.fleet = Fleet(catalogue, limits, self._tell)
         self.log_tail = LogTail(asyncio.get_running_loop())
         self._downloads = Downloads(self._tell, self._mark_stale)
+        self._ollama = OllamaApi(
+            self.fleet, self._downloads, pass_on=self._pass_on, refresh=self._refresh, delete=self._remove
+        )
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
         self._streams: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -118,6 +122,8 @@ class Router:
             await self._get(scope, receive, send)
         elif handler := self._handlers.get((method, path)):
             await handler(scope, receive, send)
+        elif path in OLLAMA:
+            await self._ollama(scope, receive, send)
         elif path.startswith("/upstream/"):
             await self._upstream(scope, receive, send)
         elif method == "GET" and (path == "/logs/stream" or path.startswith("/logs/stream/")):
@@ -161,12 +167,16 @@ class Router:
         told = parse_json(body)
         name = told.get("model") if isinstance(told, dict) else None
         instance = self._instance(name if isinstance(name, str) else "", autoload)
-        if instance.model.rewrite:
-            instance.model.rewrite.apply(told, str(name))
-            if isinstance(told.get("seed"), int):
-                told["seed"] = number_json(told["seed"])
-            body = orjson.dumps(told)
-        return instance, body
+        return instance, _rewritten(instance, told, body)
+
+    async def _pass_on(
+        self, instance: Instance, scope: Scope, receive: Receive, send: Send, told: dict[str, Any], body: bytes
+    ) -> None:
+        """Bring a request that has been read to its model."""
+        autoload = self._loads(_query(scope))
+        passage = self._passage(scope, receive, send, _rewritten(instance, told, body))
+        del body
+        await passage.run(instance, scope["raw_path"], scope["query_string"], count=True, autoload=autoload)
 
     async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
         query = _query(scope)
@@ -347,6 +357,12 @@ class Router:
         instance = self.fleet.instances.get(name)
         if instance is None:
             raise ApiError("server_error", f"model name={name[:1000]} is not found")
+        await self._remove(instance)
+        await answer(send, _DONE)
+
+    async def _remove(self, instance: Instance) -> None:
+        """End a model and delete its files. Raises ApiError for one that was not fetched."""
+        name = instance.model.name
         if instance.model.source != "cache":
             raise ApiError("server_error", f"model name={name} is not removable (not from cache)")
         if instance.running:
@@ -356,7 +372,6 @@ class Router:
         log.info("model %s: removed from the cache%s", name, "" if removed else " (there were no files)")
         self._tell("model_remove", name, None)
         await self._refresh()
-        await answer(send, _DONE)
 
     async def _running(self, scope: Scope, receive: Receive, send: Send) -> None:
         running = []
@@ -476,6 +491,16 @@ def _answering(endpoint: Callable[[Request], Awaitable[Response]]) -> Handler:
         await (await endpoint(Request(scope, receive)))(scope, receive, send)
 
     return handler
+
+
+def _rewritten(instance: Instance, told: dict[str, Any], body: bytes) -> bytes:
+    """A body as its model shall get it."""
+    if not instance.model.rewrite:
+        return body
+    instance.model.rewrite.apply(told, str(told["model"]))
+    if isinstance(told.get("seed"), int):
+        told["seed"] = number_json(told["seed"])
+    return orjson.dumps(told)
 
 
 def _is_slot(path: str) -> bool:
