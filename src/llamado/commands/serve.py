@@ -20,6 +20,7 @@ from llamado.http import sockets
 from llamado.server.settings import Settings
 from llamado.server.switches import PredictRoutes, Switches
 from llamado.text.grammar.source import GrammarSource
+from llamado.tools.mcp.config import McpServerConfig, read_servers
 from llamado.tools.settings import ToolSettings
 
 VERBOSE = 10
@@ -150,7 +151,22 @@ def _tools(flags: Parsed) -> ToolSettings:
     builtin = tuple(listed([flags.tools])) if flags.tools else ()
     if flags.agent and not builtin:
         builtin = ("all",)
-    return ToolSettings(builtin=builtin, folder=_folder("--tools-folder", flags.tools_folder) or ".")
+    return ToolSettings(
+        builtin=builtin,
+        folder=_folder("--tools-folder", flags.tools_folder) or ".",
+        servers=_mcp_servers(flags),
+    )
+
+
+def _mcp_servers(flags: Parsed) -> tuple[McpServerConfig, ...]:
+    """Of the file and of the flag; the first of a name counts. Raises FlagError and ToolsError."""
+    found: dict[str, McpServerConfig] = {}
+    if path := flags.mcp_servers_config:
+        text = read_file("--mcp-servers-config", path)
+        found |= {server.name: server for server in read_servers(text, f"--mcp-servers-config {path}")}
+    if text := flags.mcp_servers_json:
+        found = {server.name: server for server in read_servers(text, "--mcp-servers-json")} | found
+    return tuple(found.values())
 
 
 def _hang_timeout(flags: Parsed) -> float:

@@ -20,6 +20,7 @@ from llamado.tools.commands import Commands
 from llamado.tools.errors import ToolFailed, ToolsError
 from llamado.tools.folder import Folder
 from llamado.tools.machine import Host, ToolMachine
+from llamado.tools.mcp.servers import McpServers
 from llamado.tools.settings import ToolSettings
 from llamado.tools.tool import Call, Tool
 
@@ -48,12 +49,15 @@ class Toolbox:
         self._tools: dict[str, Tool] = {
             tool.name: tool(bench) for tool in BUILTIN if tool.name in wanted or "all" in wanted
         }
+        self._servers = McpServers(settings.servers, self._commands.guard) if settings.servers else None
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="llamado-tool")
         self._stopping = threading.Event()
 
     def close(self) -> None:
         """End what runs, at once."""
         self._stopping.set()
+        if self._servers is not None:
+            self._servers.close()
         self._commands.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._folder is not None:
@@ -64,12 +68,21 @@ class Toolbox:
         return Host(self._folder, self._commands, call.cwd)
 
     async def tools(self) -> list[Tool]:
-        """All tools."""
-        return [*self._tools.values()]
+        """All tools; one of an MCP server whose name is taken is left out."""
+        found = dict(self._tools)
+        for tool in await self._servers.tools() if self._servers is not None else ():
+            if found.setdefault(tool.name, tool) is not tool:
+                log.warning("MCP tool %s has the name of another one: it is left out", tool.name)
+        return [*found.values()]
 
     async def find(self, name: str) -> Tool | None:
         """The tool of a name; None where there is none."""
-        return self._tools.get(name)
+        if name in self._tools or self._servers is None:
+            return self._tools.get(name)
+        known = {tool.name: tool for tool in reversed(self._servers.known())}
+        if name not in known:  # it may be one of a server that still starts
+            known = {tool.name: tool for tool in reversed(await self._servers.tools())}
+        return known.get(name)
 
     async def use(self, tool: Tool, call: Call) -> dict[str, Any]:
         """The result of a call, or why there is none. Raises BadCall."""

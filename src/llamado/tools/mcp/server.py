@@ -1,0 +1,255 @@
+"""One MCP server: started when it is needed, again when it has ended, and left alone for a while when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import httpx2
+from mcp import types
+from mcp.client.session import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+
+from llamado import __version__
+from llamado.processes.guarded import Watchdog
+from llamado.tools.errors import ToolFailed
+from llamado.tools.mcp.config import McpServerConfig
+from llamado.tools.mcp.http import LimitedHttp
+from llamado.tools.mcp.stdio import StdioServer
+
+log = logging.getLogger("llamado.tools")
+
+START_SECONDS = 60.0
+"""To greet and to list its tools; the first start may download it (npx, uvx)."""
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+"""Seconds before a server is tried again that failed; twice as long after each further time."""
+_PING_SECONDS = 5.0
+_MOST_PAGES = 50  # of a list of tools
+_MOST_TEXT = 4 << 20  # characters of one answer
+
+
+@dataclass(frozen=True)
+class McpToolInfo:
+    """What a server says of a tool."""
+
+    server: str
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+
+
+class McpServer:
+    """All methods are for the event loop of `McpServers`."""
+
+    def __init__(self, config: McpServerConfig, guard: Watchdog) -> None:
+        self.config = config
+        self._guard = guard
+        self.tools: list[McpToolInfo] | None = None
+        """As last listed; None: never."""
+        self.began = 0.0
+        """When it was last started (time.monotonic())."""
+        self.pid = 0
+        """Of its process; 0: there is none."""
+        self._task: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[ClientSession] | None = None
+        self._over = asyncio.Event()
+        self._failures = 0
+        self._not_before = 0.0
+        self._calls = 0
+        self._last_words = ""
+
+    async def session(self) -> ClientSession:
+        """A session to ask it by. Raises ToolFailed."""
+        if self._task is None or self._over.is_set():
+            if self._task is not None:
+                await asyncio.wait([self._task])  # its process is ended first
+            if self._task is None or self._task.done():
+                self._start()
+        assert self._ready is not None
+        return await asyncio.shield(self._ready)
+
+    def _start(self) -> None:
+        name = self.config.name
+        if time.monotonic() < self._not_before:
+            raise ToolFailed(f"MCP server unavailable: {name}" + (f": {self._last_words}" if self._last_words else ""))
+        self._over = asyncio.Event()
+        self.began = time.monotonic()
+        self._ready = asyncio.get_running_loop().create_future()
+        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # whoever asks hears it
+        self._task = asyncio.ensure_future(self._run(self._ready))
+
+    async def close(self) -> None:
+        """End it."""
+        self._not_before = float("inf")
+        self._over.set()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self, ready: asyncio.Future[ClientSession]) -> None:
+        """One session from its begin to its end."""
+        name, why = self.config.name, "it ended"
+        try:
+            async with self._streams() as (read, write):
+                info = types.Implementation(name="llamado", version=__version__)
+                async with ClientSession(read, write, client_info=info, message_handler=self._heard) as session:
+                    await self._greet(session)
+                    ready.set_result(session)
+                    log.info("MCP server %s: %d tools", name, len(self.tools or ()))
+                    await self._over.wait()
+        except Exception as error:
+            why = _reason(error)
+        finally:
+            self.pid = 0
+            self._over.set()
+            # A call that was answered makes up for all that failed before it.
+            self._failures += 1
+            wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (self._failures - 2)) if self._failures > 1 else 0.0
+            if not ready.done():
+                wait = max(wait, FIRST_WAIT)
+                if self._last_words:
+                    why += f" ({self._last_words})"
+                ready.set_exception(ToolFailed(f"MCP server unavailable: {name}: {why}"))
+            self._not_before = max(self._not_before, time.monotonic() + wait)
+            if self._not_before != float("inf"):
+                log.warning("MCP server %s is gone: %s", name, why)
+
+    @asynccontextmanager
+    async def _streams(self) -> AsyncIterator[tuple[Any, Any]]:
+        config = self.config
+        if config.url:
+            headers = {"accept-encoding": "identity", **config.headers}
+            timeout = httpx2.Timeout(START_SECONDS, read=config.timeout + _PING_SECONDS)
+            async with (
+                httpx2.AsyncClient(headers=headers, timeout=timeout, transport=LimitedHttp()) as client,
+                streamable_http_client(config.url, http_client=client) as streams,
+            ):
+                yield streams
+            return
+        server = StdioServer(config, self._guard)
+        self.pid = server.pid
+        server.over = self._over
+        try:
+            async with server.streams() as streams:
+                yield streams
+        finally:
+            self._last_words = server.last_words
+
+    async def _greet(self, session: ClientSession) -> None:
+        """Raises TimeoutError, MCPError and others."""
+        ended = asyncio.ensure_future(self._over.wait())
+        greeting = asyncio.ensure_future(self._list(session))
+        try:
+            await asyncio.wait([greeting, ended], timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if greeting.done():
+                greeting.result()
+            elif ended.done():
+                raise ConnectionError("it ended before it was ready")
+            else:
+                raise TimeoutError
+        finally:
+            greeting.cancel()
+            ended.cancel()
+            await asyncio.wait([greeting, ended])
+
+    async def _list(self, session: ClientSession) -> None:
+        await session.initialize()
+        await self._relist(session)
+
+    async def _relist(self, session: ClientSession) -> None:
+        found: list[McpToolInfo] = []
+        cursor = None
+        for _ in range(_MOST_PAGES):
+            page = await session.list_tools(params=types.PaginatedRequestParams(cursor=cursor))
+            found += [
+                McpToolInfo(self.config.name, tool.name, tool.description or "", tool.input_schema)
+                for tool in page.tools
+            ]
+            cursor = page.next_cursor
+            if not cursor:
+                break
+        self.tools = found
+
+    async def _heard(self, message: object) -> None:
+        """There are other tools now: they are listed when they are asked for next."""
+        if isinstance(message, types.ToolListChangedNotification):
+            self.tools = None
+
+    async def listed(self) -> list[McpToolInfo]:
+        """Its tools. Raises ToolFailed."""
+        session = await self.session()
+        if self.tools is None:
+            try:
+                with anyio.fail_after(self.config.timeout):
+                    await self._relist(session)
+            except (TimeoutError, MCPError, ValueError) as error:
+                raise ToolFailed(_reason(error)) from None
+        return self.tools or []
+
+    async def call(self, tool: str, arguments: Mapping[str, Any], *, again: bool = True) -> dict[str, Any]:
+        """The result of a call, as `POST /tools` has it. Raises ToolFailed."""
+        session = await self.session()
+        params = types.CallToolRequestParams(name=tool, arguments=dict(arguments))
+        self._calls += 1
+        try:
+            with anyio.fail_after(self.config.timeout):
+                # Not `call_tool`: it refuses results that do not fit a tool's own schema.
+                request = types.CallToolRequest(params=params)
+                result = await session.send_request(request, types.CallToolResult)
+        except TimeoutError:
+            asyncio.get_running_loop().create_task(self._suspect(session))
+            raise ToolFailed("request timed out") from None
+        except MCPError as error:
+            if self.config.url and error.code == types.INVALID_REQUEST:
+                self._over.set()
+                if again:  # the server has forgotten the session, and did nothing
+                    return await self.call(tool, arguments, again=False)
+            raise ToolFailed(error.error.message) from None
+        except ValueError:
+            raise ToolFailed("invalid response from MCP server") from None
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+            self._over.set()
+            raise ToolFailed("transport closed") from None
+        finally:
+            self._calls -= 1
+        self._failures = 0
+        return _told(result)
+
+    async def _suspect(self, session: ClientSession) -> None:
+        """End a server that did not answer in time, if it does nothing else and does not answer to a ping either."""
+        if self._calls:
+            return
+        try:
+            with anyio.fail_after(_PING_SECONDS):
+                await session.send_ping()
+        except MCPError:
+            pass  # an answer, too
+        except (TimeoutError, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            if not self._calls:
+                log.warning("MCP server %s hangs: it is ended", self.config.name)
+                self._over.set()
+
+
+def _told(result: types.CallToolResult) -> dict[str, Any]:
+    text = "\n".join(part.text for part in result.content if isinstance(part, types.TextContent))
+    if len(text) > _MOST_TEXT:
+        text = text[:_MOST_TEXT] + "\n[output truncated]"
+    if result.is_error:
+        return {"error": text or "MCP tool returned an error"}
+    return {"plain_text_response": text}
+
+
+def _reason(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error) or type(error).__name__

@@ -1,0 +1,197 @@
+"""The transport of MCP servers that are processes: a JSON-RPC message a line, on standard input and output.
+
+The `mcp` package has one too; this one holds a server to limits, and knows what it leaves behind: it ends with its
+whole group, what it says is read no faster than anyone needs, and a line has an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import IO
+
+import anyio
+import orjson
+from anyio.abc import ObjectReceiveStream, ObjectSendStream
+from mcp.shared.message import SessionMessage
+from mcp.types import jsonrpc_message_adapter
+
+from llamado.processes.guarded import PipedProcess, Watchdog
+from llamado.tools.commands import environment
+from llamado.tools.mcp.config import McpServerConfig
+
+log = logging.getLogger("llamado.tools")
+
+LONGEST_LINE = 8 << 20
+"""Bytes of one message (tools/server/server-mcp.cpp, b11434)."""
+RATE = 16 << 20
+"""Bytes a second that are read, after as many at once. A line costs `_LINE_COST` more: many short ones take longer."""
+_LINE_COST = 1024
+_PIECE = 64 * 1024
+_STDERR_KEPT = 2000  # characters
+_GRACE = 2.0  # seconds to end by itself when nobody talks to it any more, and again after SIGTERM
+_CHANGED = "notifications/tools/list_changed"
+
+_Received = ObjectReceiveStream[SessionMessage | Exception]
+_Sent = ObjectSendStream[SessionMessage]
+
+
+class Flooded(Exception):
+    """It sent a line without an end."""
+
+
+class _Pace:
+    """Lets so much through at once and then so much a second."""
+
+    def __init__(self) -> None:
+        self._left, self._at = float(RATE), time.monotonic()
+
+    async def spend(self, cost: int) -> None:
+        now = time.monotonic()
+        self._left = min(RATE, self._left + (now - self._at) * RATE) - cost
+        self._at = now
+        if self._left < 0:
+            await asyncio.sleep(-self._left / RATE)
+
+
+async def _lines(pipe: IO[bytes]) -> AsyncIterator[bytes]:
+    """Raises Flooded."""
+    reader = asyncio.StreamReader(_PIECE)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    pace, kept, size = _Pace(), list[bytes](), 0
+    try:
+        while piece := await reader.read(_PIECE):
+            parts = piece.split(b"\n")
+            await pace.spend(len(piece) + _LINE_COST * (len(parts) - 1))
+            for part in parts[:-1]:
+                yield b"".join([*kept, part])
+                kept, size = [], 0
+            kept.append(parts[-1])
+            size += len(parts[-1])
+            if size > LONGEST_LINE:
+                raise Flooded(f"a line of more than {LONGEST_LINE >> 20} MiB")
+    finally:
+        transport.close()
+
+
+class StdioServer:
+    """A server's process. `over` is set when it has ended, or talks nonsense."""
+
+    def __init__(self, config: McpServerConfig, guard: Watchdog) -> None:
+        """Start it. Raises OSError and ValueError."""
+        self._name = config.name
+        self.over = asyncio.Event()
+        self._ended = asyncio.Event()
+        self.last_words = ""
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            self._ended.set()
+            self.over.set()
+
+        def tell(_: int) -> None:
+            loop.call_soon_threadsafe(end)
+
+        self._process = PipedProcess(
+            config.command,
+            environment() | dict(config.env),
+            guard,
+            ended=tell,
+            cwd=config.cwd or None,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @asynccontextmanager
+    async def streams(self) -> AsyncIterator[tuple[_Received, _Sent]]:
+        """What a session of the `mcp` package reads and writes; the process ends with it."""
+        to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._read, to_session)
+            tasks.start_soon(self._write, from_session)
+            tasks.start_soon(self._read_errors)
+            try:
+                yield from_server, to_server
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._end()
+                tasks.cancel_scope.cancel()
+
+    async def _read(self, to_session: ObjectSendStream[SessionMessage | Exception]) -> None:
+        try:
+            async with to_session:
+                async for line in _lines(self._process.stdout):
+                    message = _parsed(line)
+                    if message is not None:
+                        await to_session.send(message)
+        except Flooded as error:
+            log.warning("MCP server %s: %s: it is ended", self._name, error)
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
+            pass
+        self.over.set()
+
+    async def _write(self, from_session: ObjectReceiveStream[SessionMessage]) -> None:
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, self._process.stdin)
+        writer = asyncio.StreamWriter(transport, protocol, None, loop)
+        try:
+            async with from_session:
+                async for message in from_session:
+                    writer.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                    await writer.drain()
+        except OSError:
+            self.over.set()
+        finally:
+            transport.close()
+
+    async def _read_errors(self) -> None:
+        try:
+            async for line in _lines(self._process.stderr):
+                text = line[:_STDERR_KEPT].decode("utf-8", "replace").rstrip()
+                if text:
+                    self.last_words = text
+                    log.debug("MCP server %s: %s", self._name, text)
+        except (Flooded, OSError):
+            self.over.set()
+
+    async def _end(self) -> None:
+        """Close its input, as the specification has it; then end it and all it started."""
+        try:
+            self._process.stdin.close()
+        except OSError:
+            pass
+        for sig in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                async with asyncio.timeout(_GRACE):
+                    await self._ended.wait()
+                return
+            except TimeoutError:
+                self._process.signal(sig)
+        try:
+            async with asyncio.timeout(_GRACE):
+                await self._ended.wait()
+        except TimeoutError:
+            log.warning("MCP server %s: process %d does not end", self._name, self.pid)
+
+
+def _parsed(line: bytes) -> SessionMessage | None:
+    """A message for the session: answers, requests, and that there are other tools now; None for all else."""
+    try:
+        told = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(told, dict) or ("id" not in told and told.get("method") != _CHANGED):
+        return None
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_python(told, by_name=False))
+    except ValueError:
+        return None

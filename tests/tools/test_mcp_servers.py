@@ -1,0 +1,248 @@
+"""MCP servers: listed, called, started again; and those that behave badly harm nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from test_tool_commands import gone, is_running
+
+from llamado.tools.errors import ToolsError
+from llamado.tools.mcp import servers as mcp_servers
+from llamado.tools.mcp.config import McpServerConfig, read_servers
+from llamado.tools.settings import ToolSettings
+from llamado.tools.tool import Call
+from llamado.tools.toolbox import Toolbox
+
+STAND_IN = str(Path(__file__).with_name("mcp_stand_in.py"))
+
+
+def stand_in(mode: str = "", **more: Any) -> dict[str, Any]:
+    return {"command": sys.executable, "args": ["-I", "-S", STAND_IN, *([mode] if mode else [])], **more}
+
+
+Use = Callable[..., Any]
+
+
+@asynccontextmanager
+async def toolbox(builtin: tuple[str, ...] = (), **servers: dict[str, Any]) -> AsyncIterator[tuple[Toolbox, Use]]:
+    configs = tuple(read_servers(json.dumps({"mcpServers": servers}), "test"))
+    box = Toolbox(ToolSettings(servers=configs, builtin=builtin))
+
+    async def use(name: str, text: str = "") -> Any:
+        tool = await box.find(name)
+        assert tool is not None, name
+        return await box.use(tool, Call(params={"text": text}))
+
+    try:
+        yield box, use
+    finally:
+        await asyncio.to_thread(box.close)
+
+
+def pid_of(box: Toolbox) -> int:
+    assert box._servers is not None
+    return box._servers._servers[0].pid
+
+
+def run(test: Callable[[], Any]) -> None:
+    asyncio.run(test())
+
+
+def test_tools_are_listed_and_called() -> None:
+    async def test() -> None:
+        async with toolbox(("read_file",), a=stand_in(), b=stand_in()) as (box, use):
+            tools = [tool.described() for tool in await box.tools()]
+            assert [tool["type"] for tool in tools] == ["server"] + ["mcp"] * 22
+            assert tools[1] == {
+                "tool": "a_echo",
+                "display_name": "a_echo",
+                "type": "mcp",
+                "permissions": {"write": False},
+                "uses_cwd": False,
+                "definition": {
+                    "type": "function",
+                    "function": {
+                        "name": "a_echo",
+                        "description": "does echo",
+                        "parameters": {"type": "object", "properties": {"text": {"type": "string"}}},
+                    },
+                },
+            }
+            assert await use("a_echo", "hi") == {"plain_text_response": "hi\necho"}
+            assert await use("b_fail", "no") == {"error": "no\nfail"}
+            assert await use("a_bad_result") == {"error": "invalid response from MCP server"}
+            assert await box.find("a_none") is None
+            # A slow call keeps nobody waiting, not even of the same server where that takes several at a time.
+            slow = asyncio.ensure_future(use("a_wait", "1"))
+            assert await use("b_echo", "quick") == {"plain_text_response": "quick\necho"}
+            assert not slow.done()
+            slow.cancel()
+
+    run(test)
+
+
+@pytest.mark.slow
+def test_one_that_crashes_is_started_again() -> None:
+    async def test() -> None:
+        async with toolbox(a=stand_in()) as (box, use):
+            await box.tools()
+            first = pid_of(box)
+            assert await use("a_crash") == {"error": "Connection closed"}
+            assert await use("a_echo", "x") == {"plain_text_response": "x\necho"}
+            assert pid_of(box) != first
+            # One that does nothing but crash is left alone for a while.
+            assert (await use("a_crash"))["error"] == "Connection closed"
+            assert (await use("a_crash"))["error"] == "Connection closed"
+            assert (await use("a_echo"))["error"].startswith("MCP server unavailable: a")
+            await asyncio.sleep(1.2)
+            assert await use("a_echo", "y") == {"plain_text_response": "y\necho"}
+
+    run(test)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["flood", "long_line", "wait"])
+def test_one_that_floods_or_hangs(tool: str) -> None:
+    """The call ends in its time, others have theirs meanwhile, and the next call has a server again."""
+
+    async def test() -> None:
+        async with toolbox(a=stand_in(timeout_ms=1500), b=stand_in()) as (box, use):
+            await box.tools()
+            busy = time.process_time()
+            slow = asyncio.ensure_future(use(f"a_{tool}", "60"))
+            longest = 0.0
+            while not slow.done():
+                began = time.monotonic()
+                assert await use("b_echo", "x") == {"plain_text_response": "x\necho"}
+                longest = max(longest, time.monotonic() - began)
+                await asyncio.sleep(0.02)
+            assert (await slow)["error"] in ("request timed out", "Connection closed", "transport closed")
+            assert time.process_time() - busy < 1.2
+            first = pid_of(box)
+            deadline = time.monotonic() + 60
+            while is_running(first) and time.monotonic() < deadline:  # it does not answer to a ping either
+                await asyncio.sleep(0.1)
+            assert gone(first)
+            while "error" in await use("a_echo", "x") and time.monotonic() < deadline:
+                await asyncio.sleep(0.2)
+            assert await use("a_echo", "x") == {"plain_text_response": "x\necho"}
+
+    run(test)
+
+
+@pytest.mark.slow
+def test_what_it_says_beside_answers_is_no_matter() -> None:
+    async def test() -> None:
+        async with toolbox(a=stand_in()) as (_, use):
+            for name in ("stderr", "garbage", "many", "echo"):
+                assert await use(f"a_{name}", "x") == {"plain_text_response": f"x\n{name}"}
+
+    run(test)
+
+
+@pytest.mark.slow
+def test_grandchildren_end_with_it() -> None:
+    async def test() -> None:
+        async with toolbox(a=stand_in()) as (box, use):
+            orphan = int((await use("a_orphan"))["plain_text_response"].split("\n")[0])
+            assert is_running(orphan)
+            server = pid_of(box)
+        assert gone(server) and gone(orphan)
+
+    run(test)
+
+
+@pytest.mark.slow
+def test_servers_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_servers, "LIST_SECONDS", 1.0)
+
+    async def test() -> None:
+        servers = {"none": {"command": "/no/such/command"}, "fails": stand_in("fail"), "hangs": stand_in("hang")}
+        async with toolbox(a=stand_in(), **servers) as (box, use):
+            assert {tool.name.split("_")[0] for tool in await box.tools()} == {"a"}
+            began = time.monotonic()
+            assert len(await box.tools()) == 11  # those that failed are not waited for again
+            assert time.monotonic() - began < 30
+            assert await use("a_echo", "x") == {"plain_text_response": "x\necho"}
+
+    run(test)
+
+
+@pytest.mark.slow
+def test_over_http() -> None:
+    app = MCPServer("web")
+
+    @app.tool()
+    def double(text: str) -> str:
+        return text * 2
+
+    config = uvicorn.Config(app.streamable_http_app(), port=0, log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    port = server.servers[0].sockets[0].getsockname()[1]
+
+    async def test() -> None:
+        web, gone_web = {"url": f"http://127.0.0.1:{port}/mcp"}, {"url": "http://127.0.0.1:1/mcp"}
+        async with toolbox(web=web, gone=gone_web) as (box, use):
+            assert [tool.name for tool in await box.tools()] == ["web_double"]
+            assert await use("web_double", "ab") == {"plain_text_response": "abab"}
+            # The server forgets all sessions, as one that is started anew does.
+            app.session_manager._server_instances.clear()
+            assert await use("web_double", "cd") == {"plain_text_response": "cdcd"}
+            server.should_exit = server.force_exit = True
+            await asyncio.to_thread(thread.join, 10)
+            assert "error" in await use("web_double", "ab")
+
+    run(test)
+
+
+def test_configurations() -> None:
+    text = """{"mcpServers": {
+        "files": {"command": "npx", "args": ["-y", "x"], "env": {"A": "b"}, "cwd": "/tmp", "timeout_ms": 500},
+        "web": {"url": "https://example.com/mcp", "headers": {"Authorization": "Bearer x"}},
+        "nothing": {"args": []}, "off": {"command": "x", "disabled": true}
+    }, "other": 1}"""
+    files = McpServerConfig(name="files", command=("npx", "-y", "x"), env={"A": "b"}, cwd="/tmp", timeout=0.5)
+    web = McpServerConfig(name="web", url="https://example.com/mcp", headers={"Authorization": "Bearer x"})
+    assert read_servers(text, "f") == [files, web]
+    assert read_servers("{}", "f") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "f: no JSON"),
+        ("[]", "f: expected"),
+        ('{"mcpServers": []}', "f: expected"),
+        ('{"mcpServers": {"a": 3}}', "f: server a: expected an object"),
+        ('{"mcpServers": {"a": {"command": 3}}}', "f: server a: command: expected a string, got 3"),
+        ('{"mcpServers": {"a": {"command": "x", "args": [1]}}}', "f: server a: args: expected an array of strings"),
+        ('{"mcpServers": {"a": {"command": "x", "env": {"b": 1}}}}', "f: server a: env: expected an object of strings"),
+        ('{"mcpServers": {"a": {"command": "x", "timeout_ms": 0}}}', "f: server a: timeout_ms: expected milliseconds"),
+        ('{"mcpServers": {"a": {"url": "ftp://x"}}}', "f: server a: url: expected http:// or https://"),
+    ],
+)
+def test_configurations_that_are_none(text: str, why: str) -> None:
+    with pytest.raises(ToolsError) as raised:
+        read_servers(text, "f")
+    assert str(raised.value).startswith(why)
+
+
+def test_the_package_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_servers, "find_spec", lambda name: None)
+    with pytest.raises(ToolsError, match="install"):
+        Toolbox(ToolSettings(servers=(McpServerConfig(name="a", command=("x",)),)))
