@@ -525,7 +525,9 @@ class Commands:
             note("cluster", folder=folder.name, server=server, workers=tuple(workers), days=days)
             return []
 
-        self._patch.setattr("llamado.commands.top.show", lambda url, **options: note("top", url=url, **options) or 0)
+        self._patch.setattr(
+            "llamado.commands.top.top.show", lambda url, **options: note("top", url=url, **options) or 0
+        )
         self._patch.setattr("llamado.commands.cluster.make", make)
         deploy = "llamado.cluster.deploy.targets"
         self._patch.setattr(f"{deploy}.files_for", lambda target, what: note("deploy", what=what) or {})

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
 import pytest
 from rich.console import Console
+from terminals import Terminal
 
-from llamado.commands import cli, top
+from llamado.commands import cli
+from llamado.commands.top import screen
 
 DEVICE = {
     "device": "RPC0[10.0.0.2:50052]", "endpoint": "10.0.0.2:50052", "state": "ready", "why": None, "layers": [0, 1],
@@ -33,13 +41,13 @@ BODY = {
 
 def shown(body: dict[str, Any], now: float = 1125.0) -> list[str]:
     console = Console(width=220, record=True, file=io.StringIO())
-    console.print(top.screen(body, now))
+    console.print(screen.screen(body, now))
     return console.export_text().splitlines()
 
 
 def test_what_comes_from_a_workers_own_disk() -> None:
     """All of its weights, some, none."""
-    assert [top._own_disk({"weights": 4_000_000, "own_disk": own}) for own in (4_000_000, 1_000_000, 0)] == [
+    assert [screen._own_disk({"weights": 4_000_000, "own_disk": own}) for own in (4_000_000, 1_000_000, 0)] == [
         ", from its own disk", ", 1.0 MB from its own disk", ""
     ]  # fmt: skip
 
@@ -79,7 +87,8 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Any], list[http
 
         real = httpx.Client
         monkeypatch.setattr(
-            "llamado.commands.top.httpx.Client", lambda **given: real(transport=httpx.MockTransport(handle), **given)
+            "llamado.commands.top.top.httpx.Client",
+            lambda **given: real(transport=httpx.MockTransport(handle), **given),
         )
         return asked
 
@@ -107,3 +116,150 @@ def test_what_is_no_cluster(
     answering(status, body)
     assert cli.main(["top", "h:1", "--once"]) == 1
     assert said in capsys.readouterr().err
+
+
+SLOTS = [
+    {"id": 0, "n_ctx": 512, "is_processing": True, "n_prompt_tokens": 40, "n_prompt_tokens_processed": 12,
+     "n_prompt_tokens_cache": 7, "next_token": [{"n_decoded": 0}]},
+    {"id": 1, "n_ctx": 512, "is_processing": True, "n_prompt_tokens": 33, "n_prompt_tokens_processed": 3,
+     "n_prompt_tokens_cache": 30, "next_token": [{"n_decoded": 21}]},
+    {"id": 2, "n_ctx": 512, "is_processing": False},
+]  # fmt: skip
+
+
+def test_slots() -> None:
+    console = Console(width=220, record=True, file=io.StringIO())
+    console.print(screen.screen({**BODY, "events": []}, 0.0, SLOTS))
+    *_, first, second, third = console.export_text().splitlines()
+    assert first.split() == ["0", "reads", "its", "prompt", "12", "7", "0", "512"]
+    assert second.split() == ["1", "generates", "33", "30", "21", "512"]
+    assert third.split() == ["2", "idle", "0", "0", "0", "512"]
+
+
+def devices(sort: str, reverse: bool = False) -> list[str]:
+    far = {**DEVICE, "device": "RPC1[h:2]", "layers": [2, 3], "token_seconds": {**DEVICE["token_seconds"], "link": 9.0}}
+    console = Console(width=220, record=True, file=io.StringIO())
+    body = {**BODY, "devices": [DEVICE, HERE, far], "events": []}
+    console.print(screen.screen(body, 0.0, sort=sort, reverse=reverse))
+    return [line.split("[")[0].split()[0] for line in console.export_text().splitlines()[2:]]
+
+
+def test_devices_are_sorted_by_any_column() -> None:
+    assert devices("") == ["RPC0", "CPU", "RPC1"]
+    assert devices("device") == ["CPU", "RPC0", "RPC1"] and devices("device", True) == ["RPC1", "RPC0", "CPU"]
+    assert devices("on link") == ["RPC1", "RPC0", "CPU"], "the largest first"
+    assert devices("reads")[-1] == "CPU", "what is not known is last"
+    for column in screen.COLUMNS:
+        assert sorted(devices(column.name)) == ["CPU", "RPC0", "RPC1"]
+
+
+# --- the full screen --------------------------------------------------------------------------------------------------
+class Server:
+    """Tells of machines, and counts who asks."""
+
+    def __init__(self) -> None:
+        self.asked, self.speed, self.status, self.hangs = 0, 41.26, 200, False
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body: Any = {**BODY, "tokens_per_second": outer.speed}
+                if self.path == "/slots":
+                    body = SLOTS
+                else:
+                    outer.asked += 1
+                while outer.hangs:
+                    time.sleep(0.05)
+                data = json.dumps(body).encode()
+                self.send_response(outer.status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+def order_of(terminal: Terminal) -> list[str]:
+    return re.findall(r"^(CPU|RPC0)", terminal.shown, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_full_screen(server: Server) -> None:
+    terminal = Terminal(["top", server.url, "--interval", "0.1"], rows=30, columns=170)
+    try:
+        terminal.until("41.3 tokens/s")
+        terminal.until("q leaves")
+        assert order_of(terminal) == ["CPU", "RPC0"] and "slots" in terminal.shown
+        server.speed = 52.0
+        terminal.until("52.0 tokens/s")
+        terminal.type("p")
+        terminal.until("^paused")
+        asked, server.speed = server.asked, 63.0
+        terminal.read(0.5)
+        assert server.asked <= asked + 1 and "63.0" not in terminal.shown
+        terminal.type(" ")
+        terminal.until("63.0 tokens/s")
+        terminal.type("\x1b[D")  # left: the last column
+        terminal.until("waiting▼")
+        terminal.type("\x1b[C\x1b[C")  # none, then the first
+        terminal.until("device▼")
+        terminal.type("r")
+        terminal.until("device▲")
+        assert order_of(terminal) == ["RPC0", "CPU"]
+        terminal.resize(8, 170)
+        terminal.until("q leaves")
+        terminal.read(0.3)
+        assert "the last hour" not in terminal.shown and len(terminal.shown.splitlines()) <= 8
+        terminal.type("\x1b[B" * 20)
+        terminal.until("the last hour")
+        assert "q leaves" in terminal.shown.splitlines()[-1]
+        terminal.resize(30, 60)
+        terminal.until("q leaves")
+        server.status = 503
+        terminal.until("answers 503")
+        assert "63.0" in terminal.shown, "what was known stays"
+        server.status = 200
+        terminal.read(0.5)
+        assert "answers 503" not in terminal.shown
+        terminal.type("q")
+        assert terminal.exit_code() == 0
+        assert b"\x1b[?1049l" in terminal.raw, "the screen of before is back"
+    finally:
+        terminal.close()
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_does_not_hold_the_terminal(server: Server) -> None:
+    terminal = Terminal(["top", server.url, "--interval", "0.1"])
+    try:
+        terminal.until("q leaves")
+        server.hangs = True
+        asked = server.asked
+        while server.asked == asked:
+            terminal.read(0.05)
+        terminal.type("\x03")
+        assert terminal.exit_code(5.0) == 0
+    finally:
+        server.hangs = False
+        terminal.close()
+
+
+@pytest.mark.slow
+def test_a_pipe_gets_it_once(server: Server) -> None:
+    command = [sys.executable, "-m", "llamado", "top", server.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "41.3 tokens/s" in done.stdout and "\x1b" not in done.stdout and server.asked == 1

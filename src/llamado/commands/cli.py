@@ -289,7 +289,7 @@ def _verify(flags: Parsed, namespace: argparse.Namespace) -> int:
 
 
 def _top(flags: Parsed, namespace: argparse.Namespace) -> int:
-    from llamado.commands.top import top
+    from llamado.commands.top.top import top
 
     return top(flags, namespace.url)
 

@@ -1,0 +1,1 @@
+"""`llamado top`: the machines of a server in a terminal, while they work."""

@@ -1,0 +1,165 @@
+"""What is shown of a server's machines and slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_COLOURS = {"ready": "green", "idle": "yellow", "lost": "red", "away": "red"}
+_MOST_EVENTS = 12
+
+Device = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of devices: what stands there, and what it is sorted by."""
+
+    name: str
+    cell: Callable[[Device], str | Text]
+    order: Callable[[Device], Any]
+    right: bool = True
+
+
+def screen(
+    body: Mapping[str, Any],
+    now: float,
+    slots: Sequence[Mapping[str, Any]] = (),
+    *,
+    sort: str = "",
+    reverse: bool = False,
+) -> RenderableType:
+    """What is shown of `/cluster` and `/slots` at a time (seconds since 1970).
+
+    `sort`: name of the column by which devices are sorted; "": as the server has them.
+    """
+    parts: list[RenderableType] = [_title(body)]
+    if body["devices"]:
+        parts.append(_devices(body["devices"], sort, reverse))
+    else:
+        parts.append(Text("The model is not divided: it runs on the server's machine alone."))
+    if slots:
+        parts.append(_slots(slots))
+    if ring := [f"{one['device']} → {next}" for one in body["devices"] for next in one.get("passes_to", ())]:
+        parts.append(Text(f"straight from worker to worker: {', '.join(ring)}"))
+    if body["events"]:
+        parts.append(_events(body["events"], now))
+    return Group(*parts)
+
+
+def _title(body: Mapping[str, Any]) -> Text:
+    text = Text(str(body["model"]), style="bold")
+    seconds = body.get("token_seconds")
+    if seconds:
+        parts = ", ".join(f"{name} {_ms(seconds[name])}" for name in ("compute", "link", "waiting"))
+        text.append(f"   {body['tokens_per_second']:.1f} tokens/s   a token: {_ms(seconds['total'])} ({parts})", "")
+    return text
+
+
+def _used(device: Device) -> float:
+    memory = device["memory"]
+    return float(memory["weights"] + memory["kv"] + memory["compute"])
+
+
+def _trip(device: Device) -> float | None:
+    trip: float | None = device["link"]["pulse"] or device["link"]["round_trip"]
+    return trip
+
+
+def _state(device: Device) -> Text:
+    return Text(device["state"], style=_COLOURS.get(device["state"], ""))
+
+
+def _holds(device: Device) -> Text:
+    return Text((device["holds"] or device["why"] or "nothing") + _own_disk(device["memory"]))
+
+
+def _or_nothing(value: float | None, shown: Callable[[float], str]) -> str:
+    return shown(value) if value else ""
+
+
+def _spent(name: str) -> Column:
+    label = {"link": "on link"}.get(name, name)
+    return Column(label, lambda d: _ms(d["token_seconds"][name]), lambda d: -d["token_seconds"][name])
+
+
+COLUMNS = (
+    Column("device", lambda d: Text(d["device"]), lambda d: d["device"], right=False),
+    Column("state", _state, lambda d: d["state"], right=False),
+    Column("layers", _holds, lambda d: d["layers"] or [1 << 30], right=False),
+    Column("memory", lambda d: _size(_used(d)), lambda d: -_used(d)),
+    Column("free", lambda d: _size(d["memory"]["free"]), lambda d: -d["memory"]["free"]),
+    Column("reads", lambda d: _or_nothing(d["speed"]["decode"], _rate), lambda d: -(d["speed"]["decode"] or 0)),
+    Column("round trip", lambda d: "" if _trip(d) is None else _ms(_trip(d) or 0.0), lambda d: -(_trip(d) or 0)),
+    Column("link", lambda d: _or_nothing(d["link"]["bandwidth"], _rate), lambda d: -(d["link"]["bandwidth"] or 0)),
+    _spent("compute"),
+    _spent("link"),
+    _spent("waiting"),
+)
+"""Of the table of devices. Numbers are sorted from the largest down."""
+
+
+def _devices(devices: Sequence[Device], sort: str, reverse: bool) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in COLUMNS:
+        mark = ("▲" if reverse else "▼") if column.name == sort else ""
+        table.add_column(column.name + mark, justify="right" if column.right else "left",
+                         overflow="ellipsis" if column.right else "fold")  # fmt: skip
+        if column.name == sort:
+            devices = sorted(devices, key=column.order, reverse=reverse)
+    for device in devices:
+        table.add_row(*(column.cell(device) for column in COLUMNS))
+    return table
+
+
+def _slots(slots: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, title="slots", title_justify="left")
+    for name in ("slot", "state", "prompt", "cached", "generated", "context"):
+        table.add_column(name, justify="left" if name == "state" else "right")
+    for slot in slots:
+        n_prompt, done = slot.get("n_prompt_tokens", 0), slot.get("n_prompt_tokens_processed", 0)
+        n_decoded = (slot.get("next_token") or [{}])[0].get("n_decoded", 0)
+        busy = slot["is_processing"]
+        state = "idle" if not busy else "generates" if n_decoded else "reads its prompt"
+        table.add_row(
+            str(slot["id"]),
+            Text(state, style="green" if busy else "dim"),
+            f"{done}" if busy and not n_decoded else f"{n_prompt}",
+            str(slot.get("n_prompt_tokens_cache", 0)),
+            str(n_decoded),
+            str(slot["n_ctx"]),
+        )
+    return table
+
+
+def _own_disk(memory: Mapping[str, Any]) -> str:
+    """How much of its weights a worker has from its own disk."""
+    own = memory.get("own_disk", 0)
+    if not own:
+        return ""
+    return ", from its own disk" if own > 0.99 * memory["weights"] else f", {_size(own)} from its own disk"
+
+
+def _events(events: list[Mapping[str, Any]], now: float) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, title="the last hour", title_justify="left")
+    for event in events[-_MOST_EVENTS:]:
+        ago = max(0, round(now - event["at"]))
+        table.add_row(f"{ago // 60}:{ago % 60:02d} ago", event["kind"], Text(event["device"]), Text(event["what"]))
+    return table
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms"
+
+
+def _size(n: float) -> str:
+    return f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB"
+
+
+def _rate(n: float) -> str:
+    return f"{_size(n)}/s"
