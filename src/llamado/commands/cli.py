@@ -32,6 +32,8 @@ llamado: serve and run GGUF language models, on one machine or on many
   llamado wait URL              wait until a server answers requests
   llamado run [MODEL]           chat in the terminal
   llamado pull MODEL            fetch a model
+  llamado list                  the models that are here (show MODEL: what one is; rm MODEL: delete it)
+  llamado ps                    the servers that run on this machine
   llamado inspect MODEL         what is in a GGUF file, here or on a server, and whether it runs
   llamado gguf split|merge|set  a GGUF file in parts, parts in one file, another value of a key
   llamado bench -m MODEL        speed of prompts and of generation
@@ -161,6 +163,24 @@ def _inspect(_: Parsed, namespace: argparse.Namespace) -> int:
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
     return 0
+
+
+def _list(_: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.commands.files.models import run_list
+
+    return run_list(namespace.models_dir, as_json=namespace.output == "json")
+
+
+def _show(_: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.commands.files.models import run_show
+
+    return run_show(namespace.spec, template=namespace.template, as_json=namespace.output == "json")
+
+
+def _rm(_: Parsed, namespace: argparse.Namespace) -> int:
+    from llamado.commands.files.models import run_rm
+
+    return run_rm(namespace.spec, yes=namespace.yes, force=namespace.force)
 
 
 def _gguf(_: Parsed, namespace: argparse.Namespace) -> int:
@@ -315,7 +335,7 @@ def _up(flags: Parsed, namespace: argparse.Namespace) -> int:
 def _ps(_: Parsed, namespace: argparse.Namespace) -> int:
     from llamado.commands.up.running import run_ps
 
-    return run_ps(as_json=namespace.json)
+    return run_ps(clusters_json=namespace.json, as_json=namespace.output == "json", key=namespace.api_key)
 
 
 def _down(_: Parsed, namespace: argparse.Namespace) -> int:
@@ -357,6 +377,9 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "wait": (_wait, "wait until a server answers requests"),
     "run": (_run, "chat in the terminal"),
     "pull": (_pull, "fetch a model and print its path"),
+    "list": (_list, "the models that are on this machine: size, type, when they were used"),
+    "show": (_show, "what a model is: architecture, size, context, licence, template"),
+    "rm": (_rm, "delete a model that was fetched, all of its files; asks first"),
     "inspect": (_inspect, "show a GGUF file's metadata and tensors"),
     "gguf": (_gguf, "split: a GGUF file in parts; merge: parts in one file; set: another value of a key"),
     "bench": (_bench, "measure prompt and generation speed"),
@@ -373,7 +396,7 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "deploy": (_deploy, "files with which others run servers, workers and a gateway: from flags, or a cluster.yaml"),
     "tap": (_tap, "a proxy before a worker that delays, limits and decodes its traffic"),
     "up": (_up, "start workers, taps and a server on this machine, and keep them running"),
-    "ps": (_ps, "show what llamado up runs"),
+    "ps": (_ps, "the servers of this machine, and what llamado up runs"),
     "down": (_down, "end what llamado up runs"),
     "logs": (_logs, "print the logs of what llamado up runs"),
     "drain": (_drain, "have a service of llamado up finish what it is doing and end"),
@@ -425,6 +448,17 @@ def _parser(command: str) -> FlagParser:
     elif command == "inspect":
         parser.add_argument("spec", metavar="MODEL", help="a GGUF path, a URL, or a name as -m takes it")
         parser.add_argument("--no-tensors", action="store_true", help="leave out the table of tensors")
+    elif command == "list":
+        parser.add_argument("--models-dir", metavar="DIR", help="and those of a folder, as llamado serve takes it")
+    elif command in ("show", "rm"):
+        parser.add_argument(
+            "spec", metavar="MODEL", help="as llamado list names it" + ", or a path" * (command == "show")
+        )
+        if command == "show":
+            parser.add_argument("--template", action="store_true", help="print the chat template alone")
+        else:
+            parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+            parser.add_argument("--force", action="store_true", help="delete it though a process has it open")
     elif command == "gguf":
         from llamado.commands.files.gguf import add_arguments
 
@@ -433,7 +467,8 @@ def _parser(command: str) -> FlagParser:
         parser.add_argument("file", nargs="?", metavar="cluster.yaml", help="what to start (docs/cluster.schema.json)")
         parser.usage = "llamado up [cluster.yaml] [flags] [-- flags of the server]"
     elif command == "ps":
-        parser.add_argument("--json", action="store_true", help="for programs")
+        parser.add_argument("--json", action="store_true", help="the clusters alone, for programs")
+        parser.add_argument("--api-key", metavar="KEY", help="of servers that have one, to see their tokens/s")
     elif command == "down":
         parser.add_argument("cluster", nargs="?", metavar="NAME", help="which, where several run")
     elif command in ("logs", "drain"):
@@ -442,6 +477,8 @@ def _parser(command: str) -> FlagParser:
         parser.add_argument("service", metavar="SERVICE", help="as llamado ps names it", **many)  # type: ignore[arg-type]
         if command == "logs":
             parser.add_argument("-f", "--follow", action="store_true", help="go on with what is added")
+    if command in ("list", "show", "ps"):
+        parser.add_argument("-o", "--output", choices=["table", "json"], default="table", help="json: for programs")
     add_flags(parser, command)
     if parser.usage is None:
         # argparse would list all flags here and below.

@@ -13,6 +13,7 @@ from llamado.gateway.limits import KeyLimits
 from llamado.gateway.options import GatewayOptions
 from llamado.http.access import Access, busy_app
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
+from llamado.http.running import announced
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
 
@@ -67,5 +68,6 @@ def serve_gateway(options: GatewayOptions, sockets: list[socket.socket]) -> int:
         log.info("gateway listening on %s", address_of(sock, tls=bool(options.ssl_cert)))
     for replica in options.replicas:
         log.info("  %s%s %s", "backup " if replica.backup else "", replica.name, replica.url)
-    server.run(sockets=sockets)
+    with announced("gateway", [address_of(sock, tls=bool(options.ssl_cert)) for sock in sockets]):
+        server.run(sockets=sockets)
     return 0

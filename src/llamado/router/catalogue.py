@@ -17,10 +17,11 @@ from typing import Any
 
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
-from llamado.gguf.shards import shard_names
+from llamado.gguf.errors import SourceError
+from llamado.gguf.sources import stored
 from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
 from llamado.gguf.sources.resolve import cache_dir
-from llamado.gguf.sources.stored import hub_files, is_model
+from llamado.gguf.sources.stored import hub_files
 from llamado.gguf.sources.urls import large_folder
 from llamado.installation import own_command
 from llamado.router import presets
@@ -277,31 +278,11 @@ def _finish(entry: _Entry) -> RoutedModel:
 
 
 def models_in(folder: str) -> dict[str, Path]:
-    """Models of a folder by name: its GGUF files, and sub-folders of which each holds one model, maybe in parts."""
-    root = Path(folder)
-    if not root.is_dir():
-        raise CatalogueError(f"--models-dir {folder}: there is no such folder")
-    found: dict[str, Path] = {}
+    """Models of a folder by name. Raises CatalogueError."""
     try:
-        for path in sorted(root.iterdir()):
-            if path.is_dir():
-                inside = _model_inside(path)
-                if inside is not None:
-                    found[path.name] = inside
-            elif path.is_file() and is_model(path.name):
-                parts = shard_names(path.name)
-                if parts is None or parts[0] == path.name:
-                    found[path.name.removesuffix(".gguf")] = path
-    except OSError as error:
-        raise CatalogueError(f"--models-dir {folder}: {error}") from None
-    return found
-
-
-def _model_inside(folder: Path) -> Path | None:
-    files = sorted(path for path in folder.iterdir() if path.is_file() and is_model(path.name))
-    first = [path for path in files if "-00001-of-" in path.name]
-    whole = [path for path in files if shard_names(path.name) is None]
-    return next(iter(first or whole), None)
+        return stored.models_in(folder)
+    except SourceError as error:
+        raise CatalogueError(f"--models-dir {error}") from None
 
 
 def cached_models() -> dict[str, Options]:

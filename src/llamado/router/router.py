@@ -31,6 +31,7 @@ from llamado.http.errors import OLLAMA, ApiError, invalid, not_found
 from llamado.http.exchange import MODEL_POSTS
 from llamado.http.exposition import CONTENT_TYPE, merge
 from llamado.http.json_body import parse_json
+from llamado.http.running import announced
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
 from llamado.http.upstream import UpstreamLost, get
@@ -680,15 +681,17 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
 def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket]) -> int:
     """Serve many models until a signal comes; returns the exit code. Raises as `make_server` does."""
     server = make_server(settings, flags)
-    for sock in sockets:
-        log.info("server listening on %s", address_of(sock, tls=bool(settings.ssl_cert)))
     for note in settings.notes:
         log.info("%s", note)
-    try:
-        server.run(sockets=sockets)
-    finally:
-        if server.router is not None:
-            server.router.fleet.kill()
+    addresses = [address_of(sock, tls=bool(settings.ssl_cert)) for sock in sockets]
+    for address in addresses:
+        log.info("server listening on %s", address)
+    with announced("router", addresses, settings.switches.api_prefix):
+        try:
+            server.run(sockets=sockets)
+        finally:
+            if server.router is not None:
+                server.router.fleet.kill()
     return 0
 
 

@@ -19,6 +19,7 @@ import uvicorn
 from llamado.errors import LlamadoError
 from llamado.http.access import busy_app
 from llamado.http.connections import GRACE, HEADER_SECONDS, ConnectionLimits, configure
+from llamado.http.running import ServerFile, announced
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
 from llamado.server.app import ServerApp, create_app
@@ -101,7 +102,14 @@ class _Server(EndingServer):
             log.info("finishing %d running answer(s), up to %d s; interrupt again to stop at once", count, GRACE)
 
 
-def _load(server: _Server, state: ServerState, settings: Settings, load: Load, addresses: list[str]) -> None:
+def _load(
+    server: _Server,
+    state: ServerState,
+    settings: Settings,
+    load: Load,
+    addresses: list[str],
+    announcement: ServerFile,
+) -> None:
     """Load the model and say so; a failure is told to whoever asks for /health in this moment, and ends the server."""
     began = time.perf_counter()
     try:
@@ -122,6 +130,7 @@ def _load(server: _Server, state: ServerState, settings: Settings, load: Load, a
         memory.keep()
         state.served = served
         state.report(1.0, "ready")
+        announcement.tell(model=served.info.name, path=served.info.path)
         log.info("model loaded in %.2f s: %s", time.perf_counter() - began, served.info.name)
         for line in overview(settings, served, addresses):
             log.info("%s", line)
@@ -175,11 +184,14 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket], listen: 
     for note in settings.notes:
         log.info("%s", note)
 
-    loader = threading.Thread(
-        target=partial(_load, server, state, settings, load, addresses), name="llamado-load", daemon=True
-    )
-    loader.start()
-    server.run(sockets=sockets)
+    with announced("server", addresses, settings.switches.api_prefix) as announcement:
+        loader = threading.Thread(
+            target=partial(_load, server, state, settings, load, addresses, announcement),
+            name="llamado-load",
+            daemon=True,
+        )
+        loader.start()
+        server.run(sockets=sockets)
     code = 0 if state.failure is None else 1
     state.tools.close()
     if lan is not None:

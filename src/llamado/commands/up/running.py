@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -24,25 +25,37 @@ from llamado.cluster.state import (
 )
 from llamado.cluster.supervisor import DRAINED, DRAINING
 from llamado.cluster.table import cluster_table
+from llamado.commands.up.servers import servers_json, servers_table
+from llamado.http.running import running_servers
 
+_PIPED = 160  # columns of what goes to a file or a pipe
 _POLL = 0.1  # seconds
 _TAIL = 1 << 16  # bytes of a log that are shown at first
 
 
-def run_ps(*, as_json: bool) -> int:
-    """Show all clusters of this user; the exit code is 0 when there is one and all of it runs."""
+def run_ps(*, clusters_json: bool, as_json: bool, key: str | None = None) -> int:
+    """Show all servers and clusters of this user; the exit code is 0 when there is one and all of it runs.
+
+    `key`: what servers want to be told before they say how fast they are.
+    """
     clusters = all_clusters()
+    servers = [] if clusters_json else servers_json(running_servers(), key)
     if as_json:
+        shown = {"servers": servers, "clusters": [asdict(state) for state in clusters]}
+        print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
+    elif clusters_json:
         print(orjson.dumps([asdict(state) for state in clusters], option=orjson.OPT_INDENT_2).decode())
     else:
-        console = Console(highlight=False)
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED)
         for state in clusters:
             console.print(cluster_table(state, {one.name: last_line(one) for one in state.services}))
             if state.phase == GONE:
                 console.print(f"{state.name} was killed; llamado down {state.name} forgets it", markup=False)
-        if not clusters:
-            console.print("no cluster runs; llamado up starts one")
-    return 0 if clusters and all(state.phase != GONE for state in clusters) else 1
+        if servers:
+            console.print(servers_table(servers))
+        if not clusters and not servers:
+            console.print("nothing runs; llamado serve starts a server, llamado up a cluster")
+    return 0 if (clusters or servers) and all(state.phase != GONE for state in clusters) else 1
 
 
 def run_down(name: str | None) -> int:

@@ -85,9 +85,42 @@ def find_stored(name: str) -> StoredModel:
     raise SourceError(f"which {name!r}? There are {', '.join(model.name for model in found)}")
 
 
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """A model's file, and where it is the first of a split one the others."""
+    return tuple(path.parent / part for part in shard_names(path.name) or [path.name])
+
+
 def is_model(name: str) -> bool:
     """Whether a file of that name is a model, and none that goes along with one."""
     return name.endswith(".gguf") and "mmproj" not in name and not name.startswith(_DRAFTS)
+
+
+def models_in(folder: str) -> dict[str, Path]:
+    """Models of a folder by name: its GGUF files, and sub-folders of which each holds one model, maybe in parts."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise SourceError(f"{folder}: there is no such folder")
+    found: dict[str, Path] = {}
+    try:
+        for path in sorted(root.iterdir()):
+            if path.is_dir():
+                inside = _model_inside(path)
+                if inside is not None:
+                    found[path.name] = inside
+            elif path.is_file() and is_model(path.name):
+                parts = shard_names(path.name)
+                if parts is None or parts[0] == path.name:
+                    found[path.name.removesuffix(".gguf")] = path
+    except OSError as error:
+        raise SourceError(f"{folder}: {error}") from None
+    return found
+
+
+def _model_inside(folder: Path) -> Path | None:
+    files = sorted(path for path in folder.iterdir() if path.is_file() and is_model(path.name))
+    first = [path for path in files if "-00001-of-" in path.name]
+    whole = [path for path in files if shard_names(path.name) is None]
+    return next(iter(first or whole), None)
 
 
 def hub_cache() -> Path:
@@ -159,13 +192,13 @@ def _ours() -> Iterator[StoredModel]:
             yield StoredModel(name, path, files, "cache")
     for name, large in LARGE.items():
         path = large_folder() / large.file_name
-        files = _with_begun(path.parent / part for part in shard_names(path.name) or [path.name])
+        files = _with_begun(parts_of(path))
         if files:
             yield StoredModel(name, path, files, "cache")
     for path in sorted({_without_end(file) for file in _folder(models)} - seen):
         parts = shard_names(path.name)
         if path.suffix == ".gguf" and (parts is None or parts[0] == path.name):
-            files = _with_begun(path.parent / part for part in parts or [path.name])
+            files = _with_begun(parts_of(path))
             if files:
                 yield StoredModel(path.name.removesuffix(".gguf"), path, files, "cache")
 
@@ -184,7 +217,7 @@ def _folder(path: Path) -> list[Path]:
 def _of_the_hub() -> Iterator[StoredModel]:
     whole = hub_files()
     for name, path in whole.items():
-        yield StoredModel(name, path, tuple(path.parent / p for p in shard_names(path.name) or [path.name]), "hub")
+        yield StoredModel(name, path, parts_of(path), "hub")
     for folder in _hub_folders():
         # What was begun does not say of which file it is.
         begun = tuple(file for file in _folder(folder / "blobs") if _begun(file))

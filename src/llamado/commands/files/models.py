@@ -1,0 +1,158 @@
+"""`llamado list`, `show` and `rm`: the models that are on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from llamado.errors import LlamadoError
+from llamado.gguf.errors import SourceError
+from llamado.gguf.inspect import size_text, value_text
+from llamado.gguf.sources.stored import StoredModel, find_stored, models_in, parts_of, remove, stored_models
+from llamado.server.model_facts import ModelFacts, read_facts, timestamp
+
+_PIPED = 160  # columns of what goes to a file or a pipe
+
+
+class RemovalRefused(LlamadoError):
+    """A model that is not deleted: it is in use, or nobody said yes."""
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _PIPED, highlight=False)
+
+
+def _print_json(value: Any) -> None:
+    print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+
+
+def run_list(folder: str | None, *, as_json: bool) -> int:
+    """Show the models of our caches, Ollama's store and, if one is named, a folder. Raises SourceError."""
+    models = stored_models()
+    if folder is not None:
+        models += [StoredModel(name, path, parts_of(path), "folder") for name, path in models_in(folder).items()]
+    rows = [(model, read_facts(model.path) if model.whole else None) for model in models]
+    if as_json:
+        _print_json([_row(model, facts) for model, facts in rows])
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for heading in ("NAME", "ARCHITECTURE", "PARAMETERS", "QUANTIZATION"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("SIZE", no_wrap=True, justify="right")
+    for heading in ("USED", "FROM"):
+        table.add_column(heading, no_wrap=True)
+    for model, facts in rows:
+        known = ("", "", "") if facts is None else (facts.architecture, facts.parameter_size, facts.quantization)
+        name = model.name if model.whole else f"{model.name} (in part)"
+        table.add_row(Text(name), *known, size_text(model.size), _ago(model.used), model.source)
+    _console().print(table if rows else "no model is here; llamado pull smollm2 fetches one")
+    return 0
+
+
+def _row(model: StoredModel, facts: ModelFacts | None) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "path": str(model.path),
+        "files": [str(file) for file in model.files],
+        "source": model.source,
+        "whole": model.whole,
+        "size": model.size,
+        "used": timestamp(model.used),
+        "architecture": "" if facts is None else facts.architecture,
+        "parameter_size": "" if facts is None else facts.parameter_size,
+        "quantization": "" if facts is None else facts.quantization,
+    }
+
+
+def _ago(seconds: float) -> str:
+    n = max(0, int(time.time() - seconds))
+    for unit, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if n >= unit:
+            return f"{n // unit} {name}{'s' if n >= 2 * unit else ''} ago"
+    return "just now"
+
+
+def run_show(name: str, *, template: bool, as_json: bool) -> int:
+    """Show what a model is, by its name or path, without loading it. Raises SourceError."""
+    path = Path(name).expanduser()
+    stored = None if path.is_file() else find_stored(name)
+    facts = read_facts(path if stored is None else stored.path)
+    if facts is None:
+        raise SourceError(
+            f"{name}: {'it is here in part only' if stored else 'this is no GGUF file'}; llamado pull {name}"
+        )
+    if template:
+        print(facts.template)
+        return 0
+    shown: dict[str, Any] = {
+        "name": name,
+        "path": facts.path,
+        "size": facts.size,
+        "architecture": facts.architecture,
+        "parameters": facts.parameter_size,
+        "quantization": facts.quantization,
+        "context length": facts.n_ctx_train,
+        "embedding length": facts.n_embd,
+        "license": facts.license,
+        "used": None if stored is None else timestamp(stored.used),
+        "template": facts.template,
+    }
+    if as_json:
+        _print_json({key.replace(" ", "_"): value for key, value in shown.items()} | {"metadata": facts.info()})
+        return 0
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for key, value in shown.items():
+        if value in (None, "", 0):
+            continue
+        table.add_row(key, Text(size_text(value) if key == "size" else value_text(value)))
+    _console().print(table)
+    return 0
+
+
+def run_rm(name: str, *, yes: bool, force: bool) -> int:
+    """Delete a model that was fetched, all of its files, after asking. Raises SourceError and RemovalRefused."""
+    model = find_stored(name)
+    if not model.removable:
+        remove(model)  # says why not
+    users = who_maps(model.files)
+    if users and not force:
+        shown = ", ".join(f"{pid} ({command})" for pid, command in users)
+        raise RemovalRefused(f"{model.name} is in use by process {shown}; end it, or give --force")
+    for file in model.files:
+        print(f"{file}  {size_text(file.stat().st_size)}")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise RemovalRefused("nobody is there to ask: -y deletes without asking")
+        if input(f"Delete {model.name}, {size_text(model.size)}? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise RemovalRefused("nothing was deleted")
+    print(f"{model.name}: {size_text(remove(model))} deleted")
+    return 0
+
+
+def who_maps(files: Sequence[Path]) -> list[tuple[int, str]]:
+    """Processes of this user that have one of the files mapped, with their commands, where the system tells."""
+    wanted = {str(file.resolve()) for file in files}
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if folder.stat().st_uid != os.getuid() or int(folder.name) == os.getpid():
+                continue
+            lines = (folder / "maps").read_text().splitlines()
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        except (OSError, ValueError):
+            continue
+        # Address, rights, offset, device, inode, and the path of what is mapped (proc(5)).
+        if any(len(words := line.split(None, 5)) == 6 and words[5] in wanted for line in lines):
+            found.append((int(folder.name), command.strip()[:80]))
+    return sorted(found)

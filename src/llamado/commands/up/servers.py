@@ -1,0 +1,107 @@
+"""The servers of this machine as `llamado ps` shows them: their own words, and what they answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+from rich.table import Table
+from rich.text import Text
+
+from llamado.gguf.inspect import size_text
+from llamado.http.running import RunningServer
+
+_LOOK = 0.3  # seconds between two looks at how many tokens there are
+_TIMEOUT = 2.0
+_COLOURS = {"ready": "green", "busy": "green", "loading": "yellow"}
+
+
+def servers_json(servers: Sequence[RunningServer], key: str | None = None) -> list[dict[str, Any]]:
+    """What each server is, its state, and how many tokens it makes a second; `key`: of those that ask for one."""
+    clients = [_client(server, key) for server in servers]
+    try:
+        before = [_tokens(http) for http in clients]
+        if any(tokens is not None and tokens for tokens in before):
+            time.sleep(_LOOK)
+        after = [_tokens(http) if tokens else tokens for http, tokens in zip(clients, before, strict=True)]
+        states = [_state(http) for http in clients]
+    finally:
+        for http in clients:
+            http.close()
+    return [
+        {
+            "role": server.role,
+            "model": server.model,
+            "path": server.path,
+            "address": server.addresses[0] if server.addresses else "",
+            "state": "busy" if state == "ready" and now else state,
+            "pid": server.pid,
+            "since": server.since,
+            "memory": server.memory,
+            "tokens_per_second": _rate(then, now),
+        }
+        for server, then, now, state in zip(servers, before, after, states, strict=True)
+    ]
+
+
+def servers_table(servers: Sequence[dict[str, Any]]) -> Table:
+    """A row for each server."""
+    table = Table(title="servers", title_justify="left")
+    for heading in ("model", "address", "state", "since", "pid"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("memory", "tokens/s"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    for one in servers:
+        rate = one["tokens_per_second"]
+        table.add_row(
+            Text(one["model"] or f"({one['role']})"),
+            Text(one["address"]),
+            Text(one["state"], _COLOURS.get(one["state"], "red")),
+            time.strftime("%F %T", time.localtime(one["since"])),
+            str(one["pid"]),
+            "" if one["memory"] is None else size_text(one["memory"]),
+            "" if rate is None else f"{rate:.1f}",
+        )
+    return table
+
+
+def _client(server: RunningServer, key: str | None) -> httpx.Client:
+    address = server.addresses[0] if server.addresses else ""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    unix = None if "://" in address else httpx.HTTPTransport(uds=address)
+    url = (address if unix is None else "http://localhost") + server.prefix
+    # The process is known by its number; its certificate need not be one of this machine's name.
+    return httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, verify=False, transport=unix, trust_env=False)
+
+
+def _state(http: httpx.Client) -> str:
+    try:
+        answer = http.get("/health")
+        if answer.status_code == 200:
+            return "ready"
+        told = answer.json()
+        return "loading" if "progress" in told else str(told["error"]["message"])[:60]
+    except httpx.HTTPError:
+        return "no answer"
+    except (ValueError, KeyError, TypeError):
+        return f"status {answer.status_code}"
+
+
+def _tokens(http: httpx.Client) -> dict[int, int] | None:
+    """How many tokens each task has, by its number; None where the server does not tell."""
+    try:
+        answer = http.get("/slots")
+        slots = answer.json() if answer.status_code == 200 else None
+        if not isinstance(slots, list):
+            return None
+        return {slot["id_task"]: slot["next_token"][0]["n_decoded"] for slot in slots if slot["is_processing"]}
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError):
+        return None
+
+
+def _rate(then: dict[int, int] | None, now: dict[int, int] | None) -> float | None:
+    if then is None or now is None:
+        return None
+    return sum(max(0, n - then.get(task, 0)) for task, n in now.items()) / _LOOK
