@@ -45,6 +45,7 @@ from llamado.cluster.doctor.examination import Examination
 from llamado.commands import cli
 from llamado.commands.chat import screen
 from llamado.commands.chat.speaker import Figures, Said
+from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures
 from llamado.engine import loaded_model
@@ -188,6 +189,7 @@ class Commands:
 
             def __init__(self, n_threads: Any = None, n_threads_batch: Any = None, *, numa: Any = None) -> None:
                 note("device", n_threads=n_threads, n_threads_batch=n_threads_batch, numa=numa)
+                self.jit = Jit()
 
             def memory(self) -> tuple[int, int]:
                 return commands.memory, commands.memory
@@ -280,7 +282,8 @@ class Commands:
             pooling = chosen_pooling(options, model)
             note("embedder", pooling=pooling.name, n_ctx=beside.n_ctx_slot)
             forward = SimpleNamespace()
-            return forward, SimpleNamespace(pooling=pooling, forward=forward, close=lambda timeout: None)
+            more = {"close": lambda timeout: None, "max_tokens": 512}
+            return forward, SimpleNamespace(pooling=pooling, forward=forward, **more)
 
         def make_state(**given: Any) -> Any:
             note("state", **given)

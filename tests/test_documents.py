@@ -41,7 +41,11 @@ from llamado.server.state import ServerState
 GUARD = 120.0  # seconds
 
 SHELL = ("bash", "sh")
-ELSEWHERE = {"diff": "tests/test_contributing.py", "mermaid": "tests/test_architecture.py"}
+ELSEWHERE = {
+    "console": "tests/commands/test_terminal_sessions.py",
+    "diff": "tests/test_contributing.py",
+    "mermaid": "tests/test_architecture.py",
+}
 """Languages that another test reads."""
 
 NOT_RUN = {

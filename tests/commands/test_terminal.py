@@ -281,7 +281,9 @@ def test_blocks(found: list[str]) -> None:
     assert blocks("".join(found)) == found
 
 
-def test_markdown_answers_are_drawn_as_a_whole_text_would_be() -> None:
+def test_markdown_answers_are_drawn_as_a_whole_text_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamado.commands.chat.screen._FRAME", 0.0)
+    monkeypatch.setattr("llamado.commands.chat.screen._SHARE", 0)
     text = (
         "# Title\n\nSome **bold** <b>text</b>, [a link](http://x.y).\n\n- one\n- two\n\n```\ncode\n\nmore\n```\n\nend"
     )
@@ -308,7 +310,9 @@ def last_screen(console: Console) -> str:
     return "\n".join(line.rstrip() for line in screen.display).rstrip()
 
 
-def test_finished_blocks_are_written_once() -> None:
+def test_finished_blocks_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamado.commands.chat.screen._FRAME", 0.0)
+    monkeypatch.setattr("llamado.commands.chat.screen._SHARE", 0)
     console = Console(file=Terminal(), width=60, height=40, force_terminal=True)
     MarkdownScreen(console).show(pieces(*"first block\n\nsecond block\nis longer\n\nthird block\nend\n"))
     file = console.file

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from record_terminal import lasting, recorded, shown
 from terminals import Terminal
 from tiny_models import make_llama
 
@@ -42,7 +43,7 @@ def terminal(tmp_path: Path) -> Iterator[Open]:
 def test_a_session(terminal: Open, model: Path, tmp_path: Path) -> None:
     """Several lines, commands, a chat that is kept, the history of the next session, and Ctrl-D."""
     one = terminal(str(model), "-n", "6", "-s", "1", "-c", "512")
-    one.until("Ctrl-D leaves")
+    one.until("^tiny.gguf: /help .* Ctrl-D leaves")
     one.prompt()
     one.paste("first line\nsecond line")
     one.until("second line")
@@ -112,6 +113,17 @@ def test_what_is_stopped_is_not_lost(terminal: Open, model: Path) -> None:
     one.until("messages: 4, answers: 1")
     one.type("\x04")
     assert one.exit_code() == 0
+
+
+def test_a_file_before_a_terminal(model: Path) -> None:
+    """Standard input is no terminal, standard output is one."""
+    line = f"echo some text | {sys.executable} -m llamado run {model} -n 6 -s 1 -p 'sum up'; echo code $?"
+    one = Terminal(["-c", line], program=["sh"])
+    try:
+        one.until("^code 0")
+        assert len(one.text) > len("code 0") + 1
+    finally:
+        one.close()
 
 
 def test_a_terminal_without_markdown(terminal: Open, model: Path) -> None:
@@ -185,3 +197,7 @@ def test_smollm2_in_a_terminal(terminal: Open, smollm2_path: Path) -> None:
     assert answer.count(" 1 ") == 1 and answer.count(" 2 ") == 1, answer
     one.type("/exit\r")
     assert one.exit_code() == 0
+
+
+def test_the_session_of_the_page_is_what_happens(smollm2_path: Path) -> None:
+    assert lasting(recorded()) == lasting(shown()), "run: python tests/commands/record_terminal.py"

@@ -113,9 +113,8 @@ def _here(flags: Parsed, spec: str | None) -> Speaker:
             shown = line
 
     try:
-        return EngineSpeaker(
-            LoadedModel.load(source, options, defaults=defaults, progress=as_share(report)), source.name
-        )
+        llama = LoadedModel.load(source, options, defaults=defaults, progress=as_share(report))
+        return EngineSpeaker(llama, os.path.basename(source.name))
     finally:
         if shown:
             print("\x1b[K", end="", file=sys.stderr, flush=True)

@@ -20,7 +20,9 @@ from rich.text import Text
 from llamado.commands.chat.speaker import Answer, Figures
 
 _FRAME = 0.05
-"""Seconds between two pictures of an answer that comes."""
+"""Seconds between two pictures of an answer that comes, at least."""
+_SHARE = 4
+"""How many times as long as drawing a picture takes the answer is left alone."""
 _THOUGHT_LINES = 5
 """Lines of thoughts that are shown while they come."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
@@ -95,7 +97,7 @@ class MarkdownScreen:
 
     def show(self, answer: Answer) -> Shown:
         shown, drawn, began = Shown(), _Drawing(self._console), time.monotonic()
-        last = 0.0
+        due = 0.0
         with _no_echo(), Live(console=self._console, auto_refresh=False, transient=True) as live:
             try:
                 live.update(Text("…", style="dim"), refresh=True)
@@ -108,9 +110,11 @@ class MarkdownScreen:
                             drawn.fold(shown.thoughts, time.monotonic() - began)
                         shown.text += said.text
                         drawn.add(said.text)
-                    if (now := time.monotonic()) - last >= _FRAME:
-                        last = now
+                    if (now := time.monotonic()) >= due:
+                        drawn.settle()
                         live.update(_Tail(drawn.open if shown.text else _thinking(shown.thoughts)), refresh=True)
+                        done = time.monotonic()
+                        due = done + max(_FRAME, _SHARE * (done - now))
             except StopIteration as end:
                 shown.figures = end.value
             except KeyboardInterrupt:
@@ -137,12 +141,14 @@ class _Drawing:
 
     def add(self, text: str) -> None:
         self._text += printable(text)
-        if "\n" in text:
-            # What stands in a line that has no end yet may become anything.
-            whole = self._text[: self._text.rfind("\n") + 1]
-            for block in blocks(whole)[:-1]:
-                self._print(_markdown(block))
-                self._text = self._text[len(block) :]
+
+    def settle(self) -> None:
+        """Print the blocks that are whole."""
+        # What stands in a line that has no end yet may become anything.
+        whole = self._text[: self._text.rfind("\n") + 1]
+        for block in blocks(whole)[:-1]:
+            self._print(_markdown(block))
+            self._text = self._text[len(block) :]
 
     def fold(self, thoughts: str, seconds: float) -> None:
         """Thoughts are over: a line says that there were some."""
@@ -205,10 +211,13 @@ def _no_echo() -> Iterator[None]:
     """What is typed while an answer comes does not land in it; it is there for the next prompt."""
     try:
         import termios
-
+    except ImportError:  # a system without terminals of this kind
+        yield
+        return
+    try:
         fd = sys.stdin.fileno()
         before = termios.tcgetattr(fd)
-    except (ImportError, OSError, ValueError):  # no terminal, or a system without terminals of this kind
+    except (termios.error, OSError, ValueError):  # no terminal
         yield
         return
     quiet = [*before]

@@ -1,0 +1,67 @@
+"""Records the session of docs/terminal.md: `python tests/commands/record_terminal.py` types it and writes it anew.
+
+The answers are those of SmolLM2, whose bytes do not depend on the machine; only speeds do.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+from terminals import Terminal
+
+PAGE = Path(__file__).parents[2] / "docs" / "terminal.md"
+COMMAND = "llamado run smollm2 --temp 0 -n 200"
+_BLOCK = re.compile(r"(?<=```console\n).*?(?=```\n)", re.DOTALL)
+_MEASURED = re.compile(r"\d+\.\d+(?= (tokens/s|s\b))")
+
+
+def recorded() -> str:
+    """What stands in a terminal in which the session was typed."""
+    with tempfile.TemporaryDirectory() as folder:
+        terminal = Terminal(COMMAND.split()[1:], environ={"XDG_STATE_HOME": folder}, rows=50, columns=100)
+        try:
+            terminal.prompt()
+            terminal.paste(
+                "Write a Python function that\nreturns the largest of three numbers.\nThen explain it in one sentence."
+            )
+            _answered(terminal, 1)
+            terminal.type("/set temperature 0.7\r")
+            terminal.prompt()
+            terminal.type("/set seed 4\r")
+            terminal.prompt()
+            terminal.type("Give it a good name.")
+            _answered(terminal, 2)
+            terminal.type("/stats\r")
+            terminal.prompt()
+            terminal.type(f"/save {folder}/fruit.json\r")
+            terminal.prompt()
+            terminal.type("/exit\r")
+            terminal.exit_code()
+            return f"$ {COMMAND}\n{terminal.text}\n".replace(f"{folder}/", "")
+        finally:
+            terminal.close()
+
+
+def _answered(terminal: Terminal, count: int) -> None:
+    terminal.type("\r")
+    terminal.until(r"^\d+ tokens, ", 120, count=count)
+    terminal.prompt()
+
+
+def lasting(text: str) -> str:
+    """The text without what was measured."""
+    return _MEASURED.sub("…", text)
+
+
+def shown() -> str:
+    """What the page has."""
+    found = _BLOCK.search(PAGE.read_text())
+    assert found is not None
+    return found[0]
+
+
+if __name__ == "__main__":
+    text = recorded()
+    PAGE.write_text(_BLOCK.sub(lambda _: text, PAGE.read_text(), count=1))
