@@ -157,7 +157,6 @@ _VISION = "multimodal models are not supported yet"
 _DRAFT_ALIKE = "the draft model has what the model has"
 _ONE_DRAFT = "there is one draft, which is kept where it is what would have been chosen anyway"
 _REMOVED = "llama-server has removed this flag, too; see --spec-type"
-_NO_PAGE = "the page asks nothing of other servers"
 
 # fmt: off
 MODEL = _group(
@@ -599,8 +598,8 @@ SERVER = _group(
     _used("--mcp-servers-json", "the same, as JSON", type="str", metavar="JSON", env="LLAMA_ARG_MCP_SERVERS_JSON"),
     _used("-ag --agent", "all built-in tools (--tools all) and the MCP proxy (--ui-mcp-proxy)", default=False,
           off_names="-no-ag --no-agent", env="LLAMA_ARG_AGENT"),
-    _refused("--ui-mcp-proxy --webui-mcp-proxy", _NO_PAGE, type="bool",
-             off_names="--no-ui-mcp-proxy --no-webui-mcp-proxy", env="LLAMA_ARG_UI_MCP_PROXY"),
+    _used("--ui-mcp-proxy --webui-mcp-proxy", "pass a page's requests to MCP servers on (/cors-proxy)", default=False,
+          off_names="--no-ui-mcp-proxy --no-webui-mcp-proxy", env="LLAMA_ARG_UI_MCP_PROXY"),
 )
 
 ROUTER = _group(

@@ -155,6 +155,7 @@ def _tools(flags: Parsed) -> ToolSettings:
         builtin=builtin,
         folder=_folder("--tools-folder", flags.tools_folder) or ".",
         servers=_mcp_servers(flags),
+        proxy=flags.ui_mcp_proxy or (flags.agent and "ui_mcp_proxy" not in flags.given),
     )
 
 

@@ -77,7 +77,7 @@ class Router:
         reread: Callable[[], Catalogue] | None = None,
         tools: ToolsApi | None = None,
     ) -> None:
-        tools = tools or ToolsApi(None)
+        tools = self._tools = tools or ToolsApi()
         self._settings = settings
         self._limits = limits
         self._autoload = autoload
@@ -108,6 +108,8 @@ class Router:
             ("GET", "/logs"): self._logs,
             ("GET", "/tools"): _answering(tools.list_tools),
             ("POST", "/tools"): _answering(tools.call_tool),
+            ("GET", "/cors-proxy"): _answering(tools.pass_on),
+            ("POST", "/cors-proxy"): _answering(tools.pass_on),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -239,7 +241,7 @@ class Router:
             "ui": self._settings.switches.page,
             "ui_settings": dict(self._settings.switches.page_settings),
             "build_info": BUILD,
-            "cors_proxy_enabled": False,
+            "cors_proxy_enabled": self._tools.proxies,
         }
 
     async def _metrics(self, send: Send) -> None:

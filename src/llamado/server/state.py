@@ -33,7 +33,7 @@ class ServerState:
     sleep: Sleep | None = None
     """Puts the model to sleep and wakes it; None: it is always awake."""
     tracing: Tracing | None = None
-    tools: ToolsApi = field(default_factory=lambda: ToolsApi(None))
+    tools: ToolsApi = field(default_factory=ToolsApi)
 
     def loaded(self) -> Served:
         """The model. Raises ApiError while it is not loaded."""

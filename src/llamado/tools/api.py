@@ -1,4 +1,4 @@
-"""`/tools`: what there is, and calls, with llama-server's bodies (b11434).
+"""`/tools`: what there is, and calls, with llama-server's bodies (b11434); and `/cors-proxy`.
 
 The page or the client asks a model for calls and makes them here; the model's slot is free meanwhile.
 """
@@ -19,6 +19,7 @@ from llamado.http.errors import ApiError, ClientGone, invalid, not_found
 from llamado.http.json_body import read_object
 from llamado.http.sockets import is_local
 from llamado.tools.errors import BadCall, ToolsError
+from llamado.tools.proxy import McpProxy
 from llamado.tools.settings import ToolSettings
 from llamado.tools.tool import Call, Tool
 
@@ -59,20 +60,31 @@ def check_reach(settings: ToolSettings, access: AccessRules, hosts: Sequence[str
 
 
 class ToolsApi:
-    """The endpoint; `toolbox` is None where there are no tools."""
+    """The endpoints; `toolbox` and `proxy` are None where there is no such thing."""
 
-    def __init__(self, toolbox: Toolbox | None) -> None:
+    def __init__(self, toolbox: Toolbox | None = None, proxy: McpProxy | None = None) -> None:
         self._toolbox = toolbox
+        self._proxy = proxy
 
     @staticmethod
     def open(settings: ToolSettings, access: AccessRules, hosts: Sequence[str]) -> ToolsApi:
-        """The endpoint as the settings want it. Raises ToolsError."""
+        """The endpoints as the settings want them. Raises ToolsError."""
         check_reach(settings, access, hosts)
+        proxy = McpProxy() if settings.proxy else None
         if not settings.any:
-            return ToolsApi(None)
+            return ToolsApi(None, proxy)
         from llamado.tools.toolbox import Toolbox
 
-        return ToolsApi(Toolbox(settings))
+        return ToolsApi(Toolbox(settings), proxy)
+
+    @property
+    def proxies(self) -> bool:
+        """Whether `/cors-proxy` passes requests on."""
+        return self._proxy is not None
+
+    async def pass_on(self, request: Request) -> Response:
+        """`GET` and `POST /cors-proxy`."""
+        return disabled() if self._proxy is None else await self._proxy.pass_on(request)
 
     def close(self) -> None:
         """End all that runs."""

@@ -181,7 +181,7 @@ def props_json(served: Served, state: ServerState) -> dict[str, Any]:
         "eos_token": info.eos_token,
         "build_info": BUILD,
         "is_sleeping": state.sleep is not None and state.sleep.asleep,
-        "cors_proxy_enabled": False,
+        "cors_proxy_enabled": state.tools.proxies,
     }
 
 

@@ -1,0 +1,97 @@
+"""`/cors-proxy`: a page's requests to MCP servers that do not let pages of other sites ask.
+
+As llama-server has it (tools/server/server-cors-proxy.h, b11434).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from llamado.http.answer import error_response
+from llamado.http.bodies import body_of
+from llamado.http.errors import ApiError
+
+if TYPE_CHECKING:
+    import httpx
+
+_PREFIX = "x-llama-server-proxy-header-"
+"""Headers that are passed on begin so; no others are."""
+_NOT_ASKED = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
+_NOT_TOLD = frozenset({"connection", "content-length", "keep-alive", "server", "set-cookie", "transfer-encoding"})
+_SECONDS = 600.0
+# What another site sends is shown under this server's name: none of it may act as this server's page.
+_HARMLESS = {"content-security-policy": "sandbox", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
+
+
+class McpProxy:
+    """Passes GET and POST on."""
+
+    def __init__(self) -> None:
+        self._client: httpx.AsyncClient | None = None
+
+    async def pass_on(self, request: Request) -> Response:
+        """The other server's answer, as it comes."""
+        url = request.query_params.get("url", "")
+        if fault := _fault(url):
+            return error_response(ApiError("server_error", fault))
+        if self._client is None:
+            self._client = await asyncio.to_thread(_open)  # it reads certificates
+        client = self._client
+        headers = {
+            name[len(_PREFIX) :]: value
+            for name, value in request.headers.items()
+            if name.startswith(_PREFIX) and name[len(_PREFIX) :] not in {"", *_NOT_ASKED}
+        }
+        body = await body_of(request.scope).read(request.scope, request.receive) if request.method == "POST" else b""
+        import httpx
+
+        try:
+            asked = client.build_request(request.method, url, headers=headers, content=body or None)
+            told = await client.send(asked, stream=True)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            return error_response(ApiError("server_error", f"proxy error: {error or type(error).__name__}"))
+        shown = {
+            name: value
+            for name, value in told.headers.items()
+            if name not in _NOT_TOLD and not name.startswith("access-control-")
+        }
+        return StreamingResponse(_pieces(told), told.status_code, shown | _HARMLESS)
+
+
+def _fault(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        host, password, _ = parts.hostname, parts.password, parts.port
+    except ValueError as error:
+        return f"invalid URL: {error}"
+    if not parts.scheme:
+        return "invalid URL: no scheme"
+    if parts.scheme not in ("http", "https"):
+        return f"unsupported URL scheme: {parts.scheme}"
+    if not host:
+        return "invalid target URL: missing host"
+    return "authentication in target URL is not supported" if password else ""
+
+
+def _open() -> httpx.AsyncClient:
+    import httpx
+
+    nobodys = CookieJar(policy=DefaultCookiePolicy(allowed_domains=[]))  # clients share the connections, not cookies
+    client = httpx.AsyncClient(follow_redirects=True, timeout=_SECONDS, trust_env=False, cookies=nobodys)
+    client.headers = httpx.Headers({"accept-encoding": "identity"})
+    return client
+
+
+async def _pieces(answer: httpx.Response) -> AsyncIterator[bytes]:
+    try:
+        async for piece in answer.aiter_raw():
+            yield piece
+    finally:
+        await answer.aclose()

@@ -1,0 +1,110 @@
+"""`/cors-proxy`: what is passed on, what is not, and for whom."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from fakes import client, run
+
+from llamado.tools.settings import ToolSettings
+
+LOCAL = {"host": "localhost:8080"}
+PROXY = ToolSettings(proxy=True)
+PREFIX = "x-llama-server-proxy-header-"
+
+
+class Other(BaseHTTPRequestHandler):
+    """Another server: says what it was asked, leads elsewhere, or answers bit by bit."""
+
+    def do_GET(self) -> None:
+        if self.path == "/from":
+            self.send_response(307)
+            self.send_header("location", "/to?a=b")
+            self.end_headers()
+            return
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(418)
+        self.send_header("content-type", "text/html")
+        self.send_header("x-own", "kept")
+        self.send_header("set-cookie", "a=b")
+        self.send_header("access-control-allow-origin", "http://evil.example")
+        self.end_headers()
+        names = ",".join(sorted(name.lower() for name in self.headers))
+        self.wfile.write(f"{self.command} {self.path} {names} {self.headers.get('x-key')} ".encode() + body)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Other)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_requests_are_passed_on(other: str) -> None:
+    async def test() -> None:
+        async with client(tools=PROXY) as http:
+            headers = LOCAL | {
+                PREFIX + "x-key": "k",
+                PREFIX + "host": "evil",
+                "authorization": "Bearer mine",
+                "cookie": "c=d",
+            }
+            url = {"url": f"{other}/mcp?x=1&y=2"}
+            answer = await http.post("/cors-proxy", params=url, headers=headers, content=b"body")
+            assert answer.status_code == 418
+            method, path, names, key, body = answer.text.split(" ")
+            assert (method, path, key, body) == ("POST", "/mcp?x=1&y=2", "k", "body")
+            assert set(names.split(",")) & {"authorization", "cookie"} == set()
+            told = answer.headers
+            assert told["x-own"] == "kept" and "set-cookie" not in told and "access-control-allow-origin" not in told
+            assert told["content-security-policy"] == "sandbox" and told["x-content-type-options"] == "nosniff"
+            answer = await http.get("/cors-proxy", params={"url": f"{other}/from"}, headers=LOCAL)
+            assert answer.text.startswith("GET /to?a=b ")
+            assert (await http.get("/props")).json()["cors_proxy_enabled"] is True
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("", "invalid URL: no scheme"),
+        ("file:///etc/passwd", "unsupported URL scheme: file"),
+        ("http://", "invalid target URL: missing host"),
+        ("http://a:b@127.0.0.1/", "authentication in target URL is not supported"),
+        ("http://127.0.0.1:99999/", "invalid URL: Port out of range 0-65535"),
+        ("http://127.0.0.1:1/", "proxy error: All connection attempts failed"),
+    ],
+)
+def test_what_cannot_be_passed_on(url: str, why: str) -> None:
+    async def test() -> None:
+        async with client(tools=PROXY) as http:
+            answer = await http.get("/cors-proxy", params={"url": url}, headers=LOCAL)
+            assert (answer.status_code, answer.json()["error"]["message"]) == (500, why)
+
+    run(test())
+
+
+def test_strangers_are_not_served(other: str) -> None:
+    async def test() -> None:
+        async with client(tools=PROXY) as http:
+            cross = LOCAL | {"sec-fetch-site": "cross-site"}
+            for headers in ({"host": "evil.example"}, cross, LOCAL | {"origin": "null"}):
+                for method in ("GET", "POST"):
+                    answer = await http.request(method, "/cors-proxy", params={"url": other}, headers=headers)
+                    assert (answer.status_code == 403 and "need a key" in answer.text) or "not called" in answer.text
+        async with client() as http:
+            answer = await http.get("/cors-proxy", params={"url": other}, headers=LOCAL)
+            assert answer.status_code == 403 and answer.json()["error"]["type"] == "feature_disabled"
+            assert (await http.get("/props")).json()["cors_proxy_enabled"] is False
+
+    run(test())
