@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from fakes import INFO, FakeEngine, client, run
+from fakes import INFO, FakeEngine, FakeTokenizer, client, run
 from ollama_documents import DOCUMENTED, EVERY_OPTION, OPEN_WEBUI, SKY, problems
 from test_chat_api import CALLING, HERMES
 
@@ -144,6 +144,23 @@ def test_prompts_of_generate() -> None:
     template = "{{ if .System }}S: {{ .System }}\n{{ end }}U: {{ .Prompt }}\nA: {{ .Response }}<end>"
     assert prompt("/api/generate", {"prompt": "Hi", "template": template}) == "U: Hi\nA: "
     assert prompt("/api/generate", {"prompt": "a", "suffix": "b"}) == "\x03a\x04b\x05"
+
+
+def test_durations_of_an_answer_are_nanoseconds() -> None:
+    _, told = ask("/api/generate", {"model": "m", "prompt": "Hi", "stream": False})
+    assert (told["prompt_eval_duration"], told["eval_duration"]) == (2_000_000, 3_000_000)  # what the fake engine says
+    assert 100_000 < told["load_duration"] + 100_000 < told["total_duration"] + 100_000 < 60 * 10**9
+
+
+def test_only_a_prompt_that_comes_first_begins_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        FakeTokenizer,
+        "encode",
+        lambda self, text, add_special=False, parse_special=True: [1] * add_special + list(text.encode()),
+    )
+    engine = FakeEngine()
+    ask("/api/generate", {"model": "m", "prompt": "x", "context": [1, 65], "stream": False}, engine)
+    assert engine.requests[0].prompt[:3] == [1, 65, ord("<")] and engine.requests[0].prompt.count(1) == 1
 
 
 def test_a_conversation_goes_on_by_its_context() -> None:
