@@ -105,12 +105,22 @@ def test_kept_searched_exported_and_imported(chat: Page, tmp_path: Path) -> None
     assert len(json.loads(file.read_text())["conversations"]) == 2
     chat.on("dialog", lambda dialog: dialog.accept())
     for name in ("Mountains of Peru", "Rivers of Spain"):
-        chat.get_by_role("button", name=f"Delete {name}").click(force=True)
+        chat.get_by_role("link", name=name).hover()
+        chat.get_by_role("button", name=f"Delete {name}").click()
     expect(chats).to_have_count(0)
     chat.get_by_label("File of chats").set_input_files(file)
     expect(chats).to_have_text(["Mountains of Peru", "Rivers of Spain"])
     chats.last.click()
     expect(answers(chat)).to_have_text(["Answer to 1."])
+
+
+def test_renamed_by_a_button(chat: Page) -> None:
+    say(chat, "Rivers of Spain")
+    ended(chat, 1)
+    chat.on("dialog", lambda dialog: dialog.accept("Ríos"))
+    chat.get_by_role("button", name="Rename Rivers of Spain").click()
+    expect(chat.locator(".chats-row a")).to_have_text(["Ríos"])
+    expect(chat.get_by_role("heading", level=1)).to_have_text("Ríos")
 
 
 def test_settings_reach_the_model(chat: Page, engine: ScriptedEngine) -> None:

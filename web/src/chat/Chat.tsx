@@ -4,7 +4,7 @@ import { useEffect } from "preact/hooks";
 import { props } from "../api/server";
 import { go, route } from "../shell/route";
 import { readServerTools } from "../tools/offered";
-import { failure, growing, send, shownPath } from "./answering";
+import { failure, growing, send, shownPath, stop } from "./answering";
 import { Composer } from "./Composer";
 import { MessageList } from "./MessageList";
 import { SettingsPanel } from "./SettingsPanel";
@@ -57,7 +57,7 @@ export function Chat() {
             {failure.value}
           </p>
         )}
-        <Composer onSend={(text, attachments) => send(text, attachments, leaf)} />
+        <Composer busy={growing.value !== null} onStop={stop} onSend={(text, attachments) => send(text, attachments, leaf)} />
       </section>
       {panel.value === "settings" && <SettingsPanel onClose={() => (panel.value = "")} />}
     </div>

@@ -1,19 +1,21 @@
 import { useRef, useState } from "preact/hooks";
-import { growing, stop } from "./answering";
+import { Icon } from "../ui/Icon";
 import { readAttachment } from "./attachments";
 import type { Attachment } from "./tree";
 
 interface Given {
+  /** Whether an answer is being made; then it can be stopped, and nothing sent. */
+  busy: boolean;
+  onStop: () => void;
   onSend: (text: string, attachments: Attachment[]) => Promise<void>;
 }
 
 /** Where a message is written: Enter sends, Shift+Enter begins a line; files are attached, dropped or pasted. */
-export function Composer({ onSend }: Given) {
+export function Composer({ busy, onStop, onSend }: Given) {
   const field = useRef<HTMLTextAreaElement>(null);
   const file = useRef<HTMLInputElement>(null);
   const [attachments, setAttachments] = useState<Attachment[]>([]);
   const [said, setSaid] = useState("");
-  const busy = growing.value !== null;
 
   function fit() {
     const area = field.current!;
@@ -67,7 +69,7 @@ export function Composer({ onSend }: Given) {
                 aria-label={`Remove ${one.name}`}
                 onClick={() => setAttachments(attachments.filter((_, other) => other !== index))}
               >
-                ×
+                <Icon name="close" />
               </button>
             </span>
           ))}
@@ -76,7 +78,7 @@ export function Composer({ onSend }: Given) {
       )}
       <div class="composer-row">
         <button class="quiet" type="button" aria-label="Attach files" title="Attach files" onClick={() => file.current?.click()}>
-          ＋
+          <Icon name="plus" />
         </button>
         <input
           ref={file}
@@ -106,11 +108,11 @@ export function Composer({ onSend }: Given) {
           }}
           onKeyDown={(event) => {
             if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
-            else if (event.key === "Escape" && busy) stop();
+            else if (event.key === "Escape" && busy) onStop();
           }}
         />
         {busy ? (
-          <button class="primary" type="button" onClick={stop}>
+          <button class="primary" type="button" onClick={onStop}>
             Stop
           </button>
         ) : (

@@ -1,8 +1,8 @@
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { models, props } from "../api/server";
 import { growing, shownPath } from "./answering";
 import { MessageView } from "./MessageView";
-import { messages } from "./store";
+import { isOpen, messages } from "./store";
 
 const NEAR_END = 60; // pixels
 
@@ -13,13 +13,18 @@ export function MessageList() {
   const now = growing.value;
   const shown = shownPath.value;
 
-  useEffect(() => {
-    const place = list.current;
-    if (place && follows.current) place.scrollTop = place.scrollHeight;
-  });
-  useEffect(() => {
+  useLayoutEffect(() => {
     follows.current = true;
   }, [shown.length]);
+  useLayoutEffect(() => {
+    const place = list.current;
+    if (!place || !follows.current) return;
+    const toEnd = () => (place.scrollTop = place.scrollHeight);
+    toEnd();
+    // Messages get their true heights when they come into view.
+    const frame = requestAnimationFrame(toEnd);
+    return () => cancelAnimationFrame(frame);
+  });
 
   return (
     <div
@@ -34,7 +39,7 @@ export function MessageList() {
         follows.current = scrollHeight - scrollTop - clientHeight < NEAR_END;
       }}
     >
-      {!shown.length && <Welcome />}
+      {!shown.length && isOpen.value && <Welcome />}
       {shown.map((message) => {
         const grows = now?.message.id === message.id;
         return (

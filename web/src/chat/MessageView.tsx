@@ -3,11 +3,13 @@ import { useRef, useState } from "preact/hooks";
 import { Markdown } from "../markdown/Markdown";
 import { shown } from "../markdown/visible";
 import { Copy } from "../ui/Copy";
+import { Icon } from "../ui/Icon";
 import { goOn, growing, regenerate, send, show } from "./answering";
 import { Probabilities } from "./Probabilities";
 import { keep, removeMessage } from "./store";
 import { ToolCalls } from "./ToolCalls";
-import { type Message, type Messages, type Stats, versions } from "./tree";
+import { Took } from "./Took";
+import { type Message, type Messages, versions } from "./tree";
 
 interface Given {
   message: Message;
@@ -124,7 +126,7 @@ function Versions({ message, all }: { message: Message; all: Messages }) {
         disabled={busy || at === 0}
         onClick={() => void show(others[at - 1]!)}
       >
-        ‹
+        <Icon name="left" />
       </button>
       {at + 1} of {others.length}
       <button
@@ -134,7 +136,7 @@ function Versions({ message, all }: { message: Message; all: Messages }) {
         disabled={busy || at === others.length - 1}
         onClick={() => void show(others[at + 1]!)}
       >
-        ›
+        <Icon name="right" />
       </button>
     </span>
   );
@@ -175,16 +177,5 @@ function Editor({ message, onDone }: { message: Message; onDone: () => void }) {
         </button>
       </div>
     </form>
-  );
-}
-
-function Took({ stats }: { stats: Stats }) {
-  const first = stats.firstTokenMs >= 1000 ? `${(stats.firstTokenMs / 1000).toFixed(1)} s` : `${Math.round(stats.firstTokenMs)} ms`;
-  return (
-    <span class="took">
-      {stats.tokens} tokens, {stats.tokensPerSecond.toFixed(1)}/s · first after {first} · prompt {stats.promptTokens}
-      {stats.cachedTokens > 0 && `, ${stats.cachedTokens} from the cache`}
-      {stats.drafted ? ` · ${stats.accepted} of ${stats.drafted} drafts taken` : ""}
-    </span>
   );
 }

@@ -1,6 +1,7 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { models } from "../api/server";
 import { serverTools } from "../tools/offered";
+import { Icon } from "../ui/Icon";
 import { type Parameter, parameters, read, readParameters, write } from "./parameters";
 import type { Settings } from "./settings";
 import { changeSettings, shownSettings } from "./store";
@@ -9,19 +10,28 @@ interface Given {
   onClose?: () => void;
   settings?: Settings;
   onChange?: (changes: Partial<Settings>) => void;
+  title?: string;
+  /** Whether messages are asked about; a text alone has no system prompt and no tools. */
+  chat?: boolean;
 }
 
 /** What is asked of the model; without `settings` those of the conversation that is shown. */
-export function SettingsPanel({ onClose, settings = shownSettings(), onChange = (one) => void changeSettings(one) }: Given) {
+export function SettingsPanel({
+  onClose,
+  settings = shownSettings(),
+  onChange = (one) => void changeSettings(one),
+  title = "Settings",
+  chat = true,
+}: Given) {
   useEffect(() => void readParameters(settings.model).catch(() => undefined), [settings.model]);
   const id = useId();
   return (
-    <aside class="settings" aria-label="Settings">
+    <aside class="settings" aria-label={title}>
       <div class="row">
-        <h2>Settings</h2>
+        <h2>{title}</h2>
         {onClose && (
           <button class="quiet" type="button" aria-label="Close the settings" onClick={onClose}>
-            ×
+            <Icon name="close" />
           </button>
         )}
       </div>
@@ -39,10 +49,12 @@ export function SettingsPanel({ onClose, settings = shownSettings(), onChange = 
           </select>
         </label>
       )}
-      <label>
-        System prompt
-        <textarea rows={3} value={settings.system} onChange={(event) => onChange({ system: event.currentTarget.value })} />
-      </label>
+      {chat && (
+        <label>
+          System prompt
+          <textarea rows={3} value={settings.system} onChange={(event) => onChange({ system: event.currentTarget.value })} />
+        </label>
+      )}
       <label>
         JSON schema of the answer
         <textarea
@@ -53,7 +65,7 @@ export function SettingsPanel({ onClose, settings = shownSettings(), onChange = 
           onChange={(event) => onChange({ schema: event.currentTarget.value })}
         />
       </label>
-      {serverTools.value.length > 0 && (
+      {chat && serverTools.value.length > 0 && (
         <fieldset>
           <legend>The server's tools</legend>
           {serverTools.value.map((tool) => (
@@ -71,16 +83,18 @@ export function SettingsPanel({ onClose, settings = shownSettings(), onChange = 
           ))}
         </fieldset>
       )}
-      <label>
-        Further tools
-        <textarea
-          rows={2}
-          class="mono"
-          placeholder='[{"type": "function", "function": {"name": …}}]'
-          value={settings.tools}
-          onChange={(event) => onChange({ tools: event.currentTarget.value })}
-        />
-      </label>
+      {chat && (
+        <label>
+          Further tools
+          <textarea
+            rows={2}
+            class="mono"
+            placeholder='[{"type": "function", "function": {"name": …}}]'
+            value={settings.tools}
+            onChange={(event) => onChange({ tools: event.currentTarget.value })}
+          />
+        </label>
+      )}
       <label>
         Probabilities: likeliest tokens at each place
         <input
@@ -93,7 +107,9 @@ export function SettingsPanel({ onClose, settings = shownSettings(), onChange = 
       </label>
       <fieldset>
         <legend>Parameters</legend>
-        {parameters.value.map((one) => (
+        {(parameters.value[settings.model] ?? [])
+          .filter((one) => chat || !one.chat)
+          .map((one) => (
           <Field
             key={one.name}
             id={`${id}-${one.name}`}

@@ -1,7 +1,8 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { address } from "../shell/route";
+import { Icon } from "../ui/Icon";
 import { growing } from "./answering";
-import { conversations, current, exported, imported, removeConversation, rename, search } from "./store";
+import { type Conversation, conversations, current, exported, imported, isRead, removeConversation, rename, search } from "./store";
 
 const DAY_MS = 86_400_000;
 
@@ -16,6 +17,11 @@ function download(name: string, value: unknown): void {
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+function renameByHand(one: Conversation): void {
+  const title = prompt("Name of this chat", one.title);
+  if (title !== null) void rename(one, title);
 }
 
 /** The conversations that are kept in this browser. */
@@ -76,13 +82,13 @@ export function Sidebar({ onChosen }: { onChosen: () => void }) {
                   href={address("chat", one.id)}
                   aria-current={one.id === current.value?.id ? "true" : undefined}
                   onClick={onChosen}
-                  onDblClick={() => {
-                    const title = prompt("Name of this chat", one.title);
-                    if (title !== null) void rename(one, title);
-                  }}
+                  onDblClick={() => renameByHand(one)}
                 >
                   {one.title}
                 </a>
+                <button class="quiet small" type="button" aria-label={`Rename ${one.title}`} onClick={() => renameByHand(one)}>
+                  <Icon name="pencil" />
+                </button>
                 <button
                   class="quiet small"
                   type="button"
@@ -92,13 +98,13 @@ export function Sidebar({ onChosen }: { onChosen: () => void }) {
                     if (confirm(`Delete “${one.title}”? It is kept nowhere else.`)) void removeConversation(one.id);
                   }}
                 >
-                  ×
+                  <Icon name="close" />
                 </button>
               </li>
             </>
           );
         })}
-        {!shown.length && <li class="chats-head">{found ? "Nothing found" : "Chats are kept in this browser only."}</li>}
+        {!shown.length && isRead.value && <li class="chats-head">{found ? "Nothing found" : "Chats are kept in this browser only."}</li>}
       </ul>
       <div class="sidebar-foot">
         <button

@@ -3,7 +3,7 @@ import { stream } from "../api/http";
 import { asRequest, type Settings } from "./settings";
 import type { Attachment, Ending, Message, Stats, TokenProbs, ToolCall } from "./tree";
 
-interface Timings {
+export interface Timings {
   cache_n: number;
   prompt_n: number;
   predicted_n: number;
@@ -129,7 +129,7 @@ function add(answer: Answer, chunk: Chunk): boolean {
   return Boolean(content || thought || calls?.length);
 }
 
-function statsOf(timings: Timings, firstTokenMs: number): Stats {
+export function statsOf(timings: Timings, firstTokenMs: number): Stats {
   return {
     promptTokens: timings.prompt_n + timings.cache_n,
     cachedTokens: timings.cache_n,

@@ -40,3 +40,25 @@ test("typed values", () => {
   expect(read(one("list"), '["a,b"]')).toEqual(["a,b"]);
   expect(write(["a"])).toBe('["a"]');
 });
+
+test("what a template speaks of can be set for chats", () => {
+  const properties = Object.fromEntries(
+    ["reasoning_effort", "reasoning_budget_tokens", "parallel_tool_calls", "chat_template_kwargs"].map((name) => [name, {}]),
+  );
+  const document = {
+    paths: { "/v1/chat/completions": { post: { requestBody: { content: { "application/json": { schema: { properties } } } } } } },
+  };
+  const names = (chat_template: string) => table({ chat_template }, document).map((found) => found.name);
+  expect(names("{{ messages }}")).toEqual(["chat_template_kwargs"]);
+  expect(names("{% if enable_thinking %}<think>{% endif %}")).toEqual([
+    "reasoning_effort", "reasoning_budget_tokens", "chat_template_kwargs",
+  ]);
+  expect(read(one("object"), '{"enable_thinking": false}')).toEqual({ enable_thinking: false });
+  expect(() => read(one("object"), "[1]")).toThrow("object");
+  expect(write({ a: 1 })).toBe('{"a":1}');
+});
+
+test("the seed of chance is shown as -1, as it is typed", () => {
+  const props = { default_generation_settings: { params: { seed: 4294967295 } } };
+  expect(table(props, null)).toMatchObject([{ name: "seed", default: -1 }]);
+});

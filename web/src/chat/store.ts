@@ -39,6 +39,9 @@ function database(): Promise<IDBPDatabase> {
 export const conversations = signal<Conversation[]>([]);
 /** The conversation that is shown; null: a new one, which is kept with its first message. */
 export const current = signal<Conversation | null>(null);
+/** Whether the conversations, and the one that is shown, have been read. */
+export const isRead = signal(false);
+export const isOpen = signal(false);
 /** Its messages by their ids. */
 export const messages = signal<Messages>(new Map());
 
@@ -54,6 +57,7 @@ function sorted(all: Conversation[]): Conversation[] {
 
 export async function readConversations(): Promise<void> {
   conversations.value = sorted((await (await database()).getAll("conversations")) as Conversation[]);
+  isRead.value = true;
 }
 
 async function messagesOf(id: string): Promise<Message[]> {
@@ -63,9 +67,11 @@ async function messagesOf(id: string): Promise<Message[]> {
 /** Shows a conversation; one that is not there is a new one. */
 export async function open(id: string | null): Promise<void> {
   if (id !== null && current.value?.id === id) return;
+  if (id !== null && !current.value) isOpen.value = false;
   const found = id === null ? undefined : ((await (await database()).get("conversations", id)) as Conversation | undefined);
   messages.value = new Map(found ? (await messagesOf(found.id)).map((one) => [one.id, one]) : []);
   current.value = found ?? null;
+  isOpen.value = true;
 }
 
 /** Begins a conversation with what its first message says as its title. */
@@ -74,6 +80,7 @@ export async function create(firstMessage: string, settings: Settings): Promise<
   const title = firstMessage.replace(/\s+/g, " ").trim().slice(0, TITLE_LENGTH) || "New chat";
   const conversation: Conversation = { id: newId(), title, created: now, updated: now, leaf: null, settings };
   messages.value = new Map();
+  isOpen.value = true;
   await put(conversation);
   return conversation;
 }

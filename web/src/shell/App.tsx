@@ -1,6 +1,7 @@
 import type { ComponentType } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { health, props, start } from "../api/server";
+import { Icon } from "../ui/Icon";
 import { KeyDialog } from "./KeyDialog";
 import { address, route } from "./route";
 import { theme, type Theme } from "./theme";
@@ -71,7 +72,7 @@ export function App() {
           aria-label={`Colours: ${theme.value}`}
           onClick={() => (theme.value = NEXT[theme.value])}
         >
-          {{ system: "◐", light: "☀", dark: "☾" }[theme.value]}
+          <Icon name={({ system: "contrast", light: "sun", dark: "moon" } as const)[theme.value]} />
         </button>
       </header>
       <main id="main" tabIndex={-1}>

@@ -9,4 +9,7 @@ export interface View {
 
 export const VIEWS: View[] = [
   { id: "chat", title: "Chat", load: async () => (await import("../chat/Chat")).Chat },
+  { id: "compare", title: "Compare", load: async () => (await import("../compare/Compare")).Compare },
+  { id: "complete", title: "Complete", load: async () => (await import("../complete/Complete")).Complete },
+  { id: "infill", title: "Infill", load: async () => (await import("../complete/Infill")).Infill },
 ];

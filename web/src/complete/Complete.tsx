@@ -1,0 +1,110 @@
+// A text and what the model makes of it, in place: no messages, no template.
+import { signal } from "@preact/signals";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { Probabilities } from "../chat/Probabilities";
+import { shown } from "../markdown/visible";
+import { remembered } from "../ui/remembered";
+import { Outcome, Panel } from "./Panel";
+import { Run } from "./running";
+import "../chat/chat.css";
+import "./complete.css";
+
+const run = new Run("completion");
+const text = remembered("complete.text", "");
+/** The text before the last continuation. */
+const before = signal<string | null>(null);
+
+export function Complete() {
+  const [panel, setPanel] = useState(false);
+  const [probs, setProbs] = useState(false);
+  const field = useRef<HTMLTextAreaElement>(null);
+  const busy = run.busy.value;
+  const found = run.latest.value;
+  const whole = busy && before.value !== null ? before.value + (found?.text ?? "") : text.value;
+  useEffect(() => {
+    const area = field.current;
+    if (busy && area) area.scrollTop = area.scrollHeight;
+  }, [busy, whole]);
+
+  async function complete(start: string) {
+    if (run.busy.value) return;
+    before.value = start;
+    setProbs(false);
+    await run.start({ prompt: start });
+    text.value = start + (run.latest.value?.text ?? "");
+  }
+
+  const showsProbs = probs && !busy && before.value !== null && found !== null && found.probs.length > 0;
+  return (
+    <div class={`complete ${panel ? "shows-settings" : ""}`}>
+      <section
+        class="conversation"
+        aria-label="Completion"
+        onKeyDown={(event) => {
+          if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) void complete(text.value);
+          else if (event.key === "Escape" && busy) run.stop();
+        }}
+      >
+        <div class="chat-bar">
+          <h1>Complete a text</h1>
+          <button class="quiet" type="button" aria-expanded={panel} onClick={() => setPanel(!panel)}>
+            Settings
+          </button>
+        </div>
+        {showsProbs ? (
+          <div class="written" tabIndex={0} role="group" aria-label="Probabilities of the tokens">
+            {shown(before.value!)}
+            <Probabilities tokens={found.probs} />
+          </div>
+        ) : (
+          <textarea
+            ref={field}
+            class="written"
+            aria-label="Text"
+            placeholder="Once upon a time"
+            dir="auto"
+            spellcheck={false}
+            value={whole}
+            readOnly={busy}
+            onInput={(event) => {
+              text.value = event.currentTarget.value;
+              before.value = null;
+            }}
+          />
+        )}
+        <div class="complete-foot">
+          {busy ? (
+            <button class="primary" type="button" onClick={() => run.stop()}>
+              Stop
+            </button>
+          ) : (
+            <button class="primary" type="button" title="Ctrl+Enter" onClick={() => void complete(text.value)}>
+              Complete
+            </button>
+          )}
+          <button type="button" disabled={busy || before.value === null} onClick={() => void complete(before.value!)}>
+            Again
+          </button>
+          <button
+            type="button"
+            disabled={busy || before.value === null}
+            onClick={() => {
+              text.value = before.value!;
+              before.value = null;
+              setProbs(false);
+            }}
+          >
+            Take back
+          </button>
+          {found !== null && found.probs.length > 0 && before.value !== null && (
+            <button type="button" disabled={busy} aria-pressed={probs} onClick={() => setProbs(!probs)}>
+              Probabilities
+            </button>
+          )}
+          <Outcome of={run} />
+        </div>
+      </section>
+      {panel && <Panel onClose={() => setPanel(false)} />}
+    </div>
+  );
+}

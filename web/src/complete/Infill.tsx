@@ -1,0 +1,155 @@
+// What belongs between two texts, for models that were trained to say that.
+import { useRef, useState } from "preact/hooks";
+import { readAttachment } from "../chat/attachments";
+import { Probabilities } from "../chat/Probabilities";
+import type { Attachment } from "../chat/tree";
+import { shown } from "../markdown/visible";
+import { Icon } from "../ui/Icon";
+import { remembered } from "../ui/remembered";
+import { Outcome, Panel } from "./Panel";
+import { Run } from "./running";
+import "../chat/chat.css";
+import "./complete.css";
+
+const run = new Run("infill");
+const prefix = remembered("infill.prefix", "");
+const suffix = remembered("infill.suffix", "");
+
+export function Infill() {
+  const [panel, setPanel] = useState(false);
+  const [probs, setProbs] = useState(false);
+  const [around, setAround] = useState<Attachment[]>([]);
+  const [said, setSaid] = useState("");
+  const [filled, setFilled] = useState(false);
+  const file = useRef<HTMLInputElement>(null);
+  const busy = run.busy.value;
+  const found = filled ? run.latest.value : null;
+
+  async function fill() {
+    setProbs(false);
+    setFilled(true);
+    const extra = around.map(({ name, text }) => ({ filename: name, text }));
+    await run.start({ input_prefix: prefix.value, input_suffix: suffix.value, input_extra: extra, prompt: "" });
+  }
+
+  async function add(files: Iterable<File>) {
+    for (const one of files) {
+      try {
+        const read = await readAttachment(one);
+        setAround((before) => [...before, read]);
+        setSaid("");
+      } catch (error) {
+        setSaid(`${one.name}: ${error instanceof Error ? error.message : String(error)}`);
+      }
+    }
+    file.current!.value = "";
+  }
+
+  return (
+    <div class={`complete ${panel ? "shows-settings" : ""}`}>
+      <section
+        class="conversation infill"
+        aria-label="Infill"
+        onKeyDown={(event) => {
+          if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) void fill();
+          else if (event.key === "Escape" && busy) run.stop();
+        }}
+      >
+        <div class="chat-bar">
+          <h1>Fill in between</h1>
+          <button class="quiet" type="button" aria-expanded={panel} onClick={() => setPanel(!panel)}>
+            Settings
+          </button>
+        </div>
+        <label>
+          Before
+          <textarea
+            class="mono"
+            rows={9}
+            spellcheck={false}
+            placeholder={"def area(radius):\n    "}
+            value={prefix.value}
+            onInput={(event) => (prefix.value = event.currentTarget.value)}
+          />
+        </label>
+        <div>
+          <span class="label">Between</span>
+          {probs && found?.probs.length ? (
+            <Probabilities tokens={found.probs} />
+          ) : (
+            <pre class="between" tabIndex={0} aria-label="Between" role="region" aria-busy={busy}>
+              {shown(found?.text ?? "")}
+            </pre>
+          )}
+        </div>
+        <label>
+          Behind
+          <textarea
+            class="mono"
+            rows={5}
+            spellcheck={false}
+            placeholder={"\nprint(area(2))"}
+            value={suffix.value}
+            onInput={(event) => (suffix.value = event.currentTarget.value)}
+          />
+        </label>
+        <div class="attachments">
+          <button class="quiet small" type="button" onClick={() => file.current?.click()}>
+            Add files around it
+          </button>
+          <input
+            ref={file}
+            class="hidden"
+            type="file"
+            multiple
+            tabIndex={-1}
+            aria-label="Files around it"
+            onChange={(event) => void add([...(event.currentTarget.files ?? [])])}
+          />
+          {around.map((one, index) => (
+            <span key={index} class="chip">
+              {shown(one.name)}
+              <button
+                class="quiet small"
+                type="button"
+                aria-label={`Remove ${one.name}`}
+                onClick={() => setAround(around.filter((_, other) => other !== index))}
+              >
+                <Icon name="close" />
+              </button>
+            </span>
+          ))}
+          <span role="status">{said}</span>
+        </div>
+        <div class="complete-foot">
+          {busy ? (
+            <button class="primary" type="button" onClick={() => run.stop()}>
+              Stop
+            </button>
+          ) : (
+            <button class="primary" type="button" title="Ctrl+Enter" onClick={() => void fill()}>
+              Fill in
+            </button>
+          )}
+          <button
+            type="button"
+            disabled={busy || !found?.text}
+            onClick={() => {
+              prefix.value += found!.text;
+              setFilled(false);
+            }}
+          >
+            Take it
+          </button>
+          {found !== null && found.probs.length > 0 && (
+            <button type="button" disabled={busy} aria-pressed={probs} onClick={() => setProbs(!probs)}>
+              Probabilities
+            </button>
+          )}
+          {(filled || busy) && <Outcome of={run} />}
+        </div>
+      </section>
+      {panel && <Panel onClose={() => setPanel(false)} />}
+    </div>
+  );
+}
