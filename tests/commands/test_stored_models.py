@@ -61,6 +61,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for part in snapshot.iterdir():
         part.rename(blobs / f"b{part.name[10:15]}")
         part.symlink_to(blobs / f"b{part.name[10:15]}")
+    plain = tmp_path / "hf" / "hub" / "models--me--plain"
+    (plain / "snapshots" / "abc").mkdir(parents=True)
+    (plain / "refs").mkdir()
+    (plain / "refs" / "main").write_text("abc")
+    make_llama(plain / "snapshots" / "abc" / "plain.gguf", seed=2)
+    (models / CATALOGUE["gemma3"].file_name).write_bytes(b"GGUF")  # broken off
     begun = tmp_path / "hf" / "hub" / "models--me--begun" / "blobs"
     begun.mkdir(parents=True)
     (begun / "0123.incomplete").write_bytes(b"x" * 10)
@@ -83,15 +89,16 @@ def test_all_that_is_here_is_listed(capsys: pytest.CaptureFixture[str], machine:
     found = {row["name"]: row for row in output(capsys, "list", "-o", "json")}
     assert {name: (row["source"], row["whole"]) for name, row in found.items()} == {
         "own": ("cache", True), "far-0123456789ab": ("cache", False), "smollm2": ("cache", False),
-        "me/good:Q4_0": ("hub", True), "me/begun": ("hub", False), "ollama:tiny:latest": ("ollama", True),
+        "hf:me/good:Q4_0": ("hub", True), "hf:me/begun": ("hub", False), "hf:me/plain": ("hub", True),
+        "gemma3": ("cache", False), "ollama:tiny:latest": ("ollama", True),
     }  # fmt: skip
     own = found["own"]
     assert (own["architecture"], own["quantization"]) == ("llama", "Q4_0") and own["parameter_size"]
     assert own["size"] == (machine / "cache" / "models" / "own.gguf").stat().st_size
-    assert len(found["me/good:Q4_0"]["files"]) > 1 and found["me/good:Q4_0"]["size"] > own["size"] * 0.9
+    assert len(found["hf:me/good:Q4_0"]["files"]) > 1 and found["hf:me/good:Q4_0"]["size"] > own["size"] * 0.9
     assert cli.main(["list"]) == 0
     shown = capsys.readouterr().out
-    assert "me/begun (in part)" in shown and "just now" in shown
+    assert "hf:me/begun (in part)" in shown and "just now" in shown
     more = output(capsys, "list", "--models-dir", str(machine / "cache" / "models"), "-o", "json")
     assert [row["source"] for row in more if row["name"] == "own"] == ["cache", "folder"]
     assert cli.main(["list", "--models-dir", "/nowhere"]) == 1
@@ -116,10 +123,10 @@ def test_what_a_model_is(capsys: pytest.CaptureFixture[str], machine: Path) -> N
 
 
 def test_all_files_of_a_model_are_deleted(capsys: pytest.CaptureFixture[str], machine: Path) -> None:
-    for name in ("me/good:Q4_0", "me/begun", "far-0123456789ab", "smollm2"):
+    for name in ("me/good:Q4_0", "hf:me/begun", "me/plain", "far-0123456789ab", "smollm2", "gemma3"):
         assert cli.main(["rm", name, "-y"]) == 0 and "deleted" in capsys.readouterr().out
     hub = [path for path in (machine / "hf").rglob("*") if path.is_file() or path.is_symlink()]
-    assert [path.name for path in hub] == ["main"]
+    assert [path.name for path in hub] == ["main", "main"]
     assert [path.name for path in (machine / "cache" / "models").iterdir()] == ["own.gguf"]
     assert [model.name for model in stored_models()] == ["ollama:tiny:latest", "own"]
 

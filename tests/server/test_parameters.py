@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import math
@@ -18,7 +17,7 @@ from llamado.commands.options import sampling_defaults
 from llamado.engine.parameters import BY_NAME, PARAMETERS, Parameter, markdown
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
-from llamado.flags import add_flags, parse
+from llamado.flags import FlagParser, add_flags, parse
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.submission import SubmittedRequest
 from llamado.text.grammar.source import GrammarSource, Trigger
@@ -269,7 +268,7 @@ def test_answers_tell_each_as_it_was_sent() -> None:
 
 
 def test_flags_set_what_requests_get_that_do_not_say() -> None:
-    parser = argparse.ArgumentParser()
+    parser = FlagParser()
     add_flags(parser, "serve")
     for row in PARAMETERS:
         if not row.flags or row.of == "server":

@@ -52,7 +52,7 @@ def run_list(folder: str | None, *, as_json: bool) -> int:
         table.add_column(heading, no_wrap=True)
     for model, facts in rows:
         known = ("", "", "") if facts is None else (facts.architecture, facts.parameter_size, facts.quantization)
-        name = model.name if model.whole else f"{model.name} (in part)"
+        name = model.spec if model.whole else f"{model.spec} (in part)"
         table.add_row(Text(name), *known, size_text(model.size), _ago(model.used), model.source)
     _console().print(table if rows else "no model is here; llamado pull smollm2 fetches one")
     return 0
@@ -60,7 +60,7 @@ def run_list(folder: str | None, *, as_json: bool) -> int:
 
 def _row(model: StoredModel, facts: ModelFacts | None) -> dict[str, Any]:
     return {
-        "name": model.name,
+        "name": model.spec,
         "path": str(model.path),
         "files": [str(file) for file in model.files],
         "source": model.source,

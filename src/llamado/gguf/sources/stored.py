@@ -26,18 +26,27 @@ class StoredModel:
     """A model, or what is there of one that is not fetched to its end."""
 
     name: str
-    """What fetches it, and `-m` or `-hf` takes."""
+    """What the router calls it, and `-hf` takes of a hub's model."""
     path: Path
     """Its file, of a split model the first."""
     files: tuple[Path, ...]
     """All of its files, those that are fetched in part as well."""
     source: str
     """cache (ours), hub, ollama, or folder."""
+    size_due: int | None = None
+    """Bytes of the whole file, where they are known."""
+
+    @property
+    def spec(self) -> str:
+        """What `-m` takes, where that is a name."""
+        return f"hf:{self.name}" if self.source == "hub" else self.name
 
     @property
     def whole(self) -> bool:
         """Whether it is there to its end."""
-        return self.path.is_file() and not any(_begun(file) for file in self.files)
+        if not self.path.is_file() or any(_begun(file) for file in self.files):
+            return False
+        return self.size_due is None or self.path.stat().st_size == self.size_due
 
     @property
     def size(self) -> int:
@@ -189,7 +198,7 @@ def _ours() -> Iterator[StoredModel]:
         files = _with_begun([path, *wheels])
         seen |= {path, *files}
         if files:
-            yield StoredModel(name, path, files, "cache")
+            yield StoredModel(name, path, files, "cache", entry.size)
     for name, large in LARGE.items():
         path = large_folder() / large.file_name
         files = _with_begun(parts_of(path))
@@ -219,6 +228,10 @@ def _of_the_hub() -> Iterator[StoredModel]:
     for name, path in whole.items():
         yield StoredModel(name, path, parts_of(path), "hub")
     for folder in _hub_folders():
+        for path in _snapshot(folder):
+            parts = parts_of(path)
+            if parts[0] == path and path not in whole.values() and is_model(path.name) and "imatrix" not in path.name:
+                yield StoredModel(_repo(folder), path, tuple(part for part in parts if part.exists()), "hub")
         # What was begun does not say of which file it is.
         begun = tuple(file for file in _folder(folder / "blobs") if _begun(file))
         if begun:
