@@ -62,9 +62,28 @@ def test_from_the_first_byte_to_the_last(
     messages = [record.getMessage() for record in caplog.records]
     shown = [m for m in messages if not m.startswith("in ")]
     assert re.fullmatch(rf"{peer} is connected \(RPC 7\.0\.0\) and takes memory", shown[0])
-    assert re.fullmatch(rf"{peer} holds 0\.0 MB; its first graph of 1 operations is done", shown[1])
+    assert re.fullmatch(rf"{peer} holds 0\.0 MB", shown[1])
     assert re.fullmatch(rf"{peer} left after \d s, 5 graphs and 15 tokens: 0\.0 MB freed", shown[2])
     assert len(shown) == 3, "who only asks is not worth a line"
+
+
+def test_what_a_client_holds_is_said_when_it_changes(
+    device: CpuDevice, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llamado.rpc.worker.session._TELL_SECONDS", 0.0)
+    x = g.new_tensor(T.F32, 32, name="x")
+    graph = Graph()
+    graph.output("y", g.add(x, x, name="y"))
+    places, size = layout([x, graph.nodes[-1]])
+    with running(device) as worker, Client(worker) as client:
+        ptr, base = client.alloc(size)
+        for more in (0, 3_000_000, 0, 0):
+            if more:
+                client.alloc(more)
+            client.send(request(graph, ptr, base, places))
+            client.get(wire_of(x, ptr, base + places[x]), x.nbytes)
+    said = [message for record in caplog.records if " holds " in (message := record.getMessage())]
+    assert [line.partition(" holds ")[2] for line in said] == ["0.0 MB", "3.0 MB"]
 
 
 def test_what_finds_no_room(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:

@@ -100,6 +100,8 @@ _RECEIVE = 1 << 18
 _MAX_MESSAGE = 16 << 20
 """A graph of as many nodes as are accepted, and as many tensors that are none."""
 _HELLO_SECONDS = 10.0
+_TELL_SECONDS = 5.0
+"""From one line about what a client holds to the next: memory is taken in many pieces."""
 _SIDE_BY_SIDE = 4
 """Cache entries that are checked at a time."""
 _ASKED = 1 << 14
@@ -155,6 +157,7 @@ class Session:
         self._feeds: Inlet | None = None  # another client's, which this connection belongs to
         self.work = WorkDone()
         """What this client had done so far."""
+        self._told = (0, -math.inf)  # bytes that the log has it hold, and when that was said
         self._computed = 0.0  # seconds of the graph that ran last
         self._began = self._served = time.monotonic()
         self._greeted = self._understood = self._gone = self._shut = False
@@ -581,9 +584,9 @@ class Session:
                 self._wait_for_kernels()
         if self._gone:
             raise ConnectionAbortedError("gone while its graph was computed")
-        if not self.work.graphs:
-            n = len(graph.graph.nodes)
-            log.info("%s holds %.1f MB; its first graph of %d operations is done", self.peer, self.held / 1e6, n)
+        if self._told[1] < self._served - _TELL_SECONDS and self._told[0] != (held := self.held):
+            self._told = held, self._served
+            log.info("%s holds %.1f MB", self.peer, held / 1e6)
         self.work.graphs += 1
         self.work.tokens += graph.n_tokens
 
