@@ -151,11 +151,19 @@ def test_a_model_answers_as_its_library_does(llama: LoadedModel) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_that_nobody_wants_frees_its_slot(llama: LoadedModel) -> None:
+def test_an_answer_that_nobody_wants_frees_its_slot(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, real = [], llama.events
+
+    def events(prompt: Any, **options: Any) -> Any:
+        kept.append(real(prompt, **options))
+        return kept[-1]
+
+    monkeypatch.setattr(llama, "events", events)
     speaker = EngineSpeaker(llama, "tiny")
     answer = speaker.answer(HELLO, {"ignore_eos": True, "n_predict": 200})
     next(answer)
     answer.close()
+    assert kept[0].gi_frame is None, "the engine's own is over, too"
     assert spoken(speaker, n_predict=2)[1].n_predicted == 2
 
 

@@ -18,13 +18,14 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from rich.console import Console
+from rich.text import Text
 from tiny_models import make_llama
 
 from llamado.commands import cli
 from llamado.commands.chat import run
 from llamado.commands.chat.conversation import SETTABLE, Chat
 from llamado.commands.chat.keyboard import Keyboard, OrderCompleter, is_open, unfenced
-from llamado.commands.chat.screen import MarkdownScreen, PlainScreen, Shown, blocks, printable
+from llamado.commands.chat.screen import MarkdownScreen, PlainScreen, Shown, _Tail, blocks, printable
 from llamado.commands.chat.speaker import Figures, Said
 from llamado.commands.chat.talk import ORDERS, Talk, told
 from llamado.engine.errors import EngineError
@@ -327,6 +328,25 @@ def test_a_block_higher_than_the_terminal_does_not_smear() -> None:
     MarkdownScreen(console).show(pieces(*(f"{line}\n" for line in text.splitlines())))
     shown = last_screen(console).splitlines()
     assert [line.strip() for line in shown] == [f"line {i}" for i in range(50)][-len(shown) :]
+
+
+def test_of_a_high_block_its_end_is_shown() -> None:
+    console = Console(file=io.StringIO(), width=40, height=8)
+    console.print(_Tail(Text("\n".join(f"line {i}" for i in range(50)))))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().split("\n")[:6] == [f"line {i}" for i in range(44, 50)]
+
+
+def test_whoever_answers_is_told_when_nobody_listens(speaker: FakeSpeaker) -> None:
+    class Interrupted(io.StringIO):
+        def write(self, text: str) -> int:
+            if text == "answer ":
+                raise KeyboardInterrupt
+            return super().write(text)
+
+    answer = speaker.answer([], {})
+    shown = PlainScreen(Interrupted()).show(answer)
+    assert shown.text == "answer " and shown.figures is None and speaker.ended == 1
 
 
 def test_thoughts_are_folded_and_a_stop_is_marked() -> None:

@@ -58,13 +58,22 @@ def test_from_the_first_byte_to_the_last(
             time.sleep(0.2)
             assert len(caplog.records) == lines, "nothing is done, and nothing is said"
         until(lambda: "freed" in caplog.text)
+        monkeypatch.setattr(activity, "BEAT_SECONDS", 1e9)
+        with Client(worker) as other:  # sums go on where the first one left them
+            ptr, base = other.alloc(size)
+            other.send(request(graph, ptr, base, places))
+            other.get(wire_of(y, ptr, base + places[y]), y.nbytes)
+            monkeypatch.setattr(activity, "BEAT_SECONDS", 0.0)
+            until(lambda: "1 graphs, 3 tokens" in caplog.text)
     peer = r"127\.0\.0\.1:\d+"
     messages = [record.getMessage() for record in caplog.records]
     shown = [m for m in messages if not m.startswith("in ")]
+    assert not any(" -" in m for m in messages), "what was done for those who left stays done"
     assert re.fullmatch(rf"{peer} is connected \(RPC 7\.0\.0\) and takes memory", shown[0])
     assert re.fullmatch(rf"{peer} holds 0\.0 MB", shown[1])
     assert re.fullmatch(rf"{peer} left after \d s, 5 graphs and 15 tokens: 0\.0 MB freed", shown[2])
-    assert len(shown) == 3, "who only asks is not worth a line"
+    assert [line.split(" ", 1)[1].split()[0] for line in shown[3:]] == ["is", "holds", "left"]
+    assert sum(" connected " in line for line in shown) == 2, "who only asks is not worth a line"
 
 
 def test_what_a_client_holds_is_said_when_it_changes(
