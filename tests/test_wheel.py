@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from hatchling.metadata.core import ProjectMetadata
+from hatchling.plugin.manager import PluginManager
 from packaging.requirements import Requirement
 from tiny_models import make_llama
 
@@ -124,7 +128,7 @@ def test_what_is_in_it(wheel: Path) -> None:
     assert "Requires-Python: >=3.11\n" in told and f"\nVersion: {__version__}\n" in told
     for extra in ("hub", "otel", "plot"):
         assert f"Provides-Extra: {extra}\n" in told
-    assert f"{info}/licenses/LICENSE" in names
+    assert {f"{info}/licenses/LICENSE", f"{info}/licenses/web/LICENSES.txt"} <= names
 
 
 def test_all_modules_are_imported(site: Path) -> None:
@@ -164,3 +168,45 @@ def test_what_an_extra_brings_is_asked_for_by_name(site: Path, tmp_path: Path) -
     assert done.returncode == 1 and 'the extra "plot"' in done.stderr and "matplotlib" in done.stderr
     done = run(site, "pull", "hf:nobody/nothing")
     assert done.returncode == 1 and 'the extra "hub"' in done.stderr
+
+
+def test_what_an_index_shows() -> None:
+    """Links of the README lead somewhere without the files beside it, or say what they mean."""
+    spec = importlib.util.spec_from_file_location("hatch_build", CLONE / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    text = "![a page](docs/a.png) [Guide](docs/b.md#top), [b.md](b.md), [there](https://example.org/x), [here](#here)"
+    assert hook.for_an_index(text, "https://example.org/o/llamado") == (
+        "![a page](https://example.org/o/llamado/raw/main/docs/a.png) "
+        "[Guide](https://example.org/o/llamado/blob/main/docs/b.md#top), "
+        "[b.md](https://example.org/o/llamado/blob/main/b.md), [there](https://example.org/x), [here](#here)"
+    )
+    assert hook.for_an_index(text, "") == " Guide (`docs/b.md`), b.md, [there](https://example.org/x), [here](#here)"
+    for repository in ("", "https://example.org/o/llamado/"):
+        made = ProjectMetadata(str(CLONE), PluginManager(), tomllib.loads(changed(repository))).core
+        leads = re.findall(r"\]\(([^)]+)\)", made.readme)
+        assert bool(leads) == bool(repository) and all(link.startswith(("https://", "#")) for link in leads)
+        assert set(made.urls) == ({"Source", "Documentation", "Changelog", "Issues"} if repository else set())
+        for link in [*leads, *made.urls.values()]:
+            if path := re.match(r"https://example.org/o/llamado/(?:blob|raw)/main/([^#]+)", link):
+                assert (CLONE / path[1]).exists(), link
+
+
+def changed(repository: str) -> str:
+    """pyproject.toml with an address of the sources."""
+    text = (CLONE / "pyproject.toml").read_text()
+    shown = re.sub(r'^repository = ".*"$', f'repository = "{repository}"', text, flags=re.MULTILINE)
+    assert f'repository = "{repository}"' in shown
+    return shown
+
+
+def test_the_licences_of_the_page_are_those_of_its_packages() -> None:
+    locked = json.loads((CLONE / "web/package-lock.json").read_text())["packages"]
+    used = {
+        f"{path.rpartition('node_modules/')[2]} {package['version']}"
+        for path, package in locked.items()
+        if path and not {"dev", "optional", "devOptional"} & package.keys()
+    }
+    told = re.findall(r"^([@\w/.-]+ \d[\w.-]*): \S", (CLONE / "web/LICENSES.txt").read_text(), re.MULTILINE)
+    assert set(told) == used, "run: cd web && npm ci && node licenses.mjs"

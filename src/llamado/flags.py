@@ -705,7 +705,7 @@ UP = _group(
           metavar="R", commands=_UP),
     _used("--engine", "whose programs: llamado's, or llama-server and ggml-rpc-server from PATH", type="str",
           default="llamado", choices="llamado llama.cpp", metavar="ENGINE", commands=_UP),
-    _used("--on", "where servers and workers run: here, or ray (where Ray has room: pip install 'llamado[ray]')",
+    _used("--on", "where servers and workers run: here, or ray (where Ray has room)",
           type="str", default="here", choices="here ray", metavar="PLACE", commands=_UP),
     _used("-d --detach", "return when all is ready, and leave it running", default=False, commands=_UP),
     _used("--name", "how ps, down, logs and drain know the cluster", type="str", default="default", metavar="NAME",

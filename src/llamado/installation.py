@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import re
 import shlex
 import sys
+import sysconfig
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 
 def python_command(*arguments: str) -> list[str]:
@@ -24,8 +26,8 @@ def own_command(*arguments: str) -> list[str]:
 def install_command(extra: str) -> str:
     """What installs an extra ("hub", "otel", "plot") in the environment that this process runs in, for a shell.
 
-    A clone is named by its folder; otherwise the extra's packages are, because llamado may have come from a folder or a
-    repository that is not there any more.
+    A clone is named by its folder; otherwise the extra's packages are, because llamado may have come from a file, a
+    folder or a repository, and no index need know it.
     """
     folder, requirements = _clone(), _requirements(extra)
     if folder is not None:
@@ -33,10 +35,25 @@ def install_command(extra: str) -> str:
     else:
         wanted = requirements or [f"llamado[{extra}]"]
     if folder is None and (Path(sys.prefix) / "pipx_metadata.json").exists():
-        return shlex.join(["pipx", "inject", Path(sys.prefix).name, *wanted])
+        return _join(["pipx", "inject", Path(sys.prefix).name, *wanted])
     if importlib.util.find_spec("pip") is None:  # uv's environments have none
-        return shlex.join(["uv", "pip", "install", "--python", sys.executable, *wanted])
-    return shlex.join([sys.executable, "-m", "pip", "install", *wanted])
+        return _join(["uv", "pip", "install", "--python", sys.executable, *wanted])
+    return _join([sys.executable, "-m", "pip", "install", *_against_the_system(), *wanted])
+
+
+def _join(command: list[str]) -> str:
+    """A command as the system's shell reads it."""
+    if sys.platform == "win32":  # < and > of a version would lead to files
+        return " ".join(word if re.fullmatch(r"[\w.:/\\-]+", word) else f'"{word}"' for word in command)
+    return shlex.join(command)
+
+
+def _against_the_system() -> list[str]:
+    """What pip wants to hear outside of a virtual environment where the system's packages are another program's:
+    whoever installed llamado there has said so before (PEP 668).
+    """
+    marked = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
+    return ["--break-system-packages"] if sys.prefix == sys.base_prefix and marked.exists() else []
 
 
 def _clone() -> Path | None:
@@ -49,7 +66,9 @@ def _clone() -> Path | None:
     told = json.loads(text) if text else {}
     if not told.get("dir_info", {}).get("editable"):
         return None
-    return Path(unquote(urlsplit(told["url"]).path))
+    from urllib.request import url2pathname  # brings much, and is wanted for a hint alone
+
+    return Path(url2pathname(urlsplit(told["url"]).path))
 
 
 def _requirements(extra: str) -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
+from llamado.installation import install_command
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -86,7 +87,7 @@ def _key() -> EllipticCurvePrivateKey:
     try:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
-        raise ClusterError("this needs the package cryptography: pip install 'llamado[cluster]'") from None
+        raise ClusterError(f"this needs the package cryptography: {install_command('cluster')}") from None
     return ec.generate_private_key(ec.SECP256R1())
 
 

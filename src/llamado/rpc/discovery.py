@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamado.errors import LlamadoError
+from llamado.installation import install_command
 from llamado.rpc.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _open(interfaces: Sequence[str]) -> Zeroconf:
         from zeroconf import InterfaceChoice, Zeroconf
     except ImportError:
         raise DiscoveryError(
-            "--announce and --discover need the package zeroconf: pip install 'llamado[discovery]'"
+            f"--announce and --discover need the package zeroconf: {install_command('discovery')}"
         ) from None
     try:
         return Zeroconf(interfaces=list(interfaces) if interfaces else InterfaceChoice.All)

@@ -178,7 +178,7 @@ SYMPTOMS: dict[str, Symptom] = {
         "Replicas are of different builds",
         "several URLs: build_info of /props",
         "one was updated and not the other: answers to the same seed may differ",
-        "pip install --upgrade llamado   # on all of them, then restart",
+        "llamado --version   # on all of them: install the same one everywhere, then restart",
     ),
     "models-differ": Symptom(
         "Replicas serve different models",
