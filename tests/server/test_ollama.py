@@ -177,6 +177,8 @@ def test_a_conversation_goes_on_by_its_context() -> None:
     [
         ("{{ .Prompt }}", {"Prompt": "x"}, "x"),
         ("a  {{- .Prompt -}}  b", {"Prompt": "x"}, "axb"),
+        ("a  {{- .Prompt -}}\n b {{.Prompt}}", {"Prompt": "x"}, "axb x"),
+        ("a \n{{- if .Prompt }} yes {{- end -}} \n b", {"Prompt": "x"}, "a yesb"),
         ("{{ if .System }}[{{ .System }}]{{ else }}none{{ end }}", {"System": "s"}, "[s]"),
         ("{{ if .System }}[{{ .System }}]{{ else }}none{{ end }}", {}, "none"),
         ("{{ if .Suffix }}1{{ else if .System }}2{{ else }}3{{ end }}", {"System": "s"}, "2"),
@@ -194,7 +196,7 @@ def test_templates_of_a_turn(template: str, values: dict[str, str], made: str) -
     assert render(template, values) == made
 
 
-@pytest.mark.parametrize("template", ["{{ range .Messages }}", "{{ if .System }}", "{{ .Tools }}", "{{ end }}"])
+@pytest.mark.parametrize("template", ["{{ range .Messages }}", "{{ if .System }}", "{{ .Tools }}", "{{ end }}", "{{"])
 def test_templates_that_are_not_known_here(template: str) -> None:
     with pytest.raises(ApiError):
         render(template, {})
@@ -241,6 +243,8 @@ def test_think(think: Any, shown: str) -> None:
         ("chat", {"model": "m", "messages": SKY, "keep_alive": "soon"}, 400, "invalid duration"),
         ("chat", {"model": "m", "messages": SKY, "top_logprobs": 21}, 400, "between 0 and 20"),
         ("chat", {"model": "m", "messages": [], "keep_alive": 0}, 501, "keeps it"),
+        ("chat", {"model": "m", "messages": [{"role": "assistant", "tool_calls": 5}]}, 400, "tool_calls"),
+        ("chat", {"model": "m", "messages": [{"role": "assistant", "tool_calls": [5]}]}, 400, "name"),
         ("generate", {"model": "m", "prompt": "x", "images": ["aGk="]}, 400, "images"),
         ("generate", {"model": "m", "prompt": "x", "raw": True, "system": "y"}, 400, "raw mode"),
         ("generate", {"model": "m", "prompt": "x", "template": "{{ range }}"}, 400, "template"),
@@ -291,7 +295,19 @@ def test_an_answer_that_fails_in_the_middle_ends_with_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("given", "seconds"),
-    [("5m", 300), ("1h30m", 5400), ("1.5s", 1.5), (30, 30), ("45", 45), ("-1", -1), ("-1m", -60), (0, 0), (None, None)],
+    [
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("1.5s", 1.5),
+        (30, 30),
+        ("45", 45),
+        ("-1", -1),
+        ("-1m", -60),
+        (0, 0),
+        (None, None),
+        (1e300, -1),
+        ("9" * 30 + "h", -1),
+    ],
 )
 def test_durations(given: Any, seconds: float | None) -> None:
     assert keep_alive({"keep_alive": given}) == seconds

@@ -233,10 +233,10 @@ def _with_facts(models: list[RoutedModel]) -> list[tuple[RoutedModel, ModelFacts
 def _shown(name: str, model: RoutedModel, everything: bool) -> dict[str, Any]:
     ((_, facts),) = _with_facts([model])
     if facts is None:
-        facts = ModelFacts(metadata={}, tensors={}, path=model.path)
+        facts = ModelFacts(path=model.path)
     can = ["embedding"] if facts.embeds else ["completion", "tools"]
     if facts.template and thinks(ChatTemplate(facts.template, bos="", eos="")):
         can.append("thinking")
-    if not facts.embeds and "tokenizer.ggml.fim_pre_token_id" in facts.metadata:
+    if not facts.embeds and "tokenizer.ggml.fim_pre_token_id" in facts.info:
         can.append("insert")
     return describe.shown(name, facts, template=facts.template, parameters="", capabilities=can, everything=everything)

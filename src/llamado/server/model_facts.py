@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,8 @@ class ModelFacts:
     """SHA-256 of its files' headers, ends and sizes: reading all of a large file would take minutes."""
     embeds: bool = False
     """Whether it is made for embeddings and does not generate."""
-    metadata: Mapping[str, Value]
-    tensors: Mapping[str, TensorInfo]
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """The metadata as JSON, with long arrays empty: vocabularies of many models would fill the memory."""
     path: str = ""
 
     @property
@@ -55,10 +55,13 @@ class ModelFacts:
         """How many parameters it has, in short: 135M, 7.2B."""
         return short_number(self.n_params) if self.n_params else ""
 
-    def info(self, *, everything: bool = False) -> dict[str, Any]:
-        """The metadata as JSON; long arrays are empty unless `everything` is wanted."""
-        shown = {key: _json(value, everything) for key, value in self.metadata.items() if key not in _HIDDEN}
-        return shown | {"general.parameter_count": self.n_params}
+
+@dataclass(frozen=True, kw_only=True)
+class WholeHeader:
+    """All that a file says before its weights, as JSON."""
+
+    info: Mapping[str, Any]
+    tensors: Sequence[Mapping[str, Any]]
 
 
 _known: dict[tuple[str, int, int], ModelFacts] = {}
@@ -77,6 +80,32 @@ def read_facts(path: str | Path) -> ModelFacts | None:
         return None
 
 
+def read_whole_header(path: str | Path) -> WholeHeader | None:
+    """All metadata and tensors of a file; None for one that is gone or no model."""
+    try:
+        with GGUFFile.open(path) as file:
+            tensors = [
+                {"name": info.name, "type": info.type.name, "shape": _shape(info.ne)} for info in file.tensors.values()
+            ]
+            return WholeHeader(info=_info(file, everything=True), tensors=tensors)
+    except (OSError, LlamadoError):
+        return None
+
+
+def _info(file: GGUFFile, *, everything: bool) -> dict[str, Any]:
+    shown = {key: _json(value, everything) for key, value in file.metadata.items() if key not in _HIDDEN}
+    return shown | {"general.parameter_count": _parameters(file)}
+
+
+def _parameters(file: GGUFFile) -> int:
+    return sum(tensor.n_elements for tensor in file.tensors.values())
+
+
+def _shape(ne: Sequence[int]) -> list[int]:
+    last = max((i for i, n in enumerate(ne) if n != 1), default=0)
+    return list(ne[: last + 1])
+
+
 def _read(path: Path, modified: float) -> ModelFacts:
     with GGUFFile.open(path) as file:
         metadata = file.metadata
@@ -85,7 +114,7 @@ def _read(path: Path, modified: float) -> ModelFacts:
         name = file_type_name(number) if number >= 0 else None
         return ModelFacts(
             architecture=architecture,
-            n_params=sum(tensor.n_elements for tensor in file.tensors.values()),
+            n_params=_parameters(file),
             quantization=name or _most_frequent(file.tensors),
             n_ctx_train=_whole(metadata.get(f"{architecture}.context_length")),
             n_embd=_whole(metadata.get(f"{architecture}.embedding_length")),
@@ -95,8 +124,7 @@ def _read(path: Path, modified: float) -> ModelFacts:
             modified=modified,
             digest=_digest(file),
             embeds=f"{architecture}.pooling_type" in metadata,
-            metadata=metadata,
-            tensors=dict(file.tensors),
+            info=_info(file, everything=False),
             path=str(path),
         )
 

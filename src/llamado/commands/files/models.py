@@ -107,7 +107,7 @@ def run_show(name: str, *, template: bool, as_json: bool) -> int:
         "template": facts.template,
     }
     if as_json:
-        _print_json({key.replace(" ", "_"): value for key, value in shown.items()} | {"metadata": facts.info()})
+        _print_json({key.replace(" ", "_"): value for key, value in shown.items()} | {"metadata": facts.info})
         return 0
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True, style="bold")

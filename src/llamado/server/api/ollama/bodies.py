@@ -11,6 +11,8 @@ from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.json_values import flag, table, text, written
 
 MOST_LOGPROBS = 20
+_MOST_SECONDS = 1e9
+_LONGEST_DURATION = 64  # characters
 
 # What options are called in Ollama's messages.
 _TYPES = {"integer": "integer", "number": "float32", "boolean": "boolean", "texts": "array"}
@@ -40,16 +42,21 @@ def keep_alive(body: Mapping[str, Any]) -> float | None:
     if given is None:
         return None
     if isinstance(given, (int, float)) and not isinstance(given, bool):
-        return float(given)
-    said = given.strip() if isinstance(given, str) else ""
+        return _bounded(float(given))
+    said = given.strip()[:_LONGEST_DURATION] if isinstance(given, str) else ""
     if re.fullmatch(r"[+-]?\d+(\.\d+)?", said):
-        return float(said)
+        return _bounded(float(said))
     number = said.lstrip("+-")
     parts = _DURATION.findall(number)
     if not parts or "".join(amount + unit for amount, unit in parts) != number:
         raise invalid(f"keep_alive: invalid duration {given!r}"[:200])
     seconds = sum(float(amount) * _UNIT[unit] for amount, unit in parts)
-    return -seconds if said.startswith("-") else seconds
+    return _bounded(-seconds if said.startswith("-") else seconds)
+
+
+def _bounded(seconds: float) -> float:
+    """More than a clock can be set to is for ever."""
+    return seconds if seconds <= _MOST_SECONDS else -1.0
 
 
 def read_options(body: Mapping[str, Any], n_ctx: int) -> dict[str, Any]:
@@ -173,6 +180,8 @@ def _messages(given: list[Any], model: str) -> Iterator[dict[str, Any]]:
         if one.get("thinking"):
             message["reasoning_content"] = one["thinking"]
         if one.get("tool_calls"):
+            if not isinstance(one["tool_calls"], list):
+                raise invalid("'tool_calls' must be an array of objects")
             calls = [_call(call, n_calls + i) for i, call in enumerate(one["tool_calls"])]
             n_calls += len(calls)
             message["tool_calls"] = calls

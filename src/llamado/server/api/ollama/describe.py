@@ -8,7 +8,7 @@ from typing import Any
 
 from llamado.engine.parameters import PARAMETERS
 from llamado.engine.request import Defaults
-from llamado.server.model_facts import FOREVER, ModelFacts, timestamp
+from llamado.server.model_facts import FOREVER, ModelFacts, read_whole_header, timestamp
 
 TAG = "latest"
 # Clients ask which features they may use; these are the ones of that version.
@@ -63,6 +63,7 @@ def shown(
     name: str, facts: ModelFacts, *, template: str, parameters: str, capabilities: Sequence[str], everything: bool
 ) -> dict[str, Any]:
     """A model as `/api/show` tells it; `everything`: long arrays and the tensors, too."""
+    whole = read_whole_header(facts.path) if everything else None
     file = [f"# {name}, as llamado serves it", f"FROM {facts.path}"]
     if template:
         file.append(f'TEMPLATE """{template}"""')
@@ -72,22 +73,15 @@ def shown(
         "parameters": parameters,
         "template": template,
         "details": details(facts),
-        "model_info": facts.info(everything=everything),
+        "model_info": facts.info if whole is None else whole.info,
         "capabilities": list(capabilities),
         "modified_at": timestamp(facts.modified),
     }
     if facts.license:
         answer["license"] = facts.license
-    if everything:
-        answer["tensors"] = [
-            {"name": info.name, "type": info.type.name, "shape": _shape(info.ne)} for info in facts.tensors.values()
-        ]
+    if whole is not None:
+        answer["tensors"] = whole.tensors
     return answer
-
-
-def _shape(ne: Sequence[int]) -> list[int]:
-    last = max((i for i, n in enumerate(ne) if n != 1), default=0)
-    return list(ne[: last + 1])
 
 
 def parameter_lines(defaults: Defaults) -> str:

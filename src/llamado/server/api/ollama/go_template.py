@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from llamado.server.errors import invalid
 
-_ACTION = re.compile(r"\s*\{\{-(?=\s)\s*(.*?)\s*(?:\s-\}\}\s*|\}\})|\{\{\s*(.*?)\s*(?:\s-\}\}\s*|\}\})", re.DOTALL)
 _VARIABLE = re.compile(r"[.$]\.?(\w+)")
 _NAMES = ("System", "Prompt", "Suffix", "Response", "First")
 MOST_TEMPLATE = 1 << 16
@@ -28,11 +27,17 @@ def render(template: str, values: Mapping[str, str]) -> str:
     def visible() -> bool:
         return all(showing for _, showing in open_)
 
-    for match in _ACTION.finditer(template):
+    trim = False  # of the white space behind an action
+    while (start := template.find("{{", at)) >= 0:
+        end = template.find("}}", start)
+        if end < 0:
+            raise invalid("template: '{{' has no '}}'")
+        action = template[start + 2 : end]
+        before = template[at:start].lstrip() if trim else template[at:start]
         if visible():
-            shown.append(template[at : match.start()])
-        at = match.end()
-        action = match[1] if match[1] is not None else match[2]
+            shown.append(before.rstrip() if action[:1] == "-" and action[1:2].isspace() else before)
+        at, trim = end + 2, action[-1:] == "-" and action[-2:-1].isspace()
+        action = action.strip("-").strip()
         words = action.split()
         if words[:1] == ["if"] and len(words) >= 2:
             holds = _holds(words[1:], values)
@@ -52,7 +57,8 @@ def render(template: str, values: Mapping[str, str]) -> str:
             raise _strange(action)
     if open_:
         raise invalid("template: an 'if' has no 'end'")
-    return "".join([*shown, template[at:]])
+    rest = template[at:]
+    return "".join([*shown, rest.lstrip() if trim else rest])
 
 
 def _name(word: str) -> str:

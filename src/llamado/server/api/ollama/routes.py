@@ -52,8 +52,7 @@ def facts_of(info: ModelInfo) -> ModelFacts:
         n_embd=info.n_embd,
         template=info.chat_template,
         size=info.size,
-        metadata={},
-        tensors={},
+        info={"general.parameter_count": info.n_params},
         path=info.path,
     )
 
