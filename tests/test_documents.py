@@ -140,7 +140,7 @@ class Ports:
 
 
 class Reader:
-    """Follows a page in a folder of its own, with `llamado` in PATH, and ends what was started."""
+    """Follows a page in a folder of its own, with `llamado` and `python` in PATH, and ends what was started."""
 
     def __init__(self, folder: Path, page: str) -> None:
         self.page, self.ports = page, Ports()
@@ -148,6 +148,7 @@ class Reader:
         for path in (self.home / "models", self.work, programs):
             path.mkdir(parents=True)
         self._program(programs / "llamado", f'exec "{sys.executable}" -P -m llamado "$@"')
+        self._program(programs / "python", f'exec "{sys.executable}" "$@"')
         curl = shutil.which("curl")
         assert curl, "the documents use curl: apt-get install curl"
         self._program(programs / "curl", f'[ "$1" = -f ] && shift; exec "{curl}" -sS --fail-with-body "$@"')

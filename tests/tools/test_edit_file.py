@@ -17,6 +17,7 @@ def test_lines_that_nothing_touches_stay_as_they_are() -> None:
     assert edited(text, [('say "hi"', "said")], "f") == "keep  \nsaid\nkeep — too\t\nend"
     assert edited(text, [('say "hi"\nkeep - too', "a\nb")], "f") == "keep  \na\nb\nend"
     assert edited(text, [("keep - too", "x"), ("end", "y")], "f") == "keep  \nsay “hi” \nx\ny"
+    assert edited("say “a”\nkeep  \n", [('say "a"\n', "b\n")], "f") == "b\nkeep  \n"
     assert edited("a\r\nb\r\n", [("a\nb", "c\nd")], "f") == "c\nd\n"
     assert edited("x “q” y “r” z", [('"q"', "1"), ('"r"', "2")], "f") == "x 1 y 2 z"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from test_tool_commands import gone, is_running
 
 from llamado.tools.errors import ToolsError
 from llamado.tools.mcp import servers as mcp_servers
+from llamado.tools.mcp import stdio
 from llamado.tools.mcp.config import McpServerConfig, read_servers
 from llamado.tools.settings import ToolSettings
 from llamado.tools.tool import Call
@@ -137,6 +139,39 @@ def test_one_that_floods_or_hangs(tool: str) -> None:
             while "error" in await use("a_echo", "x") and time.monotonic() < deadline:
                 await asyncio.sleep(0.2)
             assert await use("a_echo", "x") == {"plain_text_response": "x\necho"}
+
+    run(test)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "most"), [("x", 3 * stdio.RATE // 1024), ("x" * 100_000, 3 * stdio.RATE // 100_000)])
+def test_a_flood_is_read_at_a_bounded_pace(line: str, most: int) -> None:
+    async def test() -> None:
+        flood = subprocess.Popen(["yes", line], stdout=subprocess.PIPE)
+        assert flood.stdout is not None
+        n_lines, deadline = 0, time.monotonic() + 1
+        async for said in stdio._lines(flood.stdout):
+            assert said.decode() == line
+            n_lines += 1
+            if time.monotonic() > deadline:
+                break
+        flood.kill()
+        flood.wait()
+        assert n_lines < most
+
+    run(test)
+
+
+def test_a_line_has_an_end() -> None:
+    async def test() -> None:
+        flood = subprocess.Popen(["sh", "-c", "echo one; yes x | tr -d '\\n'"], stdout=subprocess.PIPE)
+        assert flood.stdout is not None
+        lines = stdio._lines(flood.stdout)
+        assert await anext(lines) == b"one"
+        with pytest.raises(stdio.Flooded):
+            await asyncio.wait_for(anext(lines), 60)
+        flood.kill()
+        flood.wait()
 
     run(test)
 

@@ -133,7 +133,7 @@ class GrepSearch(BuiltinTool):
                 if full or late:
                     break
                 try:
-                    if not pattern.search(line, timeout=left, concurrent=True):
+                    if not pattern.search(line, timeout=left):
                         continue
                 except TimeoutError:
                     late = True
