@@ -22,6 +22,8 @@ from llamado.http.access import AccessRules
 from llamado.server.app import create_app
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
+from llamado.tools.api import ToolsApi
+from llamado.tools.settings import ToolSettings
 
 Say = Callable[[str], str]
 
@@ -93,6 +95,7 @@ def scripted_server(
     source: str | None = None,
     keys: tuple[str, ...] = (),
     cluster: Any = None,
+    tools: ToolSettings | None = None,
     **switches: Any,
 ) -> Iterator[str]:
     """Its address. `source`: the chat template; `keys`: of --api-key."""
@@ -102,6 +105,8 @@ def scripted_server(
         state = ServerState(
             access=AccessRules(api_keys=tuple(key.encode() for key in keys)), switches=Switches(**switches)
         )
+        if tools is not None:
+            state.tools = ToolsApi.open(tools, state.access, ["127.0.0.1"])
         state.served = served(engine, cluster=cluster) if source is None else served(engine, source, cluster)
         config = uvicorn.Config(create_app(state), port=0, log_level="error", lifespan="off")
         server = uvicorn.Server(config)

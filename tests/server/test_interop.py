@@ -22,6 +22,7 @@ USER = [{"role": "user", "content": "Hi"}]
 OWN_FIELDS = {
     "models[].capabilities[]",
     "data[].tags[]",
+    "tools_enabled:boolean",  # so that the page asks for tools only where there are some
     "[].choices[].delta.content:null",  # a stream begins with an empty text
 }
 

@@ -242,6 +242,7 @@ class Router:
             "ui_settings": dict(self._settings.switches.page_settings),
             "build_info": BUILD,
             "cors_proxy_enabled": self._tools.proxies,
+            "tools_enabled": self._tools.offers,
         }
 
     async def _metrics(self, send: Send) -> None:

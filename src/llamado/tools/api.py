@@ -78,6 +78,11 @@ class ToolsApi:
         return ToolsApi(Toolbox(settings), proxy)
 
     @property
+    def offers(self) -> bool:
+        """Whether `/tools` is there."""
+        return self._toolbox is not None
+
+    @property
     def proxies(self) -> bool:
         """Whether `/cors-proxy` passes requests on."""
         return self._proxy is not None

@@ -56,7 +56,8 @@ export async function send(method: string, path: string, options: Options = {}):
 async function failure(response: Response): Promise<ApiFailure> {
   const text = await response.text().catch(() => "");
   try {
-    const { error } = JSON.parse(text) as { error: { message?: string; type?: string } | string };
+    const said = JSON.parse(text) as { error?: { message?: string; type?: string } | string; message?: string };
+    const error = said.error ?? { message: said.message ?? text.slice(0, 300) };
     if (typeof error === "string") return new ApiFailure(error, response.status);
     return new ApiFailure(error.message ?? text, response.status, error.type);
   } catch {

@@ -11,6 +11,9 @@ export interface Props {
   chat_template?: string;
   chat_template_caps?: Record<string, unknown>;
   modalities?: Record<string, boolean>;
+  /** Whether /tools is there, and /cors-proxy. */
+  tools_enabled?: boolean;
+  cors_proxy_enabled?: boolean;
   endpoint_slots?: boolean;
   endpoint_metrics?: boolean;
   default_generation_settings?: { n_ctx?: number; params?: Record<string, unknown> };

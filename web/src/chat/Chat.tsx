@@ -2,9 +2,10 @@
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { props } from "../api/server";
+import { shown } from "../markdown/visible";
 import { go, route } from "../shell/route";
 import { readServerTools } from "../tools/offered";
-import { failure, growing, send, shownPath, stop } from "./answering";
+import { busy, failure, growing, send, shownPath, stop } from "./answering";
 import { Composer } from "./Composer";
 import { MessageList } from "./MessageList";
 import { SettingsPanel } from "./SettingsPanel";
@@ -26,8 +27,7 @@ export function Chat() {
   }, [id]);
   useEffect(() => void readServerTools(), [props.value]);
 
-  const shown = shownPath.value;
-  const leaf = shown.at(-1)?.id ?? null;
+  const leaf = shownPath.value.at(-1)?.id ?? null;
   return (
     <div class={`chat ${panel.value && `shows-${panel.value}`}`}>
       <Sidebar onChosen={() => (panel.value = "")} />
@@ -41,7 +41,7 @@ export function Chat() {
           >
             Chats
           </button>
-          <h1>{current.value?.title ?? "New chat"}</h1>
+          <h1 dir="auto">{shown(current.value?.title ?? "New chat")}</h1>
           <button
             class="quiet"
             type="button"
@@ -57,7 +57,7 @@ export function Chat() {
             {failure.value}
           </p>
         )}
-        <Composer busy={growing.value !== null} onStop={stop} onSend={(text, attachments) => send(text, attachments, leaf)} />
+        <Composer busy={busy.value} onStop={stop} onSend={(text, attachments) => send(text, attachments, leaf)} />
       </section>
       {panel.value === "settings" && <SettingsPanel onClose={() => (panel.value = "")} />}
     </div>

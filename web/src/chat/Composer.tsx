@@ -1,4 +1,5 @@
 import { useRef, useState } from "preact/hooks";
+import { shown } from "../markdown/visible";
 import { Icon } from "../ui/Icon";
 import { readAttachment } from "./attachments";
 import type { Attachment } from "./tree";
@@ -62,7 +63,7 @@ export function Composer({ busy, onStop, onSend }: Given) {
         <div class="attachments" role="status">
           {attachments.map((one, index) => (
             <span key={index} class="chip">
-              {one.name}
+              {shown(one.name)}
               <button
                 class="quiet small"
                 type="button"

@@ -4,7 +4,7 @@ import { Markdown } from "../markdown/Markdown";
 import { shown } from "../markdown/visible";
 import { Copy } from "../ui/Copy";
 import { Icon } from "../ui/Icon";
-import { goOn, growing, regenerate, send, show } from "./answering";
+import { busy as isBusy, goOn, regenerate, send, show } from "./answering";
 import { Probabilities } from "./Probabilities";
 import { keep, removeMessage } from "./store";
 import { ToolCalls } from "./ToolCalls";
@@ -27,13 +27,13 @@ const ENDINGS: Partial<Record<string, string>> = {
 export const MessageView = memo(({ message, all, grows, progress }: Given) => {
   const [edits, setEdits] = useState(false);
   const [probs, setProbs] = useState(false);
-  const busy = growing.value !== null;
+  const busy = isBusy.value;
   const name = { user: "You", assistant: message.model || "Model", tool: "Tool" }[message.role];
   return (
     <article class={`message ${message.role}`} aria-label={name}>
       {message.attachments?.map((one, index) => (
         <details key={index} class="attached">
-          <summary>{one.name}</summary>
+          <summary>{shown(one.name)}</summary>
           <pre>{shown(one.text.slice(0, 20_000))}</pre>
         </details>
       ))}
@@ -66,7 +66,7 @@ export const MessageView = memo(({ message, all, grows, progress }: Given) => {
         </p>
       )}
       {message.toolCalls && !grows && <ToolCalls message={message} />}
-      {message.error && <p class="notice">{message.error}</p>}
+      {message.error && <p class="notice">{shown(message.error)}</p>}
       {!grows && message.ending && ENDINGS[message.ending] && <p class="ending">{ENDINGS[message.ending]}</p>}
       {!edits && (
         <footer class="message-foot">
@@ -116,7 +116,7 @@ function Versions({ message, all }: { message: Message; all: Messages }) {
   const others = versions(all, message);
   if (others.length < 2) return null;
   const at = others.findIndex((one) => one.id === message.id);
-  const busy = growing.value !== null;
+  const busy = isBusy.value;
   return (
     <span class="versions">
       <button

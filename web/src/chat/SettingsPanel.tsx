@@ -1,6 +1,6 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { models } from "../api/server";
-import { serverTools } from "../tools/offered";
+import { ToolSettings } from "../tools/ToolSettings";
 import { Icon } from "../ui/Icon";
 import { type Parameter, parameters, read, readParameters, write } from "./parameters";
 import type { Settings } from "./settings";
@@ -65,24 +65,7 @@ export function SettingsPanel({
           onChange={(event) => onChange({ schema: event.currentTarget.value })}
         />
       </label>
-      {chat && serverTools.value.length > 0 && (
-        <fieldset>
-          <legend>The server's tools</legend>
-          {serverTools.value.map((tool) => (
-            <label key={tool.name} class="check" title={tool.description}>
-              <input
-                type="checkbox"
-                checked={settings.serverTools.includes(tool.name)}
-                onChange={(event) => {
-                  const others = settings.serverTools.filter((name) => name !== tool.name);
-                  onChange({ serverTools: event.currentTarget.checked ? [...others, tool.name] : others });
-                }}
-              />
-              {tool.name}
-            </label>
-          ))}
-        </fieldset>
-      )}
+      {chat && <ToolSettings settings={settings} onChange={onChange} />}
       {chat && (
         <label>
           Further tools

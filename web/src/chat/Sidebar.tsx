@@ -1,4 +1,5 @@
 import { useEffect, useRef, useState } from "preact/hooks";
+import { shown } from "../markdown/visible";
 import { address } from "../shell/route";
 import { Icon } from "../ui/Icon";
 import { growing } from "./answering";
@@ -56,7 +57,7 @@ export function Sidebar({ onChosen }: { onChosen: () => void }) {
     file.current!.value = "";
   }
 
-  const shown = conversations.value.filter((one) => !found || found.has(one.id));
+  const listed = conversations.value.filter((one) => !found || found.has(one.id));
   let last = "";
   return (
     <aside class="sidebar" aria-label="Chats">
@@ -71,7 +72,7 @@ export function Sidebar({ onChosen }: { onChosen: () => void }) {
         onInput={(event) => setText(event.currentTarget.value)}
       />
       <ul class="chats">
-        {shown.map((one) => {
+        {listed.map((one) => {
           const here = group(one.updated);
           const head = here !== last ? <li class="chats-head">{(last = here)}</li> : null;
           return (
@@ -84,7 +85,7 @@ export function Sidebar({ onChosen }: { onChosen: () => void }) {
                   onClick={onChosen}
                   onDblClick={() => renameByHand(one)}
                 >
-                  {one.title}
+                  <bdi>{shown(one.title)}</bdi>
                 </a>
                 <button class="quiet small" type="button" aria-label={`Rename ${one.title}`} onClick={() => renameByHand(one)}>
                   <Icon name="pencil" />
@@ -104,7 +105,7 @@ export function Sidebar({ onChosen }: { onChosen: () => void }) {
             </>
           );
         })}
-        {!shown.length && isRead.value && <li class="chats-head">{found ? "Nothing found" : "Chats are kept in this browser only."}</li>}
+        {!listed.length && isRead.value && <li class="chats-head">{found ? "Nothing found" : "Chats are kept in this browser only."}</li>}
       </ul>
       <div class="sidebar-foot">
         <button

@@ -1,6 +1,7 @@
 import { useRef } from "preact/hooks";
 import { shown } from "../markdown/visible";
-import { growing, sendResult, shownPath } from "./answering";
+import { serverTools } from "../tools/offered";
+import { calling, growing, runCall, sendResult, shownPath } from "./answering";
 import type { Message, ToolCall } from "./tree";
 
 function pretty(json: string): string {
@@ -24,11 +25,23 @@ export function ToolCalls({ message }: { message: Message }) {
               Calls <code>{shown(call.name)}</code>
             </div>
             <pre tabIndex={0}>{shown(pretty(call.arguments))}</pre>
+            {!result && <RunButton message={message} call={call} />}
             {!result && <ResultForm message={message} call={call} />}
           </div>
         );
       })}
     </div>
+  );
+}
+
+function RunButton({ message, call }: { message: Message; call: ToolCall }) {
+  const tool = serverTools.value.find((one) => one.name === call.name);
+  if (!tool) return null;
+  const runs = calling.value.has(call.id);
+  return (
+    <button class="primary run" type="button" disabled={runs || growing.value !== null} onClick={() => void runCall(message, call)}>
+      {runs ? "Running…" : `Run ${tool.where}`}
+    </button>
   );
 }
 
@@ -40,7 +53,7 @@ function ResultForm({ message, call }: { message: Message; call: ToolCall }) {
   }
   return (
     <form class="result-form" onSubmit={submit}>
-      <label for={`result-${call.id}`}>Result of {call.name}</label>
+      <label for={`result-${call.id}`}>Result of {shown(call.name)}</label>
       <textarea id={`result-${call.id}`} ref={field} rows={2} />
       <button type="submit" disabled={growing.value !== null}>
         Give it to the model

@@ -1,11 +1,11 @@
 // What the reader does in a conversation: send, edit, regenerate, continue, stop, answer a tool's call.
 import { computed, signal } from "@preact/signals";
 import { ApiFailure } from "../api/http";
-import { offered } from "../tools/offered";
+import { offered, serverTools } from "../tools/offered";
 import { Pictures } from "../ui/pictures";
 import { type Answer, generate } from "./generate";
 import { change, create, current, keep, messages, newId, shownSettings } from "./store";
-import { type Attachment, type Message, newestLeaf, path } from "./tree";
+import { type Attachment, type Message, newestLeaf, path, type ToolCall } from "./tree";
 
 /** The message that is being made, and how it stands: a new object for each picture of the screen. */
 export const growing = signal<{ message: Message; progress: number | undefined } | null>(null);
@@ -16,8 +16,18 @@ export const shownPath = computed(() => path(messages.value, current.value?.leaf
 
 let running: AbortController | null = null;
 
+/** Ids of the calls that are being made. */
+export const calling = signal<ReadonlySet<string>>(new Set());
+/** Whether the reader must wait, or stop what runs. */
+export const busy = computed(() => growing.value !== null || calling.value.size > 0);
+
+const MOST_ROUNDS = 10; // of tools that run by themselves, for one message of the reader's
+let callsRunning = new AbortController();
+
 export function stop(): void {
   running?.abort();
+  callsRunning.abort();
+  callsRunning = new AbortController();
 }
 
 function blank(role: Message["role"], parent: string | null, content: string): Message {
@@ -26,7 +36,7 @@ function blank(role: Message["role"], parent: string | null, content: string): M
 
 /** A message of the reader's behind `parent`, and its answer. */
 export async function send(content: string, attachments: Attachment[], parent: string | null): Promise<void> {
-  if (growing.value) return;
+  if (busy.value) return;
   if (!current.value) await create(content || attachments[0]?.name || "", shownSettings());
   const message = { ...blank("user", parent, content), ...(attachments.length ? { attachments } : {}) };
   await keep(message);
@@ -45,14 +55,48 @@ export async function sendResult(call: Message, toolCallId: string, content: str
   if ((call.toolCalls ?? []).every((one) => answered.has(one.id))) await answer(message.id);
 }
 
+/** Makes a call of a message's and gives its result to the model. */
+export async function runCall(message: Message, call: ToolCall): Promise<void> {
+  const tool = serverTools.value.find((one) => one.name === call.name);
+  if (!tool || calling.value.has(call.id)) return;
+  const { signal } = callsRunning;
+  calling.value = new Set([...calling.value, call.id]);
+  let result: string;
+  try {
+    const given: unknown = JSON.parse(call.arguments || "{}");
+    if (typeof given !== "object" || given === null) throw new Error("the arguments are no JSON object");
+    result = await tool.run(given as Record<string, unknown>, signal);
+  } catch (error) {
+    result = `Error: ${error instanceof Error ? error.message : String(error)}`;
+  } finally {
+    calling.value = new Set([...calling.value].filter((id) => id !== call.id));
+  }
+  // Stopped, or another conversation is shown meanwhile: the call can be made again there.
+  if (!signal.aborted && shownPath.value.some((one) => one.id === message.id)) await sendResult(message, call.id, result);
+}
+
+/** Makes the calls of an answer that run by themselves. */
+async function runByThemselves(message: Message): Promise<void> {
+  const { serverTools: told, autoTools } = shownSettings();
+  const calls = (message.toolCalls ?? []).filter(({ name }) => told.includes(name) && autoTools.includes(name));
+  if (!calls.length || message.ending !== "tool_calls") return;
+  const since = shownPath.value.slice(shownPath.value.findLastIndex((one) => one.role === "user") + 1);
+  if (since.filter((one) => one.toolCalls?.length).length > MOST_ROUNDS) {
+    failure.value = `${MOST_ROUNDS} rounds of tools ran by themselves: the next is yours to run.`;
+    return;
+  }
+  const { signal } = callsRunning;
+  for (const call of calls) if (!signal.aborted) await runCall(message, call);
+}
+
 /** Another answer beside this one. */
 export async function regenerate(message: Message): Promise<void> {
-  if (!growing.value) await answer(message.parent);
+  if (!busy.value) await answer(message.parent);
 }
 
 /** More of an answer that has ended. */
 export async function goOn(message: Message): Promise<void> {
-  if (!growing.value) await answer(message.parent, message);
+  if (!busy.value) await answer(message.parent, message);
 }
 
 /** The version of a message that is shown. */
@@ -96,6 +140,7 @@ async function answer(parent: string | null, from?: Message): Promise<void> {
     await keep(ended, { leaf: current.value?.leaf === ended.id || current.value?.leaf === start.parent });
     growing.value = null;
   }
+  if (current.value?.id === ended.conversation) await runByThemselves(ended);
 }
 
 /** A message with an answer, or with what goes on in it. */

@@ -13,6 +13,8 @@ export interface Settings {
   tools: string;
   /** Names of the server's own tools that are offered. */
   serverTools: string[];
+  /** Names of those that run without being asked about. */
+  autoTools: string[];
   /** Likeliest tokens asked for at each place; 0: none. */
   probs: number;
 }
@@ -24,6 +26,7 @@ export const NO_SETTINGS: Settings = {
   schema: "",
   tools: "",
   serverTools: [],
+  autoTools: [],
   probs: 0,
 };
 

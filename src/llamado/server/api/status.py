@@ -182,6 +182,7 @@ def props_json(served: Served, state: ServerState) -> dict[str, Any]:
         "build_info": BUILD,
         "is_sleeping": state.sleep is not None and state.sleep.asleep,
         "cors_proxy_enabled": state.tools.proxies,
+        "tools_enabled": state.tools.offers,
     }
 
 

@@ -1,0 +1,154 @@
+// MCP servers over streamable HTTP, at addresses the reader gave, reached through the server's proxy alone
+// (https://modelcontextprotocol.io/specification, "Streamable HTTP").
+import { computed, signal } from "@preact/signals";
+import { ApiFailure, send } from "../api/http";
+import { events } from "../api/sse";
+import { remembered } from "../ui/remembered";
+import type { RunnableTool } from "./offered";
+
+const REVISION = "2025-06-18";
+const HEADER = "x-llama-server-proxy-header-"; // the proxy passes on what begins so, and nothing else
+const MOST_PAGES = 50;
+
+export interface McpState {
+  state: "asked" | "ready" | "failed";
+  why: string;
+  tools: RunnableTool[];
+}
+
+/** Addresses of MCP servers. */
+export const addresses = remembered<string[]>("mcp", []);
+export const states = signal<Record<string, McpState>>({});
+export const remoteTools = computed(() => addresses.value.flatMap((one) => states.value[one]?.tools ?? []));
+
+interface Reply {
+  id?: number;
+  result?: unknown;
+  error?: { message?: string };
+}
+
+/** One session with a server. */
+export class McpServer {
+  private session = "";
+  private next = 1;
+
+  constructor(private readonly address: string) {}
+
+  async open(): Promise<void> {
+    this.session = "";
+    await this.ask("initialize", {
+      protocolVersion: REVISION,
+      capabilities: {},
+      clientInfo: { name: "llamado", version: "1" },
+    });
+    await this.post({ jsonrpc: "2.0", method: "notifications/initialized" });
+  }
+
+  /** The result of a request. Throws ApiFailure, and Error with the server's words. */
+  async ask(method: string, params: unknown, signal?: AbortSignal): Promise<unknown> {
+    const id = this.next++;
+    const response = await this.post({ jsonrpc: "2.0", id, method, params }, signal);
+    for await (const reply of replies(response)) {
+      if (reply.id !== id) continue;
+      if (reply.error) throw new Error(reply.error.message ?? "the MCP server refused");
+      return reply.result;
+    }
+    throw new Error("the MCP server ended without an answer");
+  }
+
+  private async post(body: unknown, signal?: AbortSignal): Promise<Response> {
+    const headers: Record<string, string> = {
+      [`${HEADER}accept`]: "application/json, text/event-stream",
+      [`${HEADER}content-type`]: "application/json",
+      [`${HEADER}mcp-protocol-version`]: REVISION,
+      ...(this.session ? { [`${HEADER}mcp-session-id`]: this.session } : {}),
+    };
+    const path = `cors-proxy?url=${encodeURIComponent(this.address)}`;
+    const response = await send("POST", path, { body, headers, ...(signal ? { signal } : {}) });
+    this.session = response.headers.get("mcp-session-id") ?? this.session;
+    return response;
+  }
+}
+
+async function* replies(response: Response): AsyncGenerator<Reply> {
+  if ((response.headers.get("content-type") ?? "").includes("text/event-stream")) {
+    if (response.body) for await (const event of events(response.body)) yield JSON.parse(event.data) as Reply;
+    return;
+  }
+  const found = JSON.parse(await response.text()) as Reply | Reply[];
+  yield* Array.isArray(found) ? found : [found];
+}
+
+interface Described {
+  name: string;
+  description?: string;
+  inputSchema?: unknown;
+  annotations?: { readOnlyHint?: boolean };
+}
+
+async function toolsOf(address: string): Promise<RunnableTool[]> {
+  const server = new McpServer(address);
+  await server.open();
+  const found: Described[] = [];
+  let cursor: string | undefined;
+  for (let page = 0; page < MOST_PAGES; page++) {
+    const listed = (await server.ask("tools/list", cursor ? { cursor } : {})) as { tools: Described[]; nextCursor?: string };
+    found.push(...listed.tools);
+    cursor = listed.nextCursor;
+    if (!cursor) break;
+  }
+  return found.map(({ name, description = "", inputSchema, annotations }) => ({
+    name,
+    description,
+    writes: annotations?.readOnlyHint !== true,
+    where: `at ${address}`,
+    schema: { type: "function", function: { name, description, parameters: inputSchema ?? { type: "object" } } },
+    run: async (given, signal) => {
+      const call = () => server.ask("tools/call", { name, arguments: given }, signal);
+      try {
+        return told(await call());
+      } catch (error) {
+        if (!(error instanceof ApiFailure) || error.status !== 404) throw error;
+        await server.open(); // it has forgotten the session
+        return told(await call());
+      }
+    },
+  }));
+}
+
+function told(result: unknown): string {
+  const { content, isError } = result as { content?: { type: string; text?: string }[]; isError?: boolean };
+  const text = (content ?? []).map((part) => (part.type === "text" ? part.text : JSON.stringify(part))).join("\n");
+  return isError ? `Error: ${text}` : text;
+}
+
+/** Asks the servers that have not been asked, or those that failed anew. */
+export async function connect(again = false): Promise<void> {
+  await Promise.all(
+    addresses.value.map(async (address) => {
+      const known = states.peek()[address];
+      if (known && !(again && known.state === "failed")) return;
+      const put = (state: McpState) => (states.value = { ...states.value, [address]: state });
+      put({ state: "asked", why: "", tools: [] });
+      try {
+        put({ state: "ready", why: "", tools: await toolsOf(address) });
+      } catch (error) {
+        put({ state: "failed", why: error instanceof Error ? error.message : String(error), tools: [] });
+      }
+    }),
+  );
+}
+
+/** Puts a server's address to the others. Throws an Error where it is none. */
+export function add(text: string): void {
+  const { href, protocol } = new URL(text.trim());
+  if (protocol !== "http:" && protocol !== "https:") throw new Error("an address begins with http:// or https://");
+  if (!addresses.value.includes(href)) addresses.value = [...addresses.value, href];
+  void connect(true);
+}
+
+export function remove(address: string): void {
+  addresses.value = addresses.value.filter((one) => one !== address);
+  const { [address]: _, ...others } = states.value;
+  states.value = others;
+}
