@@ -43,7 +43,7 @@ import llamado.rpc.worker.server
 import llamado.text.grammar.compiler
 from llamado.cluster.doctor.examination import Examination
 from llamado.commands import cli
-from llamado.commands.chat import screen
+from llamado.commands.chat import run as chat_run
 from llamado.commands.chat.speaker import Figures, Said
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.measure import figures_of
@@ -475,9 +475,9 @@ class Commands:
             note("chat", markdown=markdown)
             return real_screen(markdown=markdown)
 
-        real_screen = screen.screen_of
+        real_screen = chat_run.screen_of
         self._patch.setattr(Far, "answer", answer, raising=False)
-        self._patch.setattr(screen, "screen_of", screen_of)
+        self._patch.setattr(chat_run, "screen_of", screen_of)
         self._patch.setattr("llamado.commands.chat.here.EngineSpeaker.answer", answer)
         self._patch.setattr("llamado.commands.chat.remote.HttpSpeaker", Far)
 

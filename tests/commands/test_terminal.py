@@ -25,7 +25,8 @@ from llamado.commands import cli
 from llamado.commands.chat import run
 from llamado.commands.chat.conversation import SETTABLE, Chat
 from llamado.commands.chat.keyboard import Keyboard, OrderCompleter, is_open, unfenced
-from llamado.commands.chat.screen import MarkdownScreen, PlainScreen, Shown, _Tail, blocks, printable
+from llamado.commands.chat.markdown import MarkdownScreen, _Tail, blocks
+from llamado.commands.chat.screen import PlainScreen, Shown, printable
 from llamado.commands.chat.speaker import Figures, Said
 from llamado.commands.chat.talk import ORDERS, Talk, told
 from llamado.engine.errors import EngineError
@@ -283,8 +284,8 @@ def test_blocks(found: list[str]) -> None:
 
 
 def test_markdown_answers_are_drawn_as_a_whole_text_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.commands.chat.screen._FRAME", 0.0)
-    monkeypatch.setattr("llamado.commands.chat.screen._SHARE", 0)
+    monkeypatch.setattr("llamado.commands.chat.markdown._FRAME", 0.0)
+    monkeypatch.setattr("llamado.commands.chat.markdown._SHARE", 0)
     text = (
         "# Title\n\nSome **bold** <b>text</b>, [a link](http://x.y).\n\n- one\n- two\n\n```\ncode\n\nmore\n```\n\nend"
     )
@@ -312,8 +313,8 @@ def last_screen(console: Console) -> str:
 
 
 def test_finished_blocks_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.commands.chat.screen._FRAME", 0.0)
-    monkeypatch.setattr("llamado.commands.chat.screen._SHARE", 0)
+    monkeypatch.setattr("llamado.commands.chat.markdown._FRAME", 0.0)
+    monkeypatch.setattr("llamado.commands.chat.markdown._SHARE", 0)
     console = Console(file=Terminal(), width=60, height=40, force_terminal=True)
     MarkdownScreen(console).show(pieces(*"first block\n\nsecond block\nis longer\n\nthird block\nend\n"))
     file = console.file

@@ -19,6 +19,7 @@ from llamado.http import logs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from llamado.commands.chat.screen import Screen
     from llamado.commands.chat.speaker import Speaker
 
 _PATIENCE = 1.0
@@ -43,15 +44,13 @@ def run_chat(flags: Parsed, spec: str | None) -> int:
 
 
 def _answer_once(speaker: Speaker, chat: Any, question: str, *, markdown: bool) -> int:
-    from llamado.commands.chat.screen import screen_of
-
     shown = screen_of(markdown=markdown).show(speaker.answer(chat.asking(question), chat.settings))
     return 0 if shown.figures is not None else 128 + signal.SIGINT
 
 
 def _converse(speaker: Speaker, chat: Any, *, markdown: bool) -> None:
     from llamado.commands.chat.keyboard import Keyboard, history_file
-    from llamado.commands.chat.screen import printable, screen_of
+    from llamado.commands.chat.screen import printable
     from llamado.commands.chat.talk import Talk
 
     dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
@@ -73,6 +72,20 @@ def _converse(speaker: Speaker, chat: Any, *, markdown: bool) -> None:
                 talk.hear(text)
         except KeyboardInterrupt:
             say("Ctrl-D or /exit leaves")
+
+
+def screen_of(*, markdown: bool) -> Screen:
+    """The screen for standard output: Markdown is for terminals that can move the cursor."""
+    if not markdown or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        from llamado.commands.chat.screen import PlainScreen
+
+        return PlainScreen(sys.stdout)
+    # Drawing takes longer to import than everything else here.
+    from rich.console import Console
+
+    from llamado.commands.chat.markdown import MarkdownScreen
+
+    return MarkdownScreen(Console(highlight=False))
 
 
 def _given(flags: Parsed) -> dict[str, Any]:
