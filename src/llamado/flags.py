@@ -592,7 +592,9 @@ SERVER = _group(
           env="LLAMA_ARG_TOOLS"),
     _used("--tools-folder", "folder that these tools are kept in; commands can leave it (default: the working folder)",
           type="str", default=".", metavar="FOLDER", env="LLAMADO_TOOLS_FOLDER"),
-    _refused("--tools-runtime", _LATER, env="LLAMA_ARG_TOOLS_RUNTIME"),
+    _used("--tools-runtime", "where these tools work instead: docker:IMAGE, podman:IMAGE (a container of their own), "
+          "docker-container:ID, podman-container:ID (one that runs), ssh:TARGET", type="str", metavar="WHERE",
+          env="LLAMA_ARG_TOOLS_RUNTIME"),
     _used("--mcp-servers-config", "JSON file of MCP servers whose tools clients may call, in Cursor's form",
           type="str", metavar="FILE", env="LLAMA_ARG_MCP_SERVERS_CONFIG"),
     _used("--mcp-servers-json", "the same, as JSON", type="str", metavar="JSON", env="LLAMA_ARG_MCP_SERVERS_JSON"),

@@ -154,6 +154,7 @@ def _tools(flags: Parsed) -> ToolSettings:
     return ToolSettings(
         builtin=builtin,
         folder=_folder("--tools-folder", flags.tools_folder) or ".",
+        runtime=flags.tools_runtime or "",
         servers=_mcp_servers(flags),
         proxy=flags.ui_mcp_proxy or (flags.agent and "ui_mcp_proxy" not in flags.given),
     )

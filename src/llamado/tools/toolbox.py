@@ -17,10 +17,11 @@ from llamado.tools.builtin.search import FileGlobSearch, GrepSearch
 from llamado.tools.builtin.shell import ExecShellCommand, GetInfo
 from llamado.tools.builtin.tool import Bench, BuiltinTool, Result
 from llamado.tools.commands import Commands
-from llamado.tools.errors import ToolFailed, ToolsError
+from llamado.tools.errors import BadCall, ToolFailed, ToolsError
 from llamado.tools.folder import Folder
 from llamado.tools.machine import Host, ToolMachine
 from llamado.tools.mcp.servers import McpServers
+from llamado.tools.runtime import Container, Elsewhere, wrapping
 from llamado.tools.settings import ToolSettings
 from llamado.tools.tool import Call, Tool
 
@@ -45,6 +46,12 @@ class Toolbox:
                 raise ToolsError(f'unknown tool "{name}". available tools: {", ".join(NAMES)}')
         self._commands = Commands()
         self._folder = Folder(settings.folder) if wanted else None
+        self._runtime = settings.runtime if wanted else ""
+        self._container = None
+        if self._runtime.startswith(("docker:", "podman:")):
+            self._container = Container(self._runtime, self._commands)
+        elif self._runtime:
+            wrapping(self._runtime)  # it is one
         bench = Bench(self._machine, self._in_thread)
         self._tools: dict[str, Tool] = {
             tool.name: tool(bench) for tool in BUILTIN if tool.name in wanted or "all" in wanted
@@ -58,6 +65,8 @@ class Toolbox:
         self._stopping.set()
         if self._servers is not None:
             self._servers.close()
+        if self._container is not None:
+            self._container.close()
         self._commands.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._folder is not None:
@@ -65,6 +74,12 @@ class Toolbox:
 
     def _machine(self, call: Call) -> ToolMachine:
         assert self._folder is not None
+        if call.runtime and ExecShellCommand.name not in self._tools:
+            # Whoever may run commands gets everywhere anyhow; nobody else does.
+            raise BadCall("X-Tool-Runtime needs exec_shell_command among --tools")
+        spec = call.runtime or (self._container.spec() if self._container else self._runtime)
+        if spec:
+            return Elsewhere(wrapping(spec), self._commands, call.cwd)
         return Host(self._folder, self._commands, call.cwd)
 
     async def tools(self) -> list[Tool]:
