@@ -18,7 +18,9 @@ from wire_client import running, until
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError, DeviceLost
 from llamado.devices.split.placement import NotEnoughMemory, SplitOptions
+from llamado.engine.cluster.layout import BadLayout, LayoutPart
 from llamado.engine.cluster.membership import UnknownWorker
+from llamado.engine.forward import device_pool
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions
 from llamado.errors import LlamadoError
@@ -298,3 +300,93 @@ def test_where_the_time_of_a_token_goes(model: Path) -> None:
         assert far.decode == 5e9 and far.pulse > 0
         assert (here.layers, here.head, far.layers, far.head) == ((3,), True, (0, 1, 2), False)
         assert far.holds == joined.holds == "layers 0 to 2"
+
+
+def parts(llama: LoadedModel, *layers: tuple[int, ...], head: int = 0) -> list[LayoutPart]:
+    """A layout of all devices in order."""
+    assert llama.cluster is not None
+    names = [device.name for device in llama.cluster.view().devices]
+    return [LayoutPart(name, of, number == head) for number, (name, of) in enumerate(zip(names, layers, strict=True))]
+
+
+@pytest.mark.slow
+def test_layers_are_laid_out_by_hand_while_streams_go_on(model: Path, right: list[int]) -> None:
+    with worker() as first, worker() as second:
+        split = replace(SPLIT, rpc=(str(first.endpoint), str(second.endpoint)), tensor_split=(1.0, 1.0, 1.0))
+        with LoadedModel.load(model, options(split, 4)) as llama:
+            cluster = llama.cluster
+            assert cluster is not None
+            streams = [Stream(llama, n) for n in range(3)]
+            for stream in streams:
+                stream.start()
+            before = cluster.mark()
+            for layout in (((0,), (1, 2), (3,), 2), ((), (0, 1, 2, 3), (), 1), ((0, 1), (3,), (2,), 0)):
+                *layers, head = layout
+                for stream in streams:
+                    stream.go_on(4)
+                cluster.lay_out(parts(llama, *layers, head=head))
+                view = cluster.view()
+                assert [device.layers for device in view.devices] == layers
+                assert [device.head for device in view.devices] == [n == head for n in range(3)]
+                assert cluster.mark() != before
+                assert all((d.state, d.why) == ("idle", "layers were laid out without it") for d in view.devices
+                           if not d.layers and not d.head and d.endpoint)  # fmt: skip
+            for stream in streams:
+                stream.go_on(4)
+                stream.enough.set()
+            for stream in streams:
+                stream.join()
+            assert answer(llama) == right
+        with LoadedModel.load(model, options(None, 4)) as alone:
+            for stream in streams:
+                request = dict(stream.request)
+                n = len(stream.tokens)
+                result = alone.complete(request.pop("prompt"), n_predict=n, ignore_eos=True, **request)
+                assert [*result.tokens] == stream.tokens
+
+
+@pytest.mark.slow
+def test_a_prediction_measures_what_nobody_knows_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    real = device_pool.measure_all
+    monkeypatch.setattr(device_pool, "measure_all", lambda d, **k: (asked.append(len(d)), real(d, **k))[1])
+    with worker() as one:
+        split = replace(SPLIT, rpc=(str(one.endpoint),), tensor_split=(1.0, 1.0))
+        with LoadedModel.load(model, options(split)) as llama:
+            cluster = llama.cluster
+            assert cluster is not None and cluster.view().predicted is None
+            layout = parts(llama, (0,), (1, 2, 3), head=1)
+            found = cluster.predict(layout)
+            assert cluster.predict(layout) == found and asked == [2], "measured once"
+            here, there = found.parts
+            assert found.seconds is not None and here.computing and there.computing and there.link > 0 == here.link
+            assert found.seconds == pytest.approx(here.computing + there.computing + there.link)
+            assert there.weights > 2 * here.weights > 0 == there.missing
+            cluster.lay_out(layout)
+            assert cluster.view().predicted == pytest.approx(found.seconds), "what was said before is shown after"
+
+
+@pytest.mark.slow
+def test_layouts_that_cannot_be_change_nothing(model: Path, right: list[int]) -> None:
+    with worker() as one:
+        split = replace(SPLIT, rpc=(str(one.endpoint),), tensor_split=(1.0, 1.0))
+        with LoadedModel.load(model, options(split)) as llama:
+            cluster = llama.cluster
+            assert cluster is not None
+            before = has(llama)
+            for wrong, why in (
+                (parts(llama, (0, 1), (1, 2, 3)), "layer 1 is named twice"),
+                (parts(llama, (0, 1), (3,)), "layer 2 is on no device"),
+                (parts(llama, (0, 1), (2, 3, 4)), "no layer 4"),
+                (parts(llama, (0, 1), (2, 3), head=9), "on no device"),
+                ([LayoutPart("RPC7", (0, 1, 2, 3), True)], "no device RPC7"),
+            ):
+                for ask in (cluster.lay_out, cluster.predict):
+                    with pytest.raises(BadLayout, match=why):
+                        ask(wrong)
+            pool = llama.cluster._layouts._pool  # type: ignore[union-attr]
+            pool.figures[1] = replace(pool.figures[1], free=1 << 10)
+            with pytest.raises(NotEnoughMemory):
+                cluster.lay_out(parts(llama, (), (0, 1, 2, 3), head=1))
+            assert cluster.predict(parts(llama, (), (0, 1, 2, 3), head=1)).parts[1].missing > 0
+            assert has(llama) == before and answer(llama) == right

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from fakes import FakeEngine, run, served
 from prometheus_client.parser import text_string_to_metric_families
 
+from llamado.devices.split.placement import NotEnoughMemory
+from llamado.engine.cluster.layout import BadLayout, LayoutPart, Predicted, PredictedPart
 from llamado.engine.cluster.membership import Joined, UnknownWorker
-from llamado.engine.cluster.view import ClusterView, DeviceView
+from llamado.engine.cluster.view import ClusterView, DeviceView, Mark
 from llamado.engine.forward.events import ClusterEvent
 from llamado.errors import LlamadoError
 from llamado.http.access import AccessRules
+from llamado.server.api.cluster.routes import _changes
 from llamado.server.app import create_app
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 
 HERE = DeviceView("CPU", "", "ready", "", (0,), True, "layer 0 and the head", 10, 20, 30, 1000, 2000, 1e9, 2e9, None,
-                  None, None, 0.01, 0.0, 0.002, ("RPC1[h:2]",))  # fmt: skip
+                  None, None, 0.01, 0.0, 0.002, ("RPC1[h:2]",), 0, 0.009, 0, 1)  # fmt: skip
 FAR = DeviceView("RPC0[h:1]", "h:1", "lost", "it reset the connection", (1, 2), False, "layers 1 to 2", 1, 2, 3, 4, 5,
                  None, None, 0.003, 1e8, 0.001, 0.02, 0.001, 0.0)  # fmt: skip
-VIEW = ClusterView((HERE, FAR), 25.0, 0.04, 0.03, 0.001, 0.002, (ClusterEvent(1e9, "lost", "RPC0[h:1]", "gone"),))
+VIEW = ClusterView(
+    (HERE, FAR), 25.0, 0.04, 0.03, 0.001, 0.002, (ClusterEvent(1e9, "lost", "RPC0[h:1]", "gone"),), 0.012
+)
 
 
 class FakeCluster:
@@ -31,9 +38,25 @@ class FakeCluster:
         self.joined: list[tuple[str, float, list[float | None]]] = []
         self.drained: list[str] = []
         self.error: LlamadoError | None = None
+        self.laid_out: list[list[LayoutPart]] = []
+        self.now = VIEW
+        self.marked = 0
 
     def view(self) -> ClusterView:
-        return VIEW
+        return self.now
+
+    def mark(self) -> Mark:
+        return (self.marked,)
+
+    def predict(self, parts: Sequence[LayoutPart]) -> Predicted:
+        if self.error is not None:
+            raise self.error
+        return Predicted((PredictedPart("CPU", 1, 2, 3, 4, 5, 0.25, 0.0),), None)
+
+    def lay_out(self, parts: Sequence[LayoutPart]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.laid_out.append([*parts])
 
     def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[Joined]:
         self.joined.append((endpoint, share, [*speeds]))
@@ -87,7 +110,9 @@ def test_all_that_is_known_is_told(engine: FakeEngine) -> None:
         "passes_to": ["RPC1[h:2]"],
         "link": {"round_trip": None, "bandwidth": None, "pulse": None},
         "token_seconds": {"compute": 0.01, "link": 0.0, "waiting": 0.002},
+        "predicted": {"seconds": 0.009, "bytes": 0, "runs": 1},
     }  # fmt: skip
+    assert body["predicted_seconds"] == 0.012 and far["predicted"]["seconds"] is None
     assert (far["state"], far["why"], far["layers"]) == ("lost", "it reset the connection", [1, 2])
     assert far["link"] == {"round_trip": 0.003, "bandwidth": 1e8, "pulse": 0.001}
     assert body["token_seconds"] == {"total": 0.04, "compute": 0.03, "link": 0.001, "waiting": 0.002}
@@ -180,3 +205,82 @@ def test_what_fails_is_said(engine: FakeEngine) -> None:
     assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no room")
     server.cluster.error = UnknownWorker("h:1 is no worker of this server")
     assert server.ask("POST", "/cluster/drain", {"endpoint": "h:1"}).status_code == 404
+
+
+LAYOUT = {"devices": [{"device": "CPU", "layers": [0], "head": True}, {"device": "RPC0[h:1]", "layers": [1, 2]}]}
+
+
+def test_layers_are_moved_with_the_key_alone(engine: FakeEngine) -> None:
+    server = Server(engine, keys=(b"a key",))
+    assert server.ask("POST", "/cluster/layers", LAYOUT).status_code == 401, "the token of workers is no key"
+    server = Server(engine, token=None)
+    answer = server.ask("POST", "/cluster/layers", LAYOUT)
+    assert answer.status_code == 200 and answer.json() == server.ask("GET", "/cluster").json()
+    assert server.cluster.laid_out == [[LayoutPart("CPU", (0,), True), LayoutPart("RPC0[h:1]", (1, 2), False)]]
+
+
+def test_what_a_layout_would_take(engine: FakeEngine) -> None:
+    body = Server(engine).ask("POST", "/cluster/predict", LAYOUT).json()
+    memory = {"weights": 1, "kv": 2, "compute": 3, "free": 4, "missing": 5}
+    assert body == {
+        "seconds": None,
+        "devices": [{"device": "CPU", "memory": memory, "seconds": {"compute": 0.25, "link": 0.0}}],
+    }
+
+
+@pytest.mark.parametrize("path", ["/cluster/layers", "/cluster/predict"])
+@pytest.mark.parametrize(
+    "devices",
+    [None, {}, [1], [{"layers": [0]}], [{"device": 1}], [{"device": "CPU", "layers": [True]}],
+     [{"device": "CPU", "layers": "0"}], [{"device": "CPU", "head": 1}], [{"device": "CPU"}] * 257],
+)  # fmt: skip
+def test_layouts_that_are_none(engine: FakeEngine, path: str, devices: Any) -> None:
+    server = Server(engine)
+    assert server.ask("POST", path, {"devices": devices}).status_code == 400
+    assert not server.cluster.laid_out
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(BadLayout("layer 1 is named twice"), 400), (NotEnoughMemory("too little", {}), 400), (LlamadoError("gone"), 503)],
+)
+def test_layouts_that_cannot_be(engine: FakeEngine, error: LlamadoError, status: int) -> None:
+    server = Server(engine)
+    server.cluster.error = error
+    answer = server.ask("POST", "/cluster/layers", LAYOUT)
+    assert answer.status_code == status and str(error) in answer.json()["error"]["message"]
+
+
+def test_one_machine_has_no_layers_to_move(engine: FakeEngine) -> None:
+    server = Server(engine)
+    server.state.served = served(engine)
+    for path in ("/cluster/layers", "/cluster/predict"):
+        assert server.ask("POST", path, LAYOUT).status_code == 501
+
+
+def test_changes_are_told_at_once_and_figures_each_second(engine: FakeEngine) -> None:
+    server = Server(engine)
+    told: list[tuple[float, dict[str, Any]]] = []
+
+    async def listening() -> None:
+        began = asyncio.get_running_loop().time()
+        app = create_app(server.state)
+
+        async def events() -> None:
+            async for event in _changes(server.state):
+                told.append((asyncio.get_running_loop().time() - began, orjson.loads(event.removeprefix(b"data: "))))
+
+        task = asyncio.ensure_future(events())
+        await asyncio.sleep(0.25)
+        server.cluster.now = VIEW._replace(tokens_per_second=26.0)
+        await asyncio.sleep(0.25)
+        assert len(told) == 1, "figures alone can wait"
+        server.cluster.marked += 1
+        await asyncio.sleep(0.25)
+        assert [body["tokens_per_second"] for _, body in told] == [25.0, 26.0]
+        await asyncio.sleep(1.1)
+        assert len(told) == 3 and 0.9 < told[2][0] - told[1][0] < 1.4
+        app.access.draining = True
+        await asyncio.wait_for(task, 1)
+
+    run(listening())

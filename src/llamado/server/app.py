@@ -23,7 +23,7 @@ from llamado.http.errors import OLLAMA
 from llamado.http.request_log import Record, current, request_id
 from llamado.page.files import START, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
-from llamado.server.api.cluster import MEMBERS, cluster_router
+from llamado.server.api.cluster.routes import MEMBERS, cluster_router
 from llamado.server.api.completions import completions_router
 from llamado.server.api.embeddings import embeddings_router
 from llamado.server.api.infill import infill_router
@@ -250,4 +250,6 @@ def create_app(state: ServerState) -> ServerApp:
         app.mount("/", StaticFiles(directory=state.switches.static_path, html=True))
     elif state.switches.page:
         app.router.routes += page_routes()
-    return ServerApp(app, state)
+    found = ServerApp(app, state)
+    state.ending = lambda: found.access.draining
+    return found

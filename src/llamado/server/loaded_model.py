@@ -14,8 +14,9 @@ from llamado.text.grammar.source import GrammarSource, Trigger
 from llamado.text.template.chat import ChatTemplate
 
 if TYPE_CHECKING:
+    from llamado.engine.cluster.layout import LayoutPart, Predicted
     from llamado.engine.cluster.membership import Joined
-    from llamado.engine.cluster.view import ClusterView
+    from llamado.engine.cluster.view import ClusterView, Mark
     from llamado.text.grammar.compiler import Constraint
 
 
@@ -36,6 +37,15 @@ class ServedCluster(Protocol):
 
     def view(self) -> ClusterView:
         """As it is now; returns at once."""
+
+    def mark(self) -> Mark:
+        """Another one once something changed that is more than figures; returns at once."""
+
+    def predict(self, parts: Sequence[LayoutPart]) -> Predicted:
+        """What a layout would take; may take long."""
+
+    def lay_out(self, parts: Sequence[LayoutPart]) -> None:
+        """Moves layers; takes long."""
 
     def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[Joined]:
         """Takes a worker in; takes long."""

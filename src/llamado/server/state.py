@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ class ServerState:
     sleep: Sleep | None = None
     """Puts the model to sleep and wakes it; None: it is always awake."""
     tracing: Tracing | None = None
+    ending: Callable[[], bool] = lambda: False
+    """Whether the process finishes what it has: what is sent without end comes to its end."""
     tools: ToolsApi = field(default_factory=ToolsApi)
 
     def loaded(self) -> Served:

@@ -12,4 +12,5 @@ export const VIEWS: View[] = [
   { id: "compare", title: "Compare", load: async () => (await import("../compare/Compare")).Compare },
   { id: "complete", title: "Complete", load: async () => (await import("../complete/Complete")).Complete },
   { id: "infill", title: "Infill", load: async () => (await import("../complete/Infill")).Infill },
+  { id: "cluster", title: "Cluster", load: async () => (await import("../cluster/Cluster")).Cluster },
 ];

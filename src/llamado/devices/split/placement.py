@@ -248,6 +248,10 @@ class Share:
     """For one token: reading weights and cache; None where the device's speed is not known."""
     link_seconds: float
     """For one token: round trips and transfers."""
+    link_bytes: int = 0
+    """For one token: there and back."""
+    runs: int = 0
+    """For one token: how often it is its turn."""
 
     @property
     def memory(self) -> int:
@@ -266,6 +270,7 @@ def predict(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Plac
     """What a placement takes of each device, and how long a token takes."""
     n = len(figures)
     weights, kv, read, link = [0] * n, [0] * n, [0] * n, [0.0] * n
+    carried, runs = [0] * n, [0] * n
     layers_read = sizes.layers_read or sizes.layers
     kv_read = sizes.kv_read or (0,) * sizes.n_layer
     for layer, device in enumerate(placement.layers):
@@ -277,11 +282,14 @@ def predict(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Plac
     stages = placement.stages
     for stage, following in zip(stages, [*stages[1:], None], strict=True):
         worker = figures[stage.device]
+        runs[stage.device] += 1
         if not worker.local:
-            link[stage.device] += worker.one_way(sizes.hidden + sizes.inputs)
+            ways = [sizes.hidden + sizes.inputs]
             # What goes to the next worker is counted there.
             if following is None or not (worker.links and figures[following.device].links):
-                link[stage.device] += worker.one_way(sizes.logits if stage.head else sizes.hidden)
+                ways.append(sizes.logits if stage.head else sizes.hidden)
+            link[stage.device] += sum(map(worker.one_way, ways))
+            carried[stage.device] += sum(ways)
     crossings: set[tuple[int, int, int]] = set()
     for role, size in weights_elsewhere(sizes, placement):
         host, other = _host(placement, role), placement.device_of(role)
@@ -294,6 +302,8 @@ def predict(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Plac
         for device in (other, host):
             if not figures[device].local:
                 link[device] += figures[device].carries(2 * sizes.hidden)
+                carried[device] += 2 * sizes.hidden
+                runs[device] += 1
     if figures[placement.embedding].decode:  # too little to need a speed that is not known
         read[placement.embedding] += sizes.embedding_read
     shares = []
@@ -302,7 +312,7 @@ def predict(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Plac
         head = placement.head == i
         compute = (sizes.compute if layers or head or weights[i] else 0) + (sizes.head_compute if head else 0)
         seconds = 0.0 if not read[i] else device_figures.reads(read[i]) if device_figures.decode else None
-        shares.append(Share(layers, head, weights[i], kv[i], compute, seconds, link[i]))
+        shares.append(Share(layers, head, weights[i], kv[i], compute, seconds, link[i], carried[i], runs[i]))
     known = [share.seconds for share in shares if share.seconds is not None]
     total = sum(known) + sum(link) if len(known) == n else None
     return Prediction(tuple(shares), total)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from llamado.engine.cluster.layout import LayoutPart, Layouts, Predicted
 from llamado.engine.cluster.membership import BetweenSteps, Joined, Membership
-from llamado.engine.cluster.view import ClusterView, Observer
+from llamado.engine.cluster.view import ClusterView, Mark, Observer
 
 if TYPE_CHECKING:
     from llamado.engine.forward.device_pool import DevicePool
@@ -14,15 +15,32 @@ if TYPE_CHECKING:
 
 
 class Cluster:
-    """Who is there and has what, and who comes and goes. Any thread; `join` and `drain` take their time."""
+    """Who is there and has what, and who comes and goes. Any thread; what changes it takes its time."""
 
     def __init__(self, pool: DevicePool, runner: ModelRunner, between_steps: BetweenSteps) -> None:
         self._observer = Observer(pool, runner)
         self._membership = Membership(pool, runner, between_steps)
+        self._layouts = Layouts(pool, runner)
 
     def view(self) -> ClusterView:
         """As it is now; waits for nothing."""
         return self._observer.view()
+
+    def mark(self) -> Mark:
+        """Another one once somebody came or went, or layers moved; costs next to nothing."""
+        return self._observer.mark()
+
+    def predict(self, parts: Sequence[LayoutPart]) -> Predicted:
+        """What a layout would take; speeds that nobody knows yet are measured first. Raises BadLayout."""
+        self._layouts.placement(parts)
+        self._membership.measure()
+        return self._layouts.predict(parts)
+
+    def lay_out(self, parts: Sequence[LayoutPart]) -> None:
+        """Moves layers and head; running answers pause, and go on with the same bytes. Raises BadLayout; see
+        Membership.
+        """
+        self._membership.lay_out(self._layouts.placement(parts))
 
     def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[Joined]:
         """See Membership."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from llamado.devices.split.placement import Placement, held
+from llamado.devices.split.placement import Placement, check_memory, held
 from llamado.errors import LlamadoError
 
 if TYPE_CHECKING:
@@ -101,12 +101,43 @@ class Membership:
             for number, text in held(placement).items():
                 log.info("%s: %s", self._pool.figures[number].name, text)
 
+    # -- layouts -------------------------------------------------------------------------------------------------------
+
+    def lay_out(self, placement: Placement) -> None:
+        """Moves layers and head where a placement has them; nothing changes where they are there already.
+
+        Raises NotEnoughMemory, DeviceLost for a device that is gone, or another LlamadoError; all is as it was then.
+        """
+        with self._turn:
+            check_memory(self._pool.fit.sizes, self._pool.figures, placement)
+            for number in placement.devices:
+                if (lost := self._runner.devices[number].lost) is not None:
+                    raise lost
+            if placement == self._runner.placement:
+                return
+            sent = self._recovery.send_ahead(placement, {})
+            self._change(placement, {}, (), sent)
+            self._pool.by_hand = placement
+            log.warning("layers were laid out anew")
+            for number, text in held(placement).items():
+                log.info("%s: %s", self._pool.figures[number].name, text)
+
+    def measure(self) -> None:
+        """Finds the speeds that nobody measured yet. Answers wait meanwhile, up to two seconds, once."""
+        with self._turn:
+            if all(self._runner.devices[n].lost is not None for n in self._pool.unmeasured):
+                return
+            self._between_steps(lambda: self._recovery.alone(self._pool.measure), forget=False)
+
+    # -- who is there --------------------------------------------------------------------------------------------------
+
     def _change(
         self, placement: Placement, new: Mapping[int, Device], left: Sequence[int], sent: Sequence[Own]
     ) -> None:
         self._between_steps(
             lambda: self._recovery.change(placement, new, left, sent), forget=placement != self._runner.placement
         )
+        self._runner.times.forget()
 
     def _members(self, new: Collection[int] = ()) -> list[int]:
         """The places of devices that layers may go to: `new` ones, those that are there, and those that come back."""

@@ -50,6 +50,12 @@ class DeviceView(NamedTuple):
     """The devices that get what it computes without our carrying it."""
     own_weights: int = 0
     """Of its weights those that are from its own machine's disk: nothing of them was sent."""
+    predicted: float | None = None
+    """Seconds of a token that it should take, computing and on the link; None where its speed is not known."""
+    link_bytes: int = 0
+    """Of a token, there and back."""
+    runs: int = 0
+    """How often it is its turn in a token."""
 
 
 class ClusterView(NamedTuple):
@@ -63,6 +69,11 @@ class ClusterView(NamedTuple):
     link: float
     waiting: float
     events: tuple[ClusterEvent, ...]
+    predicted: float | None = None
+    """Seconds that a token should take; None where a speed is not known."""
+
+
+Mark = tuple[object, ...]
 
 
 class Observer:
@@ -71,6 +82,12 @@ class Observer:
     def __init__(self, pool: DevicePool, runner: ModelRunner) -> None:
         self._pool, self._runner = pool, runner
         self.events = runner.recovery.events
+
+    def mark(self) -> Mark:
+        """Another one once somebody came or went, or layers moved."""
+        runner = self._runner
+        gone = tuple(device.lost is None for device in runner.devices)
+        return runner.placement, gone, self.events.count, len(self._pool.figures), len(self._pool.left)
 
     def view(self) -> ClusterView:
         """As it is now."""
@@ -97,7 +114,8 @@ class Observer:
                 computing[part.device] += part.seconds - others
                 waiting[part.device] += part.waited + others - on_link
         rows = max(1, n_rows)
-        shares = predict(self._pool.fit.sizes, figures, placement).shares
+        prediction = predict(self._pool.fit.sizes, figures, placement)
+        shares = prediction.shares
         words, away = held(placement), {gone.device: gone for gone in runner.away()}
         idle = self._pool.idle(placement)
         linked = runner.links
@@ -137,6 +155,9 @@ class Observer:
                     link=link[number] / rows,
                     waiting=waiting[number] / rows,
                     own_weights=min(device.own_weights, share.weights),  # without layers that are elsewhere now
+                    predicted=None if share.seconds is None else share.seconds + share.link_seconds,
+                    link_bytes=share.link_bytes,
+                    runs=share.runs,
                     passes_to=tuple(names[b] for a, b in linked if a == number and b in names),
                 )
             )
@@ -149,6 +170,7 @@ class Observer:
             link=sum(link) / rows,
             waiting=sum(waiting) / rows,
             events=self.events.recent(),
+            predicted=prediction.seconds,
         )
 
     def _link(self, number: int, figures: DeviceFigures, n_bytes: int, trips: float) -> float:

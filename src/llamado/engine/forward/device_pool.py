@@ -74,6 +74,9 @@ class DevicePool:
                     raise
                 log.warning("%s; it is waited for", error.as_logged())
         self.left: set[int] = set()
+        self.by_hand: Placement | None = None
+        """What somebody laid out, in place of what the options ask for."""
+        self._tried: set[str] = set()  # names of devices that `measure` has seen
         self._split, self._trial = split, usual_weights(file, model)
         given, n = split.tensor_split, len(self.devices) - 1
         self._shares = [] if given is None else [*given[:n], *(0.0 for _ in range(n - len(given)))]
@@ -95,7 +98,11 @@ class DevicePool:
 
     def idle(self, placement: Placement) -> dict[int, str]:
         """Why workers have nothing, in words, by their places."""
-        found = idle(self.fit.sizes, self.figures, self._options, placement)
+        if placement == self.by_hand:
+            workers = {number for number, known in enumerate(self.figures) if not known.local}
+            found = dict.fromkeys(sorted(workers - set(placement.devices)), "layers were laid out without it")
+        else:
+            found = idle(self.fit.sizes, self.figures, self._options, placement)
         return {number: why for number, why in found.items() if number not in self.left}
 
     def say_who_is_idle(self, placement: Placement) -> None:
@@ -111,6 +118,23 @@ class DevicePool:
             return split
         home = () if self._home_share is None else (self._home_share,)
         return replace(split, tensor_split=(*self._shares, *home))
+
+    @property
+    def unmeasured(self) -> list[int]:
+        """The places of devices whose speed nobody has tried to measure."""
+        return [n for n in self.members if self.figures[n].decode is None and self.figures[n].name not in self._tried]
+
+    def measure(self, devices: Sequence[Device]) -> None:
+        """Finds the speeds of those of `devices` (by their places) that are there and whose speed nobody measured yet;
+        nothing else may run on them meanwhile.
+        """
+        type, width = self._trial
+        lacking = [n for n in self.unmeasured if devices[n].lost is None]
+        found = measure_all([devices[n] for n in lacking], type=type, width=width)
+        for number, figures in zip(lacking, found, strict=True):
+            known = self.figures[number]
+            self.figures[number] = replace(figures, name=known.name, free=known.free, total=known.total)
+            self._tried.add(known.name)
 
     # -- who comes and goes --------------------------------------------------------------------------------------------
 

@@ -277,6 +277,11 @@ class DeviceRecovery:
         self._note_moves(before[0])
         self._tell_what_is_where()
 
+    def alone(self, work: Callable[[Sequence[Device]], None]) -> None:
+        """Has `work` done on the devices while no batch is; of the engine's thread."""
+        self._pipeline.stand_still()
+        work(self._devices)
+
     def close(self) -> None:
         """Nothing is to be restored any more; devices that came back and have no part are closed."""
         self._closed = True

@@ -28,9 +28,12 @@ class Events:
 
     def __init__(self) -> None:
         self._events: deque[ClusterEvent] = deque(maxlen=_MOST_EVENTS)
+        self.count = 0
+        """Of all events there ever were."""
 
     def add(self, kind: EventKind, device: str, what: str) -> None:
         self._events.append(ClusterEvent(time.time(), kind, device, what))
+        self.count += 1
 
     def recent(self) -> tuple[ClusterEvent, ...]:
         """Oldest first."""

@@ -72,6 +72,12 @@ class Times:
         with self._lock:
             self._batches.append(BatchTime(now, now - began, n_rows))
 
+    def forget(self) -> None:
+        """What was noted is of no use any more: layers are elsewhere."""
+        with self._lock:
+            self._parts.clear()
+            self._batches.clear()
+
     def parts(self) -> list[PartTime]:
         """Those of the last minute, oldest first."""
         after = time.monotonic() - _WINDOW

@@ -23,7 +23,17 @@ from llamado.server.ops import memory
 log = logging.getLogger("llamado.server")
 
 # Endpoints that neither wake a model nor keep it awake: those of probes and dashboards.
-QUIET = HEALTH | {"/props", "/models", "/v1/models", "/metrics", "/cluster", "/api/tags", "/api/ps", "/api/version"}
+QUIET = HEALTH | {
+    "/props",
+    "/models",
+    "/v1/models",
+    "/metrics",
+    "/cluster",
+    "/cluster/events",
+    "/api/tags",
+    "/api/ps",
+    "/api/version",
+}
 
 CLOSE_SECONDS = 10.0  # for an engine without requests to end
 

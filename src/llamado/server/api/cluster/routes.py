@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
+from llamado.devices.split.placement import NotEnoughMemory
+from llamado.engine.cluster.layout import BadLayout, LayoutPart
 from llamado.engine.cluster.membership import UnknownWorker
-from llamado.engine.cluster.view import ClusterView, DeviceView
 from llamado.errors import LlamadoError
 from llamado.http.access import digest
 from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
+from llamado.server.api.cluster.bodies import cluster_json, predicted_json
 from llamado.server.api.routes import Routes
 from llamado.server.errors import RETRY_AFTER, ApiError, invalid, not_supported
 from llamado.server.loaded_model import ServedCluster
@@ -27,6 +30,12 @@ MEMBERS = frozenset({"/cluster/join", "/cluster/drain"})
 """Paths that need the token of `--cluster-token` instead of a key."""
 TOKEN = "x-cluster-token"
 _MOST_DEVICES = 256
+_EVENTS_OF = {
+    200: {"description": "the body of /cluster again and again", "content": {"text/event-stream": {"schema": {}}}}
+}
+_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
+_LOOK_SECONDS = 0.1  # between two looks at whether something changed
+_FIGURES_SECONDS = 1.0  # between two events where nothing but figures did
 
 T = TypeVar("T")
 
@@ -34,12 +43,34 @@ T = TypeVar("T")
 def cluster_router(state: ServerState) -> Routes:
     """Who is there, and who comes and goes."""
     router = Routes("cluster")
+    moving = asyncio.Lock()
 
     @router.get("/cluster")
     async def cluster(_: Request) -> Response:
-        served = state.loaded()
-        devices = None if served.cluster is None else served.cluster.view()
-        return json_response(orjson.dumps(cluster_json(served.info.name, devices)))
+        return json_response(_body(state))
+
+    @router.get("/cluster/events", responses=_EVENTS_OF)
+    async def cluster_events(_: Request) -> Response:
+        state.loaded()
+        return StreamingResponse(_changes(state), headers=_HEADERS)
+
+    @router.post("/cluster/predict")
+    async def predict_layout(request: Request) -> Response:
+        members = _divided(state)
+        parts = _parts(await read_object(request))
+        async with moving:  # it may have speeds measured, once
+            predicted = await _done(lambda: members.predict(parts), BadLayout)
+        return json_response(orjson.dumps(predicted_json(predicted)))
+
+    @router.post("/cluster/layers")
+    async def lay_out(request: Request) -> Response:
+        members = _divided(state)
+        parts = _parts(await read_object(request))
+        if moving.locked():
+            raise ApiError("unavailable_error", "layers are being moved already", retry_after=RETRY_AFTER)
+        async with moving:
+            await _done(lambda: members.lay_out(parts), BadLayout, NotEnoughMemory)
+        return json_response(_body(state))
 
     @router.post("/cluster/join")
     async def join(request: Request) -> Response:
@@ -64,14 +95,64 @@ def cluster_router(state: ServerState) -> Routes:
     return router
 
 
-async def _done(change: Callable[[], T]) -> T:
-    """A change of who is there, in a thread of its own: it takes long, and no answer waits for it."""
+async def _done(change: Callable[[], T], *wrong: type[LlamadoError]) -> T:
+    """A change of who is there, in a thread of its own: it takes long, and no answer waits for it.
+
+    Errors that are `wrong` say that what was asked for cannot be, and never will.
+    """
     try:
         return await asyncio.to_thread(change)
     except UnknownWorker as error:
         raise ApiError("not_found_error", str(error)) from None
     except LlamadoError as error:
+        if isinstance(error, wrong):
+            raise invalid(str(error)) from None
         raise ApiError("unavailable_error", str(error), retry_after=RETRY_AFTER) from None
+
+
+def _body(state: ServerState) -> bytes:
+    """`/cluster` as it is now."""
+    served = state.loaded()
+    return orjson.dumps(cluster_json(served.info.name, None if served.cluster is None else served.cluster.view()))
+
+
+async def _changes(state: ServerState) -> AsyncIterator[bytes]:
+    """An event with the body at once, whenever somebody comes or goes or layers move, and each second for the figures;
+    until the server ends.
+    """
+    told: object = None
+    at = 0.0
+    while not state.ending():
+        cluster = state.loaded().cluster
+        mark = cluster, None if cluster is None else cluster.mark()
+        now = time.monotonic()
+        if at == 0.0 or mark != told or now >= at + _FIGURES_SECONDS:
+            told, at = mark, now
+            yield b"data: " + _body(state) + b"\n\n"
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _divided(state: ServerState) -> ServedCluster:
+    """The machines whose layers can be moved. Raises ApiError where there is one machine alone."""
+    cluster = state.loaded().cluster
+    if cluster is None:
+        raise not_supported("The model is on this machine alone. Start the server with `--rpc` or `--cluster-token`")
+    return cluster
+
+
+def _parts(body: dict[str, Any]) -> list[LayoutPart]:
+    """Who is to have what: `devices` as `GET /cluster` has them, of which name, layers and head count."""
+    devices = body.get("devices")
+    if not isinstance(devices, list) or len(devices) > _MOST_DEVICES or not all(isinstance(d, dict) for d in devices):
+        raise invalid('"devices" must be a list of objects')
+    found = []
+    for part in devices:
+        name, layers, head = part.get("device"), part.get("layers", []), part.get("head", False)
+        whole = isinstance(layers, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in layers)
+        if not isinstance(name, str) or not whole or not isinstance(head, bool):
+            raise invalid('"devices" must hold objects as {"device": "CPU", "layers": [0, 1], "head": true}')
+        found.append(LayoutPart(name, tuple(layers), head))
+    return found
 
 
 def _members(state: ServerState, request: Request) -> ServedCluster:
@@ -113,52 +194,3 @@ def _speeds(devices: object) -> list[float | None]:
         good = isinstance(speed, int | float) and not isinstance(speed, bool) and 0 < speed < math.inf
         found.append(float(speed) if good else None)
     return found
-
-
-def cluster_json(model: str, view: ClusterView | None) -> dict[str, Any]:
-    """`/cluster`. Bytes, seconds, bytes per second; null: not known."""
-    if view is None:
-        return {"model": model, "devices": [], "tokens_per_second": None, "token_seconds": None, "events": []}
-    return {
-        "model": model,
-        "devices": [_device_json(device) for device in view.devices],
-        "tokens_per_second": round(view.tokens_per_second, 3),
-        "token_seconds": {
-            "total": round(view.seconds, 6),
-            "compute": round(view.computing, 6),
-            "link": round(view.link, 6),
-            "waiting": round(view.waiting, 6),
-        },
-        "events": [
-            {"at": round(event.at, 3), "kind": event.kind, "device": event.device, "what": event.what}
-            for event in view.events
-        ],
-    }
-
-
-def _device_json(device: DeviceView) -> dict[str, Any]:
-    return {
-        "device": device.name,
-        "endpoint": device.endpoint or None,
-        "state": device.state,
-        "why": device.why or None,
-        "layers": list(device.layers),
-        "head": device.head,
-        "holds": device.holds or None,
-        "memory": {
-            "weights": device.weights,
-            "own_disk": device.own_weights,
-            "kv": device.kv,
-            "compute": device.compute,
-            "free": device.memory_free,
-            "total": device.memory_total,
-        },
-        "speed": {"decode": device.decode, "prefill": device.prefill},
-        "passes_to": list(device.passes_to),
-        "link": {"round_trip": device.round_trip, "bandwidth": device.bandwidth, "pulse": device.pulse},
-        "token_seconds": {
-            "compute": round(device.computing, 6),
-            "link": round(device.link, 6),
-            "waiting": round(device.waiting, 6),
-        },
-    }

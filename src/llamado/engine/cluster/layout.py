@@ -1,0 +1,105 @@
+"""Who is to have which layers, as somebody from outside says it, and what that would take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from llamado.devices.split.placement import Placement, predict
+from llamado.errors import LlamadoError
+
+if TYPE_CHECKING:
+    from llamado.engine.forward.device_pool import DevicePool
+    from llamado.engine.forward.runner import ModelRunner
+
+
+class BadLayout(LlamadoError):
+    """A layout with a device that is not there, or that has not each layer and the head once."""
+
+
+class LayoutPart(NamedTuple):
+    """What one device is to have."""
+
+    device: str
+    layers: tuple[int, ...]
+    head: bool = False
+
+
+class PredictedPart(NamedTuple):
+    """What a device would hold, in bytes, and take for a token, in seconds (None: its speed is not known)."""
+
+    device: str
+    weights: int
+    kv: int
+    compute: int
+    free: int
+    """Before the model was loaded; 0 where the device does not say."""
+    missing: int
+    """Bytes that it would need more than it has."""
+    computing: float | None
+    link: float
+
+
+class Predicted(NamedTuple):
+    """What a layout would take; `seconds` per token, None if not known."""
+
+    parts: tuple[PredictedPart, ...]
+    seconds: float | None
+
+
+class Layouts:
+    """Reads layouts for the devices of a model, and says what they would take, by the arithmetic of `llamado plan`."""
+
+    def __init__(self, pool: DevicePool, runner: ModelRunner) -> None:
+        self._pool, self._runner = pool, runner
+
+    def placement(self, parts: Sequence[LayoutPart]) -> Placement:
+        """The placement that has parts where they are said to be; single weights stay. Raises BadLayout."""
+        now = self._runner.placement
+        assert now is not None
+        places = {self._pool.figures[number].name: number for number in self._pool.members}
+        layers: dict[int, int] = {}
+        heads: list[int] = []
+        n_layer = len(now.layers)
+        for part in parts:
+            number = places.get(part.device)
+            if number is None:
+                raise BadLayout(f"there is no device {part.device}: there are {', '.join(places)}")
+            for layer in part.layers:
+                if not 0 <= layer < n_layer:
+                    raise BadLayout(f"there is no layer {layer}: the model has 0 to {n_layer - 1}")
+                if layer in layers:
+                    raise BadLayout(f"layer {layer} is named twice")
+                layers[layer] = number
+            if part.head:
+                heads.append(number)
+        if missing := [layer for layer in range(n_layer) if layer not in layers]:
+            raise BadLayout(f"layer {missing[0]} is on no device ({len(missing)} of {n_layer} are not)")
+        if len(heads) != 1:
+            raise BadLayout(f"the head is on {len(heads) or 'no'} device{'s' if len(heads) > 1 else ''}")
+        return replace(now, layers=tuple(layers[layer] for layer in range(n_layer)), head=heads[0])
+
+    def predict(self, parts: Sequence[LayoutPart]) -> Predicted:
+        """What a layout would take. Raises BadLayout."""
+        placement = self.placement(parts)
+        figures = self._pool.figures
+        prediction = predict(self._pool.fit.sizes, figures, placement)
+        found = tuple(
+            PredictedPart(
+                device=known.name,
+                weights=share.weights,
+                kv=share.kv,
+                compute=share.compute,
+                free=known.free,
+                missing=max(0, int(share.memory - known.room)) if known.total else 0,
+                computing=share.seconds,
+                link=share.link_seconds,
+            )
+            for number, (known, share) in enumerate(zip(figures, prediction.shares, strict=True))
+            if number in self._pool.members
+        )
+        # Those that left have no speed, and nothing that would take time.
+        known = all(part.computing is not None for part in found)
+        seconds = sum((part.computing or 0.0) + part.link for part in found) if known else None
+        return Predicted(found, seconds)

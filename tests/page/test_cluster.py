@@ -1,0 +1,144 @@
+"""The map of a cluster, over the real SmolLM2 on two workers: layers are moved, a worker dies and comes back."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from conftest import SCREENSHOTS, serving
+from playwright.sync_api import Locator, Page, expect
+from scripted import ScriptedEngine, scripted_server
+from workers import WorkerProcess
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[WorkerProcess]]:
+    folder = tmp_path_factory.mktemp("workers")
+    found = [WorkerProcess(folder, name) for name in ("first", "second")]
+    yield found
+    for one in found:
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def divided(tmp_path_factory: pytest.TempPathFactory, workers: list[WorkerProcess]) -> Iterator[str]:
+    """A server of SmolLM2, a third of it on each worker."""
+    endpoints = ",".join(one.endpoint for one in workers)
+    with serving(
+        tmp_path_factory.mktemp("divided"), "-m", "smollm2", "-c", "4096", "-np", "2", "--rpc", endpoints,
+        "-ts", "1,1,1", "--rpc-failover", "1",
+    ) as address:  # fmt: skip
+        yield address
+
+
+def answer(address: str) -> str:
+    body = {"prompt": "The rivers of Spain are", "temperature": 0, "n_predict": 24, "cache_prompt": False}
+    return str(httpx.post(f"{address}/completion", json=body, timeout=60).json()["content"])
+
+
+def lane(page: Page, number: int) -> Locator:
+    return page.locator(".lane").nth(number)
+
+
+def place(page: Page, number: int, at: int) -> Locator:
+    return lane(page, number).locator(".places i").nth(at)
+
+
+def has(page: Page, number: int) -> list[int]:
+    """The places that a lane shows as its own."""
+    return list(
+        page.locator(".lane")
+        .nth(number)
+        .locator(".places i")
+        .evaluate_all("all => all.flatMap((one, i) => one.classList.contains('has') ? [i] : [])")
+    )
+
+
+def drag(page: Page, start: Locator, end: Locator) -> None:
+    a, b = start.bounding_box(), end.bounding_box()
+    assert a is not None and b is not None
+    page.mouse.move(a["x"] + a["width"] / 2, a["y"] + a["height"] / 2)
+    page.mouse.down()
+    for step in (0.3, 0.6, 1.0):
+        page.mouse.move(
+            a["x"] + a["width"] / 2 + step * (b["x"] + b["width"] / 2 - a["x"] - a["width"] / 2),
+            a["y"] + a["height"] / 2 + step * (b["y"] - a["y"]),
+        )
+    page.mouse.up()
+
+
+def test_layers_are_moved_by_mouse_and_keys_and_answers_stay(page: Page, divided: str) -> None:
+    before = answer(divided)
+    page.goto(f"{divided}/#/cluster")
+    expect(page.locator(".lane")).to_have_count(3)
+    first, second, third = (has(page, n) for n in range(3))
+    assert [*second, *third, *first] == list(range(31)), "30 layers and the head"
+    expect(page.get_by_role("article", name="This machine")).to_be_visible()
+    assert page.locator(".way").count() == 2
+
+    # The first worker's last three layers go to the second one.
+    last = second[-1]
+    drag(page, place(page, 1, last - 2), place(page, 2, last))
+    trial = page.locator(".trial")
+    expect(trial).to_contain_text(re.compile(r"a token takes \d+(\.\d+)? ms"))
+    assert has(page, 2) == [last - 2, last - 1, last, *third], "what is tried out is shown"
+    told = httpx.get(f"{divided}/cluster").json()
+    assert told["devices"][1]["layers"][-1] == last, "and nothing is moved before it is applied"
+    assert all(one["predicted"]["seconds"] for one in told["devices"] if one["layers"]), "speeds are measured now"
+
+    # One more by the keyboard.
+    lane(page, 2).get_by_role("button", name=f"RPC1 takes layer {last - 3}").focus()
+    page.keyboard.press("Enter")
+    expect(trial).to_contain_text(re.compile(r"a token takes \d+(\.\d+)? ms"))
+    assert has(page, 2) == [*range(last - 3, last + 1), *third]
+    said = float(re.search(r"takes ([\d.]+) ms", trial.inner_text())[1])  # type: ignore[index]
+    page.screenshot(path=str(SCREENSHOTS / "cluster.png"))
+    trial.get_by_role("button", name="Apply").click()
+    expect(trial.get_by_role("button")).to_have_count(0)
+    told = httpx.get(f"{divided}/cluster").json()
+    assert told["devices"][2]["layers"] == [i for i in [*range(last - 3, last + 1), *third] if i < 30]
+    assert told["predicted_seconds"] * 1e3 == pytest.approx(said, rel=0.01, abs=0.06), (
+        "what was said before is shown after"
+    )
+    assert answer(divided) == before
+    page.get_by_text("moved").first.wait_for()
+
+    # Discarded: nothing changes.
+    place(page, 0, 20).click()
+    expect(trial.get_by_role("button", name="Discard")).to_be_visible()
+    trial.get_by_role("button", name="Discard").click()
+    expect(trial.get_by_role("button")).to_have_count(0)
+    assert httpx.get(f"{divided}/cluster").json()["devices"] is not None
+    assert has(page, 2)[0] == last - 3
+
+
+def test_a_worker_dies_and_comes_back(page: Page, divided: str, workers: list[WorkerProcess]) -> None:
+    page.goto(f"{divided}/#/cluster")
+    expect(page.locator(".lane")).to_have_count(3)
+    before, held = answer(divided), has(page, 2)
+    workers[1].kill()
+    began = time.monotonic()
+    page.locator(".lane.lost, .lane.away").wait_for()
+    assert time.monotonic() - began < 1.0, "seen within a second"
+    page.locator(".way.lost, .way.away").wait_for()
+    page.locator(".lane.away").wait_for(timeout=30_000)
+    expect(page.locator(".events")).to_contain_text("moved")
+    assert not has(page, 2), "its layers are with the others"
+    assert answer(divided) == before
+    page.screenshot(path=str(SCREENSHOTS / "cluster-lost.png"))
+    workers[1].start()
+    page.locator(".lane.ready").nth(2).wait_for(timeout=30_000)
+    expect(page.locator(".events")).to_contain_text("back")
+    assert has(page, 2) == held and answer(divided) == before
+
+
+def test_one_machine_says_how_to_begin(page: Page) -> None:
+    with scripted_server(ScriptedEngine()) as address:
+        page.goto(f"{address}/#/cluster")
+        page.get_by_text("The model is on this machine alone").wait_for()
+        expect(page.get_by_text("llamado up --nodes 3")).to_be_visible()

@@ -1,0 +1,73 @@
+import { bytes, ms, perSecond, shortName } from "./figures";
+import type { Device } from "./state";
+
+const WORDS = { ready: "ready", idle: "has no layers", lost: "lost", away: "gone, its layers are elsewhere" };
+
+/** This machine on the one side, the workers on the other, each behind its link. */
+export function Machines({ devices }: { devices: Device[] }) {
+  const here = devices.filter((one) => one.endpoint === null);
+  const there = devices.filter((one) => one.endpoint !== null);
+  return (
+    <div class="machines">
+      <article class="machine here" aria-label="This machine">
+        <h3>This machine</h3>
+        {here.map((one) => (
+          <Body key={one.device} device={one} number={devices.indexOf(one)} />
+        ))}
+      </article>
+      <div class="workers">
+        {there.map((one) => (
+          <div class={`way ${one.state}`} key={one.device}>
+            <Link device={one} />
+            <article class="machine" aria-label={one.device}>
+              <h3>
+                {shortName(one.device)} <small>{one.endpoint}</small>
+              </h3>
+              <Body device={one} number={devices.indexOf(one)} />
+            </article>
+          </div>
+        ))}
+      </div>
+    </div>
+  );
+}
+
+function Link({ device }: { device: Device }) {
+  const trip = device.link.pulse ?? device.link.round_trip;
+  return (
+    <div class="link">
+      <span class="wire" aria-hidden="true" />
+      <span class="tag">
+        <span title="round trip, of the latest sign of life">{trip === null ? "?" : `${ms(trip)} round trip`}</span>
+        {device.link.bandwidth !== null && <span title="measured when the worker was connected">{perSecond(device.link.bandwidth)}</span>}
+        {device.predicted.bytes > 0 && <span title="there and back">{bytes(device.predicted.bytes)} a token</span>}
+        {device.passes_to.length > 0 && <span>straight on to {device.passes_to.map(shortName).join(", ")}</span>}
+      </span>
+    </div>
+  );
+}
+
+function Body({ device, number }: { device: Device; number: number }) {
+  const { memory } = device;
+  const most = Math.max(memory.free, memory.weights + memory.kv + memory.compute, 1);
+  const part = (n: number) => ({ width: `${(100 * n) / most}%` });
+  const used = memory.weights + memory.kv + memory.compute;
+  return (
+    <div class={`body ${device.state}`} style={{ "--own": `var(--device-${number % 6})` }}>
+      <p class="state">
+        <span class="dot" aria-hidden="true" /> <strong>{WORDS[device.state]}</strong>
+        {device.holds ? `: ${device.holds}` : ""}
+      </p>
+      {device.why && <p class="why">{device.why}</p>}
+      <div class="memory" role="img" aria-label={`memory: ${bytes(used)} of ${bytes(memory.free)}`}>
+        <b class="weights" style={part(memory.weights)} title={`weights ${bytes(memory.weights)}`} />
+        <b class="kv" style={part(memory.kv)} title={`K/V cache ${bytes(memory.kv)}`} />
+        <b class="compute" style={part(memory.compute)} title={`working memory ${bytes(memory.compute)}`} />
+      </div>
+      <p class="small">
+        {bytes(used)} {memory.total ? `of ${bytes(memory.free)}` : "used"}
+        {device.speed.decode !== null && ` · reads ${perSecond(device.speed.decode)}`}
+      </p>
+    </div>
+  );
+}

@@ -1,0 +1,38 @@
+import { describe, expect, it } from "vitest";
+import { layoutOf, paint, partsOf, placeToGive, placeToTake, same, turns } from "./layout";
+
+const LAYOUT = ["a", "a", "b", "b", "c"]; // four layers and the head
+
+describe("a layout", () => {
+  it("goes to parts and back", () => {
+    const parts = partsOf(LAYOUT);
+    expect(parts).toEqual([
+      { device: "a", layers: [0, 1], head: false },
+      { device: "b", layers: [2, 3], head: false },
+      { device: "c", layers: [], head: true },
+    ]);
+    expect(layoutOf(parts)).toEqual(LAYOUT);
+  });
+
+  it("is painted between two places, whichever is first", () => {
+    expect(paint(LAYOUT, 3, 1, "c")).toEqual(["a", "c", "c", "c", "c"]);
+    expect(same(paint(LAYOUT, 0, 1, "a"), LAYOUT)).toBe(true);
+    expect(same(paint(LAYOUT, 0, 2, "a"), LAYOUT)).toBe(false);
+  });
+
+  it("has edges at which devices take and give", () => {
+    expect(placeToTake(LAYOUT, "b", "start")).toBe(1);
+    expect(placeToTake(LAYOUT, "b", "end")).toBe(4);
+    expect(placeToTake(LAYOUT, "c", "end")).toBeNull();
+    expect(placeToTake(LAYOUT, "idle", "end")).toBe(3);
+    expect(placeToTake(LAYOUT, "idle", "start")).toBeNull();
+    expect(placeToGive(LAYOUT, "b", "start")).toEqual({ place: 2, to: "a" });
+    expect(placeToGive(LAYOUT, "b", "end")).toEqual({ place: 3, to: "c" });
+    expect(placeToGive(LAYOUT, "a", "start")).toBeNull();
+    expect(placeToGive(LAYOUT, "idle", "end")).toBeNull();
+  });
+
+  it("says whose turn it is", () => {
+    expect(turns(["a", "b", "a", "a"])).toEqual(["a", "b", "a"]);
+  });
+});

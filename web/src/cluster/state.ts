@@ -1,0 +1,142 @@
+// What the server says of its cluster, as it comes, and the layout that somebody tries out.
+import { computed, signal } from "@preact/signals";
+import { ApiFailure, postJson, stream } from "../api/http";
+import { type Layout, layoutOf, partsOf, same } from "./layout";
+
+export interface Device {
+  device: string;
+  endpoint: string | null;
+  state: "ready" | "idle" | "lost" | "away";
+  why: string | null;
+  layers: number[];
+  head: boolean;
+  holds: string | null;
+  memory: { weights: number; own_disk: number; kv: number; compute: number; free: number; total: number };
+  speed: { decode: number | null; prefill: number | null };
+  passes_to: string[];
+  link: { round_trip: number | null; bandwidth: number | null; pulse: number | null };
+  token_seconds: { compute: number; link: number; waiting: number };
+  predicted: { seconds: number | null; bytes: number; runs: number };
+}
+
+export interface ClusterEvent {
+  at: number;
+  kind: string;
+  device: string;
+  what: string;
+}
+
+export interface Cluster {
+  model: string;
+  devices: Device[];
+  tokens_per_second: number | null;
+  token_seconds: { total: number; compute: number; link: number; waiting: number } | null;
+  predicted_seconds: number | null;
+  events: ClusterEvent[];
+}
+
+export interface Prediction {
+  seconds: number | null;
+  devices: {
+    device: string;
+    memory: { weights: number; kv: number; compute: number; free: number; missing: number };
+    seconds: { compute: number | null; link: number };
+  }[];
+}
+
+export const cluster = signal<Cluster | null>(null);
+/** Why nothing comes; "" while it does. */
+export const trouble = signal("");
+/** The layout as it is. */
+export const now = computed<Layout>(() => layoutOf(cluster.value?.devices ?? []));
+/** The layout that is tried out; null: none. */
+export const draft = signal<Layout | null>(null);
+export const prediction = signal<Prediction | null>(null);
+export const busy = signal<"" | "predicting" | "moving">("");
+/** Why the layout that is tried out cannot be. */
+export const refused = signal("");
+
+const AGAIN_MS = 700;
+
+/** Follows the server's events until the returned function is called; a hidden page asks for none. */
+export function watch(): () => void {
+  let stop = new AbortController();
+  let ended = false;
+
+  async function follow(): Promise<void> {
+    const { signal: aborted } = stop;
+    while (!aborted.aborted && !document.hidden) {
+      try {
+        for await (const body of stream("GET", "cluster/events", { signal: aborted })) {
+          cluster.value = body as Cluster;
+          trouble.value = "";
+        }
+      } catch (error) {
+        if (aborted.aborted) return;
+        if (!(error instanceof ApiFailure)) {
+          trouble.value = "the server cannot be reached";
+        } else {
+          trouble.value = error.message;
+          if (error.status === 401) return; // begun again with the key
+        }
+      }
+      await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+    }
+  }
+
+  function shown(): void {
+    stop.abort();
+    stop = new AbortController();
+    if (!ended && !document.hidden) void follow();
+  }
+
+  document.addEventListener("visibilitychange", shown);
+  void follow();
+  return () => {
+    ended = true;
+    document.removeEventListener("visibilitychange", shown);
+    stop.abort();
+  };
+}
+
+let asked = 0;
+
+/** Tries out a layout: asks what it would take. */
+export async function tryOut(layout: Layout): Promise<void> {
+  if (same(layout, now.value)) {
+    discard();
+    return;
+  }
+  const number = ++asked;
+  draft.value = layout;
+  refused.value = "";
+  busy.value = "predicting";
+  try {
+    const found = await postJson<Prediction>("cluster/predict", { devices: partsOf(layout) });
+    if (number === asked) prediction.value = found;
+  } catch (error) {
+    if (number === asked) refused.value = error instanceof Error ? error.message : String(error);
+  }
+  if (number === asked) busy.value = "";
+}
+
+export function discard(): void {
+  asked++;
+  draft.value = prediction.value = null;
+  refused.value = busy.value = "";
+}
+
+/** Has the server move layers as they are tried out. */
+export async function apply(): Promise<void> {
+  if (!draft.value) return;
+  const number = ++asked;
+  busy.value = "moving";
+  try {
+    cluster.value = await postJson<Cluster>("cluster/layers", { devices: partsOf(draft.value) });
+    if (number === asked) discard();
+  } catch (error) {
+    if (number !== asked) return;
+    busy.value = "";
+    refused.value = error instanceof Error ? error.message : String(error);
+  }
+}
