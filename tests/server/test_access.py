@@ -51,9 +51,13 @@ ROUTES = table()
 
 
 def ask(http: httpx.Client, method: str, path: str, **headers: str) -> httpx.Response:
-    """An answer to an empty object, or to no body where the method has none."""
+    """An answer to an empty object, or to no body where the method has none; of a stream of events how it begins."""
     content = b"{}" if method in ("POST", "PUT") else None
-    return http.request(method, path, content=content, headers=headers)
+    with http.stream(method, path, content=content, headers=headers) as answer:
+        if "event-stream" in answer.headers.get("content-type", ""):
+            return httpx.Response(answer.status_code, headers=answer.headers, content=next(answer.iter_raw(), b""))
+        answer.read()
+        return answer
 
 
 def error_of(answer: httpx.Response, path: str) -> str:
