@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +265,14 @@ def test_cached_models(tmp_path: Path) -> None:
     assert list(cached_models()) == ["u/m:Q4_K_M"]
     left = sorted(path.name for path in (tmp_path / "hf").rglob("blobs/*"))
     assert left == ["m-Q4_K_M.gguf", "mmproj-F16.gguf", "s-Q2_K-00001-of-00002.gguf"]
+
+
+def test_models_have_no_tools_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the router's; a preset cannot give them to a model's process, either."""
+    monkeypatch.setenv("LLAMA_ARG_TOOLS", "all")
+    preset = tmp_path / "models.ini"
+    preset.write_text("[a]\nmodel = a.gguf\ntools = all\nmcp-servers-json = {}\nagent = true\n")
+    flags = ("--models-preset", str(preset), "--tools", "all", "--ui-mcp-proxy", "--tools-runtime", "ssh:x")
+    launch = catalogue(*flags).models["a"].launch
+    assert not [arg for arg in launch.args if re.match("--(tools|mcp|agent|ui-mcp)", arg)]
+    assert "LLAMA_ARG_TOOLS" not in launch.env

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -81,6 +80,8 @@ def _fault(url: str) -> str:
 
 
 def _open() -> httpx.AsyncClient:
+    from http.cookiejar import CookieJar, DefaultCookiePolicy
+
     import httpx
 
     nobodys = CookieJar(policy=DefaultCookiePolicy(allowed_domains=[]))  # clients share the connections, not cookies
