@@ -222,6 +222,7 @@ def test_any_order(sequences: list[list[int]], limit: int | None, piece: int) ->
         kept = [prompt_cache.tokens for prompt_cache in store._kept]
         assert any(np.array_equal(k, tokens) for k in kept) == fits
         assert store.nbytes == sum(7 * k.size for k in kept) and (limit is None or store.nbytes <= limit)
+        assert store.n_tokens == sum(k.size for k in kept)
         for a in kept:
             assert not any(b is not a and np.array_equal(b[: a.size], a) for b in kept), "one begins another"
 

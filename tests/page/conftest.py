@@ -73,9 +73,13 @@ def smollm2_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class serving:
-    """`llamado serve` with arguments on a free port: its address inside the `with`; ended behind it."""
+    """`llamado serve` with arguments on a free port: its address inside the `with`; ended behind it.
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    `words`: what its log says when it is ready.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, words: str = "all slots are idle") -> None:
+        self._words = words
         self._log = folder / "log"
         self._arguments = arguments
 
@@ -88,7 +92,7 @@ class serving:
     def _address(self) -> str | None:
         text = self._log.read_text(errors="replace")
         found = re.search(r"listening on (http://127\.0\.0\.1:\d+)", text)
-        return found[1] if found and "all slots are idle" in text else None
+        return found[1] if found and self._words in text else None
 
     def wait(self, found: Callable[[], str | None], timeout: float = 120) -> str:
         deadline = time.monotonic() + timeout

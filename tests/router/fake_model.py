@@ -61,6 +61,9 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             await asyncio.sleep(600)
         elif route == "/metrics" and "metrics" in OPTIONS:
             writer.write(reply(200, Path(OPTIONS["metrics"]).read_bytes(), "text/plain"))
+        elif route == "/live/events":
+            if not await work({"stream": 1 << 30, "delay": 0.05}, b"", headers, first, reader, writer):
+                return
         elif route == "/metrics":
             writer.write(reply(501, {"error": {"code": 501}}))
         else:

@@ -33,8 +33,8 @@ from llamado.http.access import AccessRules
 from llamado.http.logs import Background, Lines
 from llamado.http.request_log import Record, current, request_id
 from llamado.loglines import LineFormatter
-from llamado.router.log_tail import LogTail
 from llamado.router.presets import environment
+from llamado.server.live.log_tail import LogTail
 from llamado.server.ops.banner import layer_devices, overview
 from llamado.server.ops.sleep import Sleep
 from llamado.server.ops.tracing import Tracing, TracingError, open_tracing
@@ -245,7 +245,7 @@ def test_names_that_strangers_chose_cannot_forge_a_line() -> None:
     text, as_json = (Lines(prefix=False, timestamps=False, as_json=j, verbose=False) for j in (False, True))
     assert text.format(record) == told and json.loads(as_json.format(record))["message"] == told
     assert all(c.isprintable() for c in as_json.format(record))
-    book = LogTail(asyncio.new_event_loop())
+    book = LogTail()
     book.emit(record)
     assert book.history() == told.encode() + b"\n"
     try:

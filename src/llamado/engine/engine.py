@@ -664,4 +664,5 @@ class Engine:
             self._disk.counters if self._disk is not None else None,
             tuple(self._forward.away()),
             memory.n_shared,
+            store.n_tokens if store is not None else 0,
         )

@@ -438,3 +438,5 @@ class EngineSnapshot(NamedTuple):
     """Devices that the model is divided among, and that it does without now."""
     kv_cells_shared: int = 0
     """Cells with tokens of more than one sequence."""
+    n_stored_tokens: int = 0
+    """Of the sequences kept beside those in slots."""

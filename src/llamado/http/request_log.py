@@ -4,14 +4,38 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from llamado.engine.request import Result
 
 # Bytes of an X-Request-Id that is taken over from the client: visible ASCII, so that it cannot forge log lines.
 _VISIBLE = frozenset(range(0x21, 0x7F))
 _LONGEST_ID = 128
+
+
+class AnswerUnderWay(Protocol):
+    """What answers a request, as far as it is."""
+
+    @property
+    def tasks(self) -> Sequence[int]:
+        """Ids of the engine's tasks."""
+        ...
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of all prompts."""
+        ...
+
+    @property
+    def n_predicted(self) -> int: ...
+
+    @property
+    def first_token(self) -> float | None:
+        """When it came, as `time.perf_counter()`."""
+        ...
 
 
 @dataclass(slots=True)
@@ -36,11 +60,16 @@ class Record:
     tokens_per_second: float = 0.0
     """Of all its answers together."""
     first_token: float | None = None
+    prompt_seconds: float = 0.0
+    """What the prompt of the first answer took, from its slot to its first token."""
+    answering: AnswerUnderWay | None = None
+    """While it is answered by the engine."""
     stops: tuple[str, ...] = ()
     """Why each answer ended."""
 
     def answered(self, result: Result) -> None:
         """An answer is complete; a request may have several."""
+        self.prompt_seconds = self.prompt_seconds or 1e-3 * result.timings.prompt_ms
         self.n_prompt += result.n_prompt
         self.n_cached += result.n_cached
         self.n_predicted += result.n_predicted

@@ -16,7 +16,7 @@ from llamado.errors import LlamadoError
 from llamado.http.upstream import Pool, UpstreamAddress, UpstreamLost, get
 from llamado.processes.guarded import GuardedProcess, Watchdog
 from llamado.router.catalogue import RoutedModel
-from llamado.router.log_tail import MODELS
+from llamado.server.live.log_tail import MODELS
 
 log = logging.getLogger("llamado.router")
 

@@ -40,12 +40,15 @@ from llamado.router import catalogue as catalogues
 from llamado.router.catalogue import Catalogue, CatalogueError, RoutedModel
 from llamado.router.downloads import Downloads, remove_cached
 from llamado.router.fleet import LOADED, UNLOADED, Fleet, FleetLimits, Instance
-from llamado.router.log_tail import LogTail
+from llamado.router.live import PATH as LIVE_EVENTS
+from llamado.router.live import RouterSource, pass_on
 from llamado.router.ollama import OllamaApi
 from llamado.router.proxy import Passage
 from llamado.router.swap_config import SwapConfig, read_swap_config
 from llamado.server.errors import translate
 from llamado.server.generate.json_values import number_json
+from llamado.server.live.log_tail import LogTail
+from llamado.server.live.stream import LiveStream
 from llamado.server.settings import Settings
 from llamado.tools.api import ToolsApi
 
@@ -85,7 +88,7 @@ class Router:
         self._stale = False
         self.page = page_paths() if settings.switches.page else frozenset[str]()
         self.fleet = Fleet(catalogue, limits, self._tell)
-        self.log_tail = LogTail(asyncio.get_running_loop())
+        self.log_tail = LogTail()
         self._downloads = Downloads(self._tell, self._mark_stale)
         self._ollama = OllamaApi(
             self.fleet, self._downloads, pass_on=self._pass_on, refresh=self._refresh, delete=self._remove
@@ -106,6 +109,7 @@ class Router:
             ("GET", "/unload"): self._unload_all,
             ("POST", "/unload"): self._unload_all,
             ("GET", "/logs"): self._logs,
+            ("GET", LIVE_EVENTS): self._live,
             ("GET", "/tools"): _answering(tools.list_tools),
             ("POST", "/tools"): _answering(tools.call_tool),
             ("GET", "/cors-proxy"): _answering(tools.pass_on),
@@ -438,6 +442,14 @@ class Router:
 
     async def _logs(self, scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, self.log_tail.history(), 200, _TEXT)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if name := _query(scope).get("model"):
+            keys = not self._settings.access.api_keys
+            await pass_on(self._instance(name, autoload=False), scope, receive, send, keys=keys)
+            return
+        source = RouterSource(self.fleet, self.log_tail, lambda: self._closing)
+        await LiveStream(source)(scope, receive, send)
 
     async def _log_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["path"].removeprefix("/logs/stream").removeprefix("/")

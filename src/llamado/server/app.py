@@ -27,6 +27,7 @@ from llamado.server.api.cluster.routes import MEMBERS, cluster_router
 from llamado.server.api.completions import completions_router
 from llamado.server.api.embeddings import embeddings_router
 from llamado.server.api.infill import infill_router
+from llamado.server.api.live import live_router
 from llamado.server.api.lora import lora_router
 from llamado.server.api.ollama.routes import ollama_router
 from llamado.server.api.predict import predict_router
@@ -92,6 +93,7 @@ class ServerApp:
         record = Record(request_id(headers.get(b"x-request-id", b"")), scope["method"], scope["path"])
         record.client = scope["client"][0] if scope.get("client") else ""
         token = current.set(record)
+        number = state.live.requests.begin(record)
         span = None if state.tracing is None else state.tracing.begin(record, headers)
         try:
             await self.access(scope, receive, _noting(send, record))
@@ -99,7 +101,7 @@ class ServerApp:
             record.status = record.status or 500
             raise
         finally:
-            self._note(record)
+            self._note(record, number)
             if span is not None and state.tracing is not None:
                 state.tracing.end(span, record, record.route, state.served.info.name if state.served else "")
             current.reset(token)
@@ -136,20 +138,21 @@ class ServerApp:
             body = orjson.dumps({"error": _reason(body)})
         return status, body
 
-    def _note(self, record: Record) -> None:
+    def _note(self, record: Record, number: int) -> None:
         seconds = time.perf_counter() - record.began
         if not record.status:
             record.status = CLIENT_GONE
         cancelled = record.was_cancelled or record.status == CLIENT_GONE
         endpoint = record.route or _OTHER
         self._state.traffic.count(record.method, endpoint, record.status, seconds, cancelled=cancelled)
+        model = self._state.served.info.name if self._state.served else ""
+        self._state.live.requests.end(number, record, model, cancelled=cancelled)
         # Probes come every few seconds; what they hear is in the log already where it matters.
         path = record.path.removeprefix(self._prefix)
         level = logging.DEBUG if path in QUIET and record.status in (200, 503) else logging.INFO
         if not log.isEnabledFor(level):
             return
         first = None if record.first_token is None else record.first_token - record.began
-        model = self._state.served.info.name if self._state.served else ""
         fields: dict[str, Any] = {
             "client": record.client,
             "method": record.method,
@@ -229,6 +232,7 @@ def create_app(state: ServerState) -> ServerApp:
         slots_router(state),
         lora_router(state),
         cluster_router(state),
+        live_router(state),
     ]
     if (wanted := state.switches.predict) is not None:
         paths = sorted(route.path for router in routers for route in router.routes if route.method == "POST")

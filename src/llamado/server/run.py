@@ -154,6 +154,7 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket], listen: 
     # texts. With Python's own 5 ms a turn, each would wait too long for the others.
     sys.setswitchinterval(0.0005)
     state = ServerState(access=settings.access, switches=settings.switches)
+    logging.getLogger("llamado").addHandler(state.live.log)
     state.tools = ToolsApi.open(settings.tools, settings.access, settings.hosts)
     state.tracing = open_tracing(settings.otel)
     if settings.threads_http is not None:
@@ -171,11 +172,12 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket], listen: 
     config = configure(make_app, gate, cast(Any, refuse), key=settings.ssl_key, certificate=settings.ssl_cert)
 
     def watchers() -> list[Coroutine[None, None, None]]:
+        always = [memory.watch(), state.live.watch(lambda: state.served.snapshot() if state.served else None)]
         seconds = settings.switches.sleep_idle_seconds
         if seconds < 0:
-            return [memory.watch()]
+            return always
         state.sleep = Sleep(state, lambda: load(settings, state.report), seconds)
-        return [memory.watch(), state.sleep.watch()]
+        return [*always, state.sleep.watch()]
 
     server = _Server(config, watchers)
     addresses = [address_of(sock, tls=bool(settings.ssl_cert)) for sock in sockets]
@@ -193,6 +195,7 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket], listen: 
         loader.start()
         server.run(sockets=sockets)
     code = 0 if state.failure is None else 1
+    logging.getLogger("llamado").removeHandler(state.live.log)
     state.tools.close()
     if lan is not None:
         lan.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from llamado.http.access import AccessRules
 from llamado.http.metrics import Traffic
 from llamado.server.errors import loading
+from llamado.server.live.live import Live
 from llamado.server.loaded_model import Served
 from llamado.server.switches import Switches
 from llamado.tools.api import ToolsApi
@@ -37,6 +38,7 @@ class ServerState:
     ending: Callable[[], bool] = lambda: False
     """Whether the process finishes what it has: what is sent without end comes to its end."""
     tools: ToolsApi = field(default_factory=ToolsApi)
+    live: Live = field(default_factory=Live)
 
     def loaded(self) -> Served:
         """The model. Raises ApiError while it is not loaded."""

@@ -12,5 +12,6 @@ export const VIEWS: View[] = [
   { id: "compare", title: "Compare", load: async () => (await import("../compare/Compare")).Compare },
   { id: "complete", title: "Complete", load: async () => (await import("../complete/Complete")).Complete },
   { id: "infill", title: "Infill", load: async () => (await import("../complete/Infill")).Infill },
+  { id: "live", title: "Live", load: async () => (await import("../live/Live")).Live },
   { id: "cluster", title: "Cluster", load: async () => (await import("../cluster/Cluster")).Cluster },
 ];

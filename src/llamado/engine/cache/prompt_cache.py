@@ -187,7 +187,7 @@ class Store:
         self._reach = reach
         self._tail_bytes = tail_bytes
         self._kept: list[Stored] = []
-        self.nbytes = 0
+        self.nbytes = self.n_tokens = 0
         self.reserved = 0
         """Bytes of the limit that others have."""
 
@@ -292,6 +292,7 @@ class Store:
             self._drop(base)
         self._kept.append(Stored(tokens.copy(), scales, cells, kept, size))
         self.nbytes += size
+        self.n_tokens += tokens.size
         return True
 
     def all(self) -> list[Stored]:
@@ -300,7 +301,7 @@ class Store:
 
     def clear(self) -> None:
         self._kept.clear()
-        self.nbytes = 0
+        self.nbytes = self.n_tokens = 0
 
     def _use(self, stored: Stored) -> None:
         if self._kept[-1] is not stored:
@@ -309,4 +310,5 @@ class Store:
 
     def _drop(self, stored: Stored) -> None:
         self._kept.remove(stored)
+        self.n_tokens -= stored.tokens.size
         self.nbytes -= stored.nbytes

@@ -121,7 +121,7 @@ class Generation:
         self._parts = parts
         self._mailbox = mailbox
         self._engine = engine
-        self._tasks: list[int] = []
+        self.tasks: list[int] = []
         self._events: list[tuple[int, Event]] = []
         self._n_waiting = 0  # of those, the first, which the mailbox knows of
         self._waiter: asyncio.Future[None] | None = None
@@ -130,7 +130,8 @@ class Generation:
         self._open = len(requests)
         self._n_tokens = [0] * len(requests)
         self._ended: set[int] = set()
-        self._first_token: float | None = None
+        self.first_token: float | None = None
+        """When it came, as `time.perf_counter()`."""
         self.gone = False
         self.close_connection: Callable[[], None] | None = None
         """Closes the client's connection without waiting for what it has not read."""
@@ -142,18 +143,31 @@ class Generation:
                 if not request.prompt:
                     self.deliver(i, Done(_nothing(request)))
                     continue
-                self._tasks.append(self._engine.submit(request, partial(self._emit, i)))
+                self.tasks.append(self._engine.submit(request, partial(self._emit, i)))
         except BaseException:
             self.cancel()
             raise
         self._mailbox.begin()
+        record = current.get()
+        if record is not None:
+            record.answering = self
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(request.prompt) for request in self.requests)
+
+    @property
+    def n_predicted(self) -> int:
+        """Tokens of all answers so far."""
+        return sum(self._n_tokens)
 
     def _emit(self, index: int, event: Event) -> None:
         # On the engine's thread. Where compute threads own all cores, every wake-up of the loop costs them time.
         if isinstance(event, Token):
             self._n_tokens[index] += len(event.tokens)
-            if self._first_token is None:
-                self._first_token = time.perf_counter()
+            if self.first_token is None:
+                self.first_token = time.perf_counter()
         if self._parts or not isinstance(event, (Token, Progress)):
             self._mailbox.post(self, index, event)
 
@@ -161,7 +175,7 @@ class Generation:
         """Stop what is still running; harmless when nothing is."""
         if self._open:
             self._open = 0
-            for task in self._tasks:
+            for task in self.tasks:
                 self._engine.cancel(task)
 
     def end_reasoning(self) -> str:
@@ -193,9 +207,10 @@ class Generation:
         record = current.get()
         if record is None:
             return
-        record.first_token = self._first_token
+        record.answering = None
+        record.first_token = self.first_token
         for i, request in enumerate(self.requests):
-            if i not in self._ended and self._tasks:
+            if i not in self._ended and self.tasks:
                 record.cancelled(len(request.prompt), self._n_tokens[i])
 
     def _drop(self) -> None:

@@ -30,6 +30,7 @@ QUIET = HEALTH | {
     "/metrics",
     "/cluster",
     "/cluster/events",
+    "/live/events",
     "/api/tags",
     "/api/ps",
     "/api/version",

@@ -1,17 +1,44 @@
-"""The last lines of the log, for `/logs`, and new ones as they come, for `/logs/stream`."""
+"""The last lines of the log, for `/logs` and the page, and new ones as they come, for `/logs/stream`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
+from itertools import islice
+from typing import Any, NamedTuple
 
+from llamado.http.request_log import current
 from llamado.loglines import LineFormatter
 
 MODELS = "llamado.model"
 """Logger of everything that models' processes print; a model's own is below it."""
 _KEPT = 256 * 1024  # bytes of history
 _BEHIND = 1024  # lines a slow reader may be behind before it misses some
+
+
+class LogLine(NamedTuple):
+    """One line."""
+
+    model: str
+    """Whose process printed it; "": this one."""
+    at: float
+    """Seconds since 1970."""
+    level: str
+    request: str
+    """Id of the request it is about; "": of none."""
+    data: bytes
+    """Its text and the end of the line."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For the page."""
+        text = self.data[:-1].decode("utf-8", "replace")
+        found: dict[str, Any] = {"at": round(self.at, 3), "level": self.level, "text": text}
+        if self.model:
+            found["model"] = self.model
+        if self.request:
+            found["request"] = self.request
+        return found
 
 
 class LogFollower:
@@ -40,28 +67,32 @@ class LogFollower:
 
 
 class LogTail(logging.Handler):
-    """A log handler that remembers; `loop` is where readers live."""
+    """A log handler that remembers."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._loop = loop
-        self._lines: deque[tuple[str, bytes]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None  # where readers live
+        self._lines: deque[LogLine] = deque()
         self._size = 0
+        self._n = 0  # lines that came so far
         self.readers: set[LogFollower] = set()
         self.setFormatter(LineFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line; any thread."""
-        line = self.format(record).encode("utf-8", "replace") + b"\n"
+        data = self.format(record).encode("utf-8", "replace") + b"\n"
         # Not part of the logger's name: a model's may hold dots.
         kind = getattr(record, "model", "")
-        self._lines.append((kind, line))
-        self._size += len(line)
+        request = current.get()
+        level = record.levelname.lower()
+        self._lines.append(LogLine(kind, record.created, level, "" if request is None else request.id, data))
+        self._n += 1
+        self._size += len(data)
         while self._size > _KEPT and self._lines:
-            self._size -= len(self._lines.popleft()[1])
-        if self.readers:
+            self._size -= len(self._lines.popleft().data)
+        if self.readers and self._loop is not None:
             try:
-                self._loop.call_soon_threadsafe(self._offer, kind, line)
+                self._loop.call_soon_threadsafe(self._offer, kind, data)
             except RuntimeError:
                 pass  # the loop is closed
 
@@ -70,12 +101,22 @@ class LogTail(logging.Handler):
             if _fits(reader.kind, kind):
                 reader.offer(line)
 
+    def since(self, n: int) -> tuple[int, list[LogLine]]:
+        """How many lines came so far, and those after the first `n`, as far as they are remembered."""
+        self.acquire()
+        try:
+            new = min(self._n - n, len(self._lines))
+            return self._n, [*islice(self._lines, len(self._lines) - new, None)]
+        finally:
+            self.release()
+
     def history(self, kind: str = "") -> bytes:
         """What is remembered."""
-        return b"".join(line for model, line in self._lines.copy() if _fits(kind, model))
+        return b"".join(line.data for line in self._lines.copy() if _fits(kind, line.model))
 
     def follow(self, kind: str = "") -> LogFollower:
-        """A reader of new lines; close it."""
+        """A reader of new lines; close it. Event loop only."""
+        self._loop = asyncio.get_running_loop()
         reader = LogFollower(self, kind)
         self.readers.add(reader)
         return reader

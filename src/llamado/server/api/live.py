@@ -1,0 +1,108 @@
+"""`GET /live/events`: slots, requests, rates of the last hour, caches and the log, and how they change.
+
+Everything comes from snapshots, as `/metrics` does. No text of a prompt or an answer is in it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llamado.engine.request import EngineSnapshot, SlotSnapshot
+from llamado.server.api.routes import Routes
+from llamado.server.live.stream import LiveStream
+from llamado.server.state import ServerState
+
+
+def live_router(state: ServerState) -> Routes:
+    """The stream of the page's live view."""
+    router = Routes("live")
+
+    @router.get("/live/events", hidden=True)  # it has no end that a test of all endpoints could wait for
+    async def live_events(_: Request) -> Response:
+        state.loaded()
+        return LiveStream(ServerSource(state))
+
+    return router
+
+
+class ServerSource:
+    """One listener of a server; see `LiveSource`."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._told: dict[str, Any] = {}
+        self._n_samples = self._n_ended = self._n_lines = 0
+
+    @property
+    def ended(self) -> bool:
+        return self._state.live.ended
+
+    def read(self) -> dict[str, Any]:
+        """What the client does not know yet. `samples`, `ended` and `log` go on, the rest is as it is now."""
+        state, live = self._state, self._state.live
+        served = state.loaded()
+        snapshot = served.snapshot()
+        now: dict[str, Any] = {
+            "model": served.info.name,
+            "asleep": state.sleep is not None and state.sleep.asleep,
+            "waiting": snapshot.requests_deferred,
+            "slots": [_slot_json(slot) for slot in snapshot.slots],
+            "running": live.requests.running(snapshot.slots),
+            "cells": {
+                "used": snapshot.kv_cells_used,
+                "total": snapshot.kv_cells_total,
+                "shared": snapshot.kv_cells_shared,
+            },
+            "cache": _cache_json(snapshot),
+        }
+        found = {name: value for name, value in now.items() if self._told.get(name) != value}
+        if not self._told:
+            found["first"] = True
+        self._told = now
+        if live.samples.n > self._n_samples:
+            found["samples"] = live.samples.since(self._n_samples)
+            self._n_samples = live.samples.n
+        if live.requests.n_ended > self._n_ended:
+            found["ended"] = live.requests.ended(self._n_ended)
+            self._n_ended = live.requests.n_ended
+        self._n_lines, lines = live.log.since(self._n_lines)
+        if lines:
+            found["log"] = [line.as_json() for line in lines]
+        if found:
+            found["at"] = round(time.time(), 3)
+        return found
+
+
+def _slot_json(slot: SlotSnapshot) -> dict[str, Any]:
+    """`used`: tokens in its cells; `computed` and `cached`: of its prompt's tokens; `left`: -1 without a limit."""
+    return {
+        "id": slot.id,
+        "n_ctx": slot.n_ctx,
+        "busy": slot.is_processing,
+        "task": slot.id_task,
+        "used": slot.n_prompt_tokens,
+        "prompt": 0 if slot.request is None else len(slot.request.prompt),
+        "computed": slot.n_prompt_tokens_processed,
+        "cached": slot.n_prompt_tokens_cache,
+        "predicted": slot.n_decoded,
+        "left": slot.n_remain,
+    }
+
+
+def _cache_json(snapshot: EngineSnapshot) -> dict[str, Any]:
+    """Prompts that no slot holds, here and on disk, and how many tokens prompts found in slots and there."""
+    counters, disk = snapshot.counters, snapshot.disk
+    found: dict[str, Any] = {
+        "prompts": snapshot.n_stored_prompts,
+        "tokens": snapshot.n_stored_tokens,
+        "bytes": snapshot.stored_prompt_bytes,
+        "hit_tokens": counters.prompt_tokens_cached_total,
+        "computed_tokens": counters.prompt_tokens_total,
+    }
+    if disk is not None:
+        found["disk"] = {"files": disk.files, "bytes": disk.bytes, "hits": disk.hits, "tokens_read": disk.tokens_read}
+    return found

@@ -1,0 +1,36 @@
+"""What is kept for whoever looks later: a sample a second, the last requests, the last lines of the log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from llamado.engine.request import EngineSnapshot
+from llamado.server.live.log_tail import LogTail
+from llamado.server.live.requests import RecentRequests
+from llamado.server.live.samples import Samples
+
+_SAMPLE_SECONDS = 1.0
+
+
+@dataclass
+class Live:
+    """All of it, of one server."""
+
+    samples: Samples = field(default_factory=Samples)
+    requests: RecentRequests = field(default_factory=RecentRequests)
+    log: LogTail = field(default_factory=LogTail)
+    ended: bool = False
+    """The server ends: streams of changes do, too."""
+
+    async def watch(self, snapshot: Callable[[], EngineSnapshot | None]) -> None:
+        """Take samples until cancelled, as the server does when it ends. None: the model is not loaded yet."""
+        try:
+            while True:
+                if (now := snapshot()) is not None:
+                    self.samples.take(time.time(), now, self.requests.n_errors)
+                await asyncio.sleep(_SAMPLE_SECONDS)
+        finally:
+            self.ended = True

@@ -1,0 +1,102 @@
+"""The last requests and how their time was spent: numbers and names, nothing of what was asked or answered."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from llamado.engine.request import SlotSnapshot
+from llamado.http.request_log import Record
+
+_KEPT = 100
+_LONGEST_PATH = 100  # characters
+
+
+class RecentRequests:
+    """Those that are answered now, and the last that were; event loop only."""
+
+    def __init__(self, n_kept: int = _KEPT) -> None:
+        self._running: dict[int, Record] = {}
+        self._started: dict[int, float] = {}
+        self._ended: deque[dict[str, Any]] = deque(maxlen=n_kept)
+        self._n_begun = 0
+        self.n_ended = 0
+        self.n_errors = 0
+        """Of those that ended, with a status of 400 or more that is no client's going away."""
+
+    def begin(self, record: Record) -> int:
+        """A request came; gives the number to `end` it by."""
+        self._n_begun += 1
+        # Who only looks would show nobody but himself.
+        if record.method == "POST":
+            self._running[self._n_begun] = record
+        return self._n_begun
+
+    def end(self, number: int, record: Record, model: str, *, cancelled: bool) -> None:
+        """Its answer is over."""
+        started = self._started.pop(number, None)
+        if self._running.pop(number, None) is None:
+            return
+        self.n_errors += record.status >= 400 and not cancelled
+        if record.first_token is not None and record.prompt_seconds:
+            started = record.first_token - record.prompt_seconds
+        shown = _shown(number, record, started)
+        shown |= {
+            "model": model,
+            "status": record.status,
+            "seconds": round(time.perf_counter() - record.began, 4),
+            "prompt": record.n_prompt,
+            "cached": record.n_cached,
+            "predicted": record.n_predicted,
+            "first": _after(record, record.first_token),
+            "rate": round(record.tokens_per_second, 2),
+            "stop": "cancelled" if cancelled else ", ".join(dict.fromkeys(record.stops)),
+            "reason": record.reason,
+        }
+        self._ended.append(shown)
+        self.n_ended += 1
+
+    def ended(self, n: int = 0) -> list[dict[str, Any]]:
+        """Those that ended after the first `n`, as far as they are remembered."""
+        new = min(self.n_ended - n, len(self._ended))
+        return [*islice(self._ended, len(self._ended) - new, None)]
+
+    def running(self, slots: Sequence[SlotSnapshot]) -> list[dict[str, Any]]:
+        """Those that are answered now, and in which slots."""
+        places = {slot.id_task: slot.id for slot in slots if slot.is_processing}
+        found = []
+        for number, record in self._running.items():
+            answering = record.answering
+            tasks = () if answering is None else answering.tasks
+            mine = [places[task] for task in tasks if task in places]
+            if mine:
+                self._started.setdefault(number, time.perf_counter())
+            shown = _shown(number, record, self._started.get(number))
+            if answering is not None:
+                shown |= {
+                    "prompt": answering.n_prompt,
+                    "predicted": answering.n_predicted,
+                    "first": _after(record, answering.first_token),
+                }
+            found.append(shown | {"slots": mine})
+        return found
+
+
+def _shown(number: int, record: Record, started: float | None) -> dict[str, Any]:
+    ago = time.perf_counter() - record.began
+    return {
+        "number": number,
+        "id": record.id,
+        "at": round(time.time() - ago, 3),
+        "path": record.path[:_LONGEST_PATH],
+        "client": record.client,
+        "started": _after(record, started),
+    }
+
+
+def _after(record: Record, moment: float | None) -> float | None:
+    """Seconds from the request's arrival."""
+    return None if moment is None else round(max(0.0, moment - record.began), 4)

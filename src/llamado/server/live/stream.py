@@ -1,0 +1,71 @@
+"""A stream of server-sent events that says what there is, then what of it has changed, until client or server ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+TICK = 0.25
+"""Seconds between two looks for changes."""
+_PING_TICKS = 60
+_LAST_SECONDS = 1.0  # for the end of a stream whose client does not read
+
+
+class LiveSource(Protocol):
+    """What is looked at."""
+
+    @property
+    def ended(self) -> bool:
+        """The process ends."""
+        ...
+
+    def read(self) -> dict[str, Any]:
+        """The first time all there is, then what has changed; empty: nothing."""
+        ...
+
+
+class LiveStream(Response):
+    """Looks at a source for as long as its client stays: nothing is looked at for nobody."""
+
+    def __init__(self, source: LiveSource) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(media_type="text/event-stream", headers=headers)
+        del self.headers["content-length"]
+        self._source = source
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = asyncio.ensure_future(self._write(send))
+        watcher = asyncio.ensure_future(_gone(receive))
+        try:
+            while not (writer.done() or watcher.done() or self._source.ended):
+                await asyncio.wait([writer, watcher], timeout=_LAST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if not watcher.done():
+                await asyncio.wait([writer, watcher], timeout=_LAST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done():
+                writer.result()
+        finally:
+            writer.cancel()
+            watcher.cancel()
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        silent = 0
+        while not self._source.ended:
+            found = self._source.read()
+            silent = 0 if found else silent + 1
+            if found:
+                body = b"data: " + orjson.dumps(found) + b"\n\n"
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            elif silent % _PING_TICKS == 0:
+                await send({"type": "http.response.body", "body": b":\n\n", "more_body": True})
+            await asyncio.sleep(TICK)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,162 @@
+"""The live view: of a real model at work, and of a router whose models are loaded and unloaded from it."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from conftest import SCREENSHOTS, serving
+from playwright.sync_api import Page, expect
+from scripted import ScriptedEngine, scripted_server
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture
+def streams(smollm2_server: str) -> Iterator[list[threading.Thread]]:
+    """Eight answers at once, one of a long prompt, until the test ends."""
+    over = threading.Event()
+
+    def ask(i: int) -> None:
+        text = "Tell me of the rivers of Spain. " * (60 if i == 0 else 1)
+        body = {"prompt": f"{i} {text}", "n_predict": 400, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{smollm2_server}/completion", json=body, timeout=300) as answer:
+            for _ in answer.iter_lines():
+                if over.is_set():
+                    return
+
+    threads = [threading.Thread(target=ask, args=(i,), daemon=True) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    yield threads
+    over.set()
+    for thread in threads:
+        thread.join(60)
+
+
+def test_eight_streams(page: Page, smollm2_server: str, streams: list[threading.Thread]) -> None:
+    page.goto(f"{smollm2_server}#/live")
+    lanes = page.locator(".lane")
+    expect(lanes).to_have_count(8)
+    expect(page.locator(".lane.answering")).to_have_count(8, timeout=60_000)
+
+    def context() -> list[int]:
+        bars = page.get_by_role("progressbar", name="Context")
+        texts = [bars.nth(i).locator("xpath=../span[2]").inner_text() for i in range(8)]
+        return [int(text.partition(" /")[0].replace(",", "")) for text in texts]
+
+    before = context()
+    page.wait_for_timeout(3000)
+    after = context()
+    assert all(b < a for b, a in zip(before, after, strict=True)), (before, after)
+    expect(page.locator(".lane-rate b").first).not_to_have_text("0")
+
+    rows = page.locator(".waterfall tr.running")
+    expect(rows).to_have_count(8)
+    track = rows.first.locator(".track")
+    told = track.get_attribute("aria-label")
+    expect(track).not_to_have_attribute("aria-label", told or "")
+    assert re.search(r"answer \d", track.get_attribute("aria-label") or "")
+    expect(page.get_by_label("Now").get_by_text("of 8")).to_be_visible()
+
+    chart = page.locator("figure.chart").first
+    page.wait_for_function("document.querySelector('figure.chart').dataset.points >= 5")
+    expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"Answers: tokens/s [1-9]"))
+    # Something is drawn: the canvas has colours of the line, which follow the theme.
+    line = "(c) => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data].filter((v) => v).length"
+    assert chart.locator("canvas").evaluate(line) > 1000
+    colour = (
+        "(c) => { const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let s = 0;"
+        " for (let i = 0; i < d.length; i += 4) if (d[i + 3] == 255) s = Math.max(s, d[i] + d[i + 1] + d[i + 2]);"
+        " return s }"
+    )
+    light = chart.locator("canvas").evaluate(colour)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(700)
+    assert chart.locator("canvas").evaluate(colour) != light
+    page.emulate_media(color_scheme="light")
+    page.wait_for_timeout(300)
+    if not (picture := SCREENSHOTS / "live.png").exists():
+        picture.parent.mkdir(exist_ok=True)
+        page.screenshot(path=picture)
+
+
+def test_the_log_is_filtered_and_held(page: Page, smollm2_server: str) -> None:
+    page.goto(f"{smollm2_server}#/live")
+    log = page.get_by_role("log")
+    log.get_by_text("model loaded in").wait_for()
+    httpx.post(f"{smollm2_server}/tokenize", json={"content": "a"}, headers={"X-Request-Id": "find-me"})
+    log.get_by_text("POST /tokenize 200").first.wait_for()
+    page.get_by_label("Text in the log").fill("find-me")
+    expect(log.locator(".line")).to_have_count(1)
+    page.get_by_label("Text in the log").fill("")
+    page.get_by_label("Show lines of").select_option("warnings and errors")
+    expect(log.get_by_text("model loaded in")).to_have_count(0)
+    page.get_by_label("Show lines of").select_option("everything")
+    page.get_by_role("button", name="Pause").click()
+    n = log.locator(".line").count()
+    httpx.post(f"{smollm2_server}/tokenize", json={"content": "a"})
+    page.get_by_role("button", name=re.compile(r"Go on \(\d+ new\)")).wait_for()
+    assert log.locator(".line").count() == n
+    page.get_by_role("button", name="Go on").click()
+    expect(log.locator(".line")).not_to_have_count(n)
+
+
+def test_how_requests_ended(page: Page) -> None:
+    with scripted_server(ScriptedEngine("All is well.")) as address:
+        page.goto(f"{address}#/live")
+        page.get_by_text("No request yet.").wait_for()
+        httpx.post(f"{address}/completion", json={"prompt": "SECRET", "n_predict": 3})
+        httpx.post(f"{address}/completion", json={"prompt": "a", "n_predict": "x"})
+        page.get_by_text("token limit").wait_for()
+        page.locator(".outcome.bad", has_text="400").wait_for()
+        assert "SECRET" not in page.content()
+        page.get_by_role("button", name=re.compile("Colours")).focus()  # the keyboard gets through
+        for _ in range(3):
+            page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.closest('.live') !== null")
+
+
+def test_a_server_that_comes_back(page: Page) -> None:
+    page.expected_errors.append("ERR_|Failed to load|404")  # type: ignore[attr-defined]
+    with scripted_server(ScriptedEngine()) as address:
+        page.goto(f"{address}#/live")
+        page.locator(".lane").first.wait_for()
+    page.locator(".live .notice").wait_for()
+
+
+def test_a_router_of_two_models(page: Page, tmp_path: Path) -> None:
+    source = next((Path.home() / ".cache/llamado/models").glob("SmolLM2*.gguf"), None)
+    if source is None:
+        pytest.skip("the model is not on this machine")
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / f"{name}.gguf").symlink_to(source)
+    router = serving(tmp_path, "--models-dir", str(folder), "-c", "512", "-np", "2", words="server listening on")
+    with router as address:
+        page.goto(f"{address}#/live")
+        one, two = (page.locator(f"[data-model={name}]") for name in ("one", "two"))
+        one.get_by_text("unloaded").wait_for()
+        for model, name in ((one, "one"), (two, "two")):
+            model.get_by_role("button", name=f"Load {name}").click()
+            model.get_by_text("loaded", exact=True).wait_for(timeout=60_000)
+        expect(page.locator(".lane")).to_have_count(2)
+        two.get_by_role("button", name="Look into two").click()
+        page.get_by_role("heading", name="two").wait_for()
+        httpx.post(f"{address}/v1/completions", json={"model": "two", "prompt": "a", "max_tokens": 3}, timeout=60)
+        page.get_by_text("token limit").wait_for()
+        page.get_by_label("Lines of model").select_option("one")
+        expect(page.get_by_role("log").get_by_text("[one]").first).to_be_visible()
+        expect(page.get_by_role("log").get_by_text("[two]")).to_have_count(0)
+        for model, name in ((two, "two"), (one, "one")):
+            model.get_by_role("button", name=f"Unload {name}").click()
+            model.get_by_text("unloaded", exact=True).wait_for()
+        page.get_by_text("Slots and requests are shown of a model that is loaded.").wait_for()
+        running = json.loads(httpx.get(f"{address}/running").content)["running"]
+        assert running == []

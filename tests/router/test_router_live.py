@@ -1,0 +1,65 @@
+"""`/live/events` of a router: its models, its log, and what a model tells of itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from router_process import Start, config, fake, wait_for
+
+
+@contextlib.contextmanager
+def events(router: Any, **query: str) -> Iterator[Iterator[dict[str, Any]]]:
+    with router.http.stream("GET", "/live/events", params=query, timeout=20) as answer:
+        assert answer.status_code == 200 and "event-stream" in answer.headers["content-type"]
+        yield (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
+
+
+def states(event: dict[str, Any]) -> dict[str, str]:
+    return {model["id"]: model["state"] for model in event["models"]}
+
+
+@pytest.mark.slow
+def test_models_as_they_come_and_go(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A", "ready=0.7"), "b": fake("B"), "c": fake("C", unlisted=True)}))
+    with events(router) as told:
+        first = next(told)
+        assert first["first"] and states(first) == {"a": "unloaded", "b": "unloaded"}
+        httpx.post(f"{router.url}/models/load", json={"model": "a"})
+        seen: list[str] = []
+        lines: list[str] = []
+        for event in told:
+            lines += [line["text"] for line in event.get("log", ())]
+            if "models" in event:
+                seen.append(states(event)["a"])
+                if seen[-1] == "loaded":
+                    break
+        assert "loading" in seen
+        pid = next(model["pid"] for model in event["models"] if model["id"] == "a")
+        assert pid == router.running()["a"]["pid"]
+        httpx.post(f"{router.url}/models/unload", json={"model": "a"})
+        for event in told:
+            lines += [line["text"] for line in event.get("log", ())]
+            if "models" in event and states(event)["a"] == "unloaded":
+                break
+    assert any("model a: loaded in" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_listener_neither_loads_a_model_nor_keeps_it(start_router: Start) -> None:
+    router = start_router(config({"a": fake("A", ttl=1), "b": fake("B")}))
+    for name, why in (("a", "not loaded"), ("nobody", "not found")):
+        refused = router.http.get("/live/events", params={"model": name})
+        assert refused.status_code == 400 and why in refused.json()["error"]["message"]
+    assert router.running() == {}
+    router.ask("a")
+    with events(router, model="a") as told:
+        assert next(told)["name"] == "A"
+        assert router.running()["a"]["requests"] == 0
+        # A second without a request, though somebody listens; the stream ends with the process.
+        assert len([*told]) > 5
+    wait_for(lambda: router.status("a")["value"] == "unloaded")

@@ -1,0 +1,160 @@
+import { useSignal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+import { isDark } from "../shell/theme";
+import { clock, count, seconds, short } from "./format";
+import type { Samples } from "./state";
+
+interface Line {
+  of: keyof Samples;
+  label: string;
+  colour: string;
+}
+interface Plot {
+  title: string;
+  lines: Line[];
+  written: (value: number) => string;
+  /** Whether there is nothing between one and the next. */
+  whole?: boolean;
+}
+
+const PLOTS: Plot[] = [
+  { title: "Answers", lines: [{ of: "answer", label: "tokens/s", colour: "--accent" }], written: short },
+  { title: "Prompts", lines: [{ of: "prompt", label: "tokens/s", colour: "--warn" }], written: short },
+  {
+    title: "Requests",
+    lines: [
+      { of: "running", label: "running", colour: "--accent" },
+      { of: "waiting", label: "waiting", colour: "--bad" },
+    ],
+    written: count,
+    whole: true,
+  },
+  { title: "K/V cells", lines: [{ of: "cells", label: "used", colour: "--accent" }], written: count },
+  { title: "First token", lines: [{ of: "first_token", label: "after", colour: "--warn" }], written: seconds },
+  { title: "Errors", lines: [{ of: "errors", label: "requests", colour: "--bad" }], written: count, whole: true },
+];
+const WINDOWS: [seconds: number, words: string][] = [
+  [300, "5 minutes"],
+  [900, "15 minutes"],
+  [3600, "1 hour"],
+];
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
+const LEAST_SECONDS = 60;
+const HEIGHT = 120;
+
+/** A colour of base.css as a canvas takes it; light-dark() is resolved on elements only. */
+function colour(element: HTMLElement, name: string): string {
+  element.style.color = `var(${name})`;
+  const found = getComputedStyle(element).color;
+  element.style.color = "";
+  return found;
+}
+
+function Chart({ plot, samples, span }: { plot: Plot; samples: Samples; span: number }) {
+  const place = useRef<HTMLDivElement>(null);
+  const chart = useRef<uPlot | null>(null);
+  const shown = useRef({ samples, span });
+  const at = useSignal<number | null>(null);
+  const dark = isDark();
+  shown.current = { samples, span };
+
+  function range(): [number, number] {
+    const times = shown.current.samples.at;
+    const last = times.at(-1) ?? 0;
+    return [Math.min(last - LEAST_SECONDS, Math.max(last - shown.current.span, times[0] ?? 0)), last];
+  }
+
+  useEffect(() => {
+    const element = place.current!;
+    const [ink, line] = [colour(element, "--faint"), colour(element, "--line")];
+    const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "11px system-ui, sans-serif" };
+    const made = new uPlot(
+      {
+        width: element.clientWidth,
+        height: HEIGHT,
+        legend: { show: false },
+        cursor: { sync: { key: "live" }, y: false, drag: { x: false, y: false }, points: { size: 6 } },
+        scales: { x: { range }, y: { range: (_chart, _low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+        axes: [
+          { ...axis, size: 26, space: 70, values: (_chart, times) => times.map((time) => clock(time).slice(0, time % 60 ? 8 : 5)) },
+          { ...axis, ...(plot.whole ? { incrs: WHOLE } : {}), size: 48, space: 28, values: (_chart, values) => values.map((value) => plot.written(value)) },
+        ],
+        series: [
+          {},
+          ...plot.lines.map((one) => {
+            const stroke = colour(element, one.colour);
+            const fill = stroke.replace(/^rgb\((.*)\)$/, "rgba($1, 0.12)");
+            // A second in which nothing had a first token parts no line: it would be all gaps.
+            return { stroke, fill, width: 1.5, points: { show: false }, spanGaps: true };
+          }),
+        ],
+        hooks: { setCursor: [(one) => (at.value = one.cursor.idx ?? null)] },
+      },
+      [[], ...plot.lines.map(() => [])] as uPlot.AlignedData,
+      element,
+    );
+    chart.current = made;
+    const sized = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height: HEIGHT }));
+    sized.observe(element);
+    return () => {
+      sized.disconnect();
+      made.destroy();
+      chart.current = null;
+    };
+  }, [plot, dark]);
+
+  useEffect(() => {
+    chart.current?.setData([samples.at, ...plot.lines.map((one) => samples[one.of])] as uPlot.AlignedData);
+  }, [plot, dark, samples, span]);
+
+  const index = at.value ?? samples.at.length - 1;
+  const values = plot.lines.map((one) => {
+    const value = samples[one.of][index];
+    return `${one.label} ${value == null ? "–" : plot.written(value)}`;
+  });
+  const time = samples.at[index];
+  return (
+    <figure class="chart" data-points={samples.at.length}>
+      <figcaption>
+        <strong>{plot.title}</strong>
+        <span>
+          {plot.lines.map((one, place) => (
+            <span key={one.of} class="chart-value">
+              <i style={{ background: `var(${one.colour})` }} /> {values[place]}
+            </span>
+          ))}
+        </span>
+      </figcaption>
+      <div ref={place} role="img" aria-label={`${plot.title}: ${values.join(", ")}${time === undefined ? "" : ` at ${clock(time).slice(0, 8)}`}`} />
+    </figure>
+  );
+}
+
+/** The last hour, second by second. */
+export function Charts({ samples }: { samples: Samples }) {
+  const span = useSignal(3600);
+  return (
+    <section aria-labelledby="live-charts">
+      <div class="section-head">
+        <h2 id="live-charts">Over time</h2>
+        <label>
+          The last{" "}
+          <select value={span.value} onChange={(event) => (span.value = Number(event.currentTarget.value))}>
+            {WINDOWS.map(([value, words]) => (
+              <option key={value} value={value}>
+                {words}
+              </option>
+            ))}
+          </select>
+        </label>
+      </div>
+      <div class="charts">
+        {PLOTS.map((plot) => (
+          <Chart key={plot.title} plot={plot} samples={samples} span={span.value} />
+        ))}
+      </div>
+    </section>
+  );
+}

@@ -1,0 +1,106 @@
+import { useSignal } from "@preact/signals";
+import { clock, count, seconds, short } from "./format";
+import { phases, type Asked, type Known } from "./state";
+
+const WINDOWS: [seconds: number, words: string][] = [
+  [30, "30 seconds"],
+  [60, "1 minute"],
+  [300, "5 minutes"],
+  [0, "all of the last 100"],
+];
+
+/** What came of a request, in a word or two, and how that is meant. */
+export function outcome(one: Asked): [words: string, kind: "now" | "good" | "warn" | "bad"] {
+  if (one.seconds === undefined) {
+    const words = one.first != null ? "answering" : one.slots?.length ? "reading" : "waiting";
+    return [words, "now"];
+  }
+  if (one.stop === "cancelled") return ["client left", "warn"];
+  if ((one.status ?? 0) >= 400) return [one.reason || `status ${one.status}`, "bad"];
+  const why: Record<string, string> = { eos: "end of answer", limit: "token limit", word: "stop word", none: "done" };
+  return [(one.stop ?? "").split(", ").map((stop) => why[stop] ?? stop).join(", ") || "done", "good"];
+}
+
+function Row({ one, now, from, span }: { one: Asked; now: number; from: number; span: number }) {
+  const length = one.seconds ?? Math.max(0, now - one.at);
+  const [words, kind] = outcome(one);
+  const parts = phases(one, length);
+  const told = parts.map((part) => `${part.phase} ${seconds(part.to - part.from)}`).join(", ");
+  return (
+    <tr class={kind === "now" ? "running" : ""} data-request={one.id}>
+      <td>{clock(one.at).slice(0, 8)}</td>
+      <td class="path">{one.path}</td>
+      <td>{one.client || "socket"}</td>
+      <td class="number">{one.prompt ? `${count(one.prompt)} + ${count(one.predicted ?? 0)}` : ""}</td>
+      <td class="number">{one.rate ? short(one.rate) : ""}</td>
+      <td class="time">
+        <div class="track" role="img" aria-label={`${seconds(length)}: ${told}`} title={`${seconds(length)}: ${told}${one.cached ? `; ${count(one.cached)} tokens from the cache` : ""}`}>
+          {parts.map((part) => {
+            const left = Math.max(0, ((one.at + part.from - from) / span) * 100);
+            const right = Math.min(100, ((one.at + part.to - from) / span) * 100);
+            return right > left ? (
+              <i key={part.phase} class={part.phase} style={{ left: `${left}%`, width: `max(2px, ${right - left}%)` }} />
+            ) : null;
+          })}
+        </div>
+      </td>
+      <td class={`outcome ${kind}`} title={one.model}>
+        {one.status && one.status !== 200 ? `${one.status} ` : ""}
+        {words}
+      </td>
+    </tr>
+  );
+}
+
+/** The last requests against the time: how long they waited, were read and were answered. */
+export function Waterfall({ known, now }: { known: Known; now: number }) {
+  const chosen = useSignal(60);
+  const all = [...known.ended, ...(known.running ?? [])].sort((a, b) => b.at - a.at);
+  const span = chosen.value || Math.max(10, now - Math.min(now, ...all.map((one) => one.at)));
+  const from = now - span;
+  const shown = all.filter((one) => one.seconds === undefined || one.at + one.seconds >= from);
+  return (
+    <section aria-labelledby="live-requests">
+      <div class="section-head">
+        <h2 id="live-requests">Requests</h2>
+        <span class="legend">
+          <i class="queue" /> queue <i class="prompt" /> prompt <i class="answer" /> answer
+        </span>
+        <label>
+          Time shown{" "}
+          <select value={chosen.value} onChange={(event) => (chosen.value = Number(event.currentTarget.value))}>
+            {WINDOWS.map(([value, words]) => (
+              <option key={value} value={value}>
+                {words}
+              </option>
+            ))}
+          </select>
+        </label>
+      </div>
+      {/* Reached by the keyboard, as it scrolls. */}
+      <div class="waterfall" tabIndex={0} role="region" aria-label="Requests against the time">
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">Began</th>
+              <th scope="col">Endpoint</th>
+              <th scope="col">Client</th>
+              <th scope="col">Tokens</th>
+              <th scope="col">Tokens/s</th>
+              <th scope="col" class="time">
+                {chosen.value ? `the last ${WINDOWS.find(([value]) => value === chosen.value)![1]}` : `the last ${seconds(span)}`}
+              </th>
+              <th scope="col">Ended by</th>
+            </tr>
+          </thead>
+          <tbody>
+            {shown.map((one) => (
+              <Row key={one.number} one={one} now={now} from={from} span={span} />
+            ))}
+          </tbody>
+        </table>
+        {!shown.length && <p class="nothing">{all.length ? `Nothing in this time; ${all.length} earlier.` : "No request yet."}</p>}
+      </div>
+    </section>
+  );
+}
