@@ -55,6 +55,7 @@ NOT_RUN = {
     r"\.venv/bin/pip install pre-commit": ("it changes the clone", ".pre-commit-config.yaml"),
     r"benchmarks/peer\.sh": ("it compiles llama.cpp for a quarter of an hour", "benchmarks/peer.sh"),
     r"tests/clients/run\.sh": ("it installs a dozen clients", "tests/clients/run.sh"),
+    r"tests/package\.sh": ("it installs three environments", "tests/package.sh"),
     r"tests/arm\.sh": ("it fetches an emulator and Python for ARM", "tests/arm.sh"),
     r"python benchmarks/\w+\.py|pytest -s -m interop": ("it measures for minutes", "benchmarks/README.md"),
     r"llamado up ray\.yaml": ("it needs a cluster of Ray's", "tests/on_ray/run.sh"),

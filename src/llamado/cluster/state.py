@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +17,9 @@ import orjson
 from llamado.errors import LlamadoError
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.processes.identity import is_same, start_mark
+
+if sys.platform != "win32":
+    import fcntl
 
 READY, STARTING, STOPPING, GONE = "ready", "starting", "stopping", "gone"
 _LEFTOVER_GRACE = 15.0  # seconds
@@ -74,6 +77,11 @@ class StateFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """This process is the cluster of this name. Raises ClusterStateError when another is."""
+        if sys.platform == "win32":
+            raise ClusterStateError(
+                "a cluster of processes needs Linux or macOS; here, start llamado worker and llamado serve --rpc, "
+                "each by itself"
+            )
         self._drains.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(self._lock, "ab") as lock:
             try:
@@ -101,6 +109,8 @@ class StateFolder:
 
     def running(self) -> bool:
         """Whether a process holds it."""
+        if sys.platform == "win32":  # where `held` is refused
+            return False
         try:
             with open(self._lock, "rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -92,10 +92,10 @@ def _key() -> EllipticCurvePrivateKey:
 
 
 def _authority(days: int) -> Authority:
+    key = _key()
     from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA256
 
-    key = _key()
     usage = x509.KeyUsage(
         digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,

@@ -6,7 +6,9 @@ cgroup-v1/memory.rst); limits of the groups above it hold as well. Files that ar
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -27,9 +29,7 @@ class MachineMemory(NamedTuple):
 
 def memory(root: Path = _ROOT) -> MachineMemory:
     """The memory this process may use; `root`: where `proc` and `sys` are."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    physical = page * os.sysconf("SC_PHYS_PAGES")
-    free = page * os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else physical
+    free, physical = _system_memory()
     for key, value in _table(root / "proc/meminfo"):
         if key == "MemTotal:":
             physical = 1024 * value
@@ -41,6 +41,29 @@ def memory(root: Path = _ROOT) -> MachineMemory:
             total = min(total, limit)
             free = min(free, max(0, limit - used))
     return MachineMemory(min(free, total), total, physical)
+
+
+def _system_memory() -> tuple[int, int]:
+    """Bytes that are free, as far as the system says so, and all."""
+    if sys.platform == "win32":
+        status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
+        ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
+        return status.available, status.total
+    page = os.sysconf("SC_PAGE_SIZE")
+    physical = page * os.sysconf("SC_PHYS_PAGES")
+    return page * os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else physical, physical
+
+
+class _MemoryStatus(ctypes.Structure):
+    """Windows' MEMORYSTATUSEX (sysinfoapi.h)."""
+
+    _fields_ = (
+        ("length", ctypes.c_uint32),
+        ("load", ctypes.c_uint32),
+        ("total", ctypes.c_uint64),
+        ("available", ctypes.c_uint64),
+        ("others", ctypes.c_uint64 * 5),
+    )
 
 
 def cores(root: Path = _ROOT) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
+import sys
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -20,6 +20,9 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from llamado.http.bodies import MAX_BODY
+
+if sys.platform != "win32":
+    import resource
 
 log = logging.getLogger("llamado.server")
 
@@ -60,6 +63,8 @@ MOST_CONNECTIONS = 16384
 
 def raise_file_limit() -> int:
     """Let this process open as many files as the system allows; returns how many."""
+    if sys.platform == "win32":  # it counts no sockets
+        return MOST_CONNECTIONS + RESERVED_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import signal
@@ -38,7 +39,9 @@ class Watchdog:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start it, unless it runs."""
+        """Start it, unless it runs. Raises OSError where processes have no groups, as on Windows."""
+        if not hasattr(os, "killpg"):
+            raise OSError(errno.ENOSYS, "processes that end with their parent need Linux or macOS")
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 return

@@ -25,7 +25,9 @@ IDLE_STOP = 2.0  # seconds that an idle process of ours gets between SIGTERM and
 PORT_WAIT = 5.0  # seconds an earlier process may take to leave its port
 
 CRASHES = frozenset(
-    128 + sig for sig in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP)
+    128 + getattr(signal, name)
+    for name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTRAP")
+    if hasattr(signal, name)
 )
 """Exit codes, as a shell shows them, of processes that a fault of their own ended."""
 

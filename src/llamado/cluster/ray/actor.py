@@ -15,7 +15,7 @@ from llamado.processes.guarded import GuardedProcess, Watchdog
 
 _LINES = 10_000
 """Lines of output that are kept until somebody asks for them."""
-GONE = 128 + signal.SIGKILL
+GONE = 128 + 9  # SIGKILL
 """Exit code of a process that went with its actor."""
 
 

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,16 +54,40 @@ class _Child:
             for name, value in os.environ.items()
             if name in _ENVIRONMENT or name.startswith(("LC_", "PYTHON"))
         }
-        with theirs:
+        piped = sys.platform == "win32"  # no process is given a socket there as its input
+        try:
             self._process = subprocess.Popen(
                 python_command("-m", "llamado.text.template.sandbox"),
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
+                stdin=subprocess.PIPE if piped else theirs.fileno(),
+                stdout=subprocess.PIPE if piped else theirs.fileno(),
                 stderr=subprocess.DEVNULL,
                 env=environment,
                 start_new_session=True,  # a terminal's Ctrl-C is for this process to act upon
             )
+        except BaseException:
+            theirs.close()
+            raise
+        if piped:
+            for pump in (self._ask, self._answer):
+                threading.Thread(target=pump, args=(theirs,), name="llamado-template", daemon=True).start()
+        else:
+            theirs.close()
         self.large = False
+
+    def _ask(self, theirs: socket.socket) -> None:
+        """From the socket to the child, until the socket is closed."""
+        assert self._process.stdin is not None
+        with suppress(OSError), self._process.stdin as pipe:
+            while part := theirs.recv(1 << 16):
+                pipe.write(part)
+                pipe.flush()
+
+    def _answer(self, theirs: socket.socket) -> None:
+        """From the child to the socket, until the child ends."""
+        assert self._process.stdout is not None
+        with suppress(OSError), theirs, self._process.stdout as pipe:
+            while part := os.read(pipe.fileno(), 1 << 16):
+                theirs.sendall(part)
 
     @property
     def alive(self) -> bool:
