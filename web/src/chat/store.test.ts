@@ -41,6 +41,10 @@ test("what is exported can be imported beside it", async () => {
   const { path } = await import("./tree");
   expect(path(store.messages.value, copy.leaf).map((one) => one.content)).toEqual(["Rivers of Spain", "Tajo"]);
   await expect(store.imported({ format: "other" })).rejects.toThrow("no conversations");
+  const loop = { id: "m", parent: "m", role: "user", content: "x" };
+  for (const conversations of [3, [null], [{}], [{ conversation: { title: "x" }, messages: [null] }], [{ conversation: { title: "x" }, messages: [loop] }]]) {
+    await expect(store.imported({ format: "llamado-conversations", version: 1, conversations })).rejects.toThrow(/conversation/);
+  }
   await store.removeConversation(copy.id);
   expect(store.conversations.value.map((one) => one.id)).toEqual(before);
 });

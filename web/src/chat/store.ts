@@ -1,6 +1,7 @@
 // Conversations, kept in the browser (IndexedDB) and nowhere else.
 import { signal } from "@preact/signals";
 import { type IDBPDatabase, openDB } from "idb";
+import * as sound from "./imported";
 import { lastSettings, NO_SETTINGS, type Settings } from "./settings";
 import { type Message, type Messages, subtree } from "./tree";
 
@@ -179,20 +180,23 @@ export async function imported(file: unknown): Promise<number> {
   if (given?.format !== "llamado-conversations" || given.version !== 1 || !Array.isArray(given.conversations)) {
     throw new Error("This file holds no conversations of llamado's.");
   }
-  const fresh = given.conversations.map(({ conversation, messages: old }) => {
-    if (typeof conversation.title !== "string" || !Array.isArray(old)) throw new Error("A conversation is incomplete.");
-    const ids = new Map(old.map((one) => [one.id, newId()]));
+  const fresh = given.conversations.map((one) => {
+    const conversation = sound.conversation(one?.conversation);
+    if (!Array.isArray(one.messages)) throw new Error("A conversation is incomplete.");
+    const old = one.messages.map(sound.message);
+    sound.checkTree(old);
+    const ids = new Map(old.map((message) => [message.id, newId()]));
+    const renewed = (id: string | null) => (id === null ? null : (ids.get(id) ?? null));
     const id = newId();
-    const renamed = old.map((one) => ({
-      ...one,
-      id: ids.get(one.id) ?? newId(),
-      conversation: id,
-      parent: one.parent === null ? null : (ids.get(one.parent) ?? null),
-      content: String(one.content),
-    }));
-    const leaf = conversation.leaf === null ? null : (ids.get(conversation.leaf) ?? null);
-    const settings = { ...NO_SETTINGS, ...conversation.settings };
-    return { conversation: { ...conversation, id, leaf, settings }, messages: renamed };
+    return {
+      conversation: { ...conversation, id, leaf: renewed(conversation.leaf) },
+      messages: old.map((message) => ({
+        ...message,
+        id: renewed(message.id)!,
+        conversation: id,
+        parent: renewed(message.parent),
+      })),
+    };
   });
   const transaction = (await database()).transaction(["conversations", "messages"], "readwrite");
   for (const { conversation, messages: all } of fresh) {

@@ -2,10 +2,11 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Copy } from "../ui/Copy";
 import type { highlight } from "./highlight";
+import { Plain } from "./Plain";
 import { shown } from "./visible";
 
 /** Above this many characters code is not coloured. */
-const COLOURED_TO = 60_000;
+const COLOURED_TO = 20_000;
 
 let loaded: typeof highlight | undefined;
 let loading: Promise<void> | undefined;
@@ -32,7 +33,7 @@ export function Code({ text, language, settled }: { text: string; language: stri
         <Copy text={text} />
       </div>
       <pre tabIndex={0}>
-        <code>{tree ? coloured(tree) : shown(text)}</code>
+        <code>{tree ? coloured(tree) : <Plain text={text} />}</code>
       </pre>
     </div>
   );

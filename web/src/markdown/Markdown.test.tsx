@@ -1,6 +1,7 @@
 import { renderToString } from "preact-render-to-string";
 import { describe, expect, test } from "vitest";
 import { Markdown } from "./Markdown";
+import { parts } from "./Plain";
 
 function html(text: string): string {
   return renderToString(<Markdown text={text} />);
@@ -62,4 +63,22 @@ test("characters that turn the text around are named", () => {
 
 test("a line of a megabyte is text", () => {
   expect(html("x".repeat(1_000_000))).toContain('<pre class="plain">');
+  expect(parts("x".repeat(9_000)).map((part) => part.length)).toEqual([4000, 4000, 1000]);
+  const lines = "line\n".repeat(3000);
+  expect(`${parts(lines).join("\n")}`).toBe(lines);
+  expect(parts("😀".repeat(3000)).every((part) => encodeURIComponent(part).length > 0)).toBe(true);
+});
+
+test("a paragraph or a table that nobody reads is text, and what stands beside it is not", () => {
+  const found = html(`# Title\n\n${"*a **b ".repeat(2000)}\n\n**loud**`);
+  expect(found).toContain("<strong>loud</strong>");
+  expect(found).not.toContain("<em>");
+  const table = `|a|\n|-|\n${"|c|\n".repeat(3000)}\n\n**loud**`;
+  expect(html(table)).toContain('<pre class="plain">');
+  expect(html(table)).toContain("<strong>loud</strong>");
+});
+
+test("heaps of marks are cut, letters with the marks of their script are not", () => {
+  expect(html(`e${"\u0301".repeat(5000)}`).length).toBeLessThan(100);
+  expect(html("ที่นี่ e\u0301\u0323 שָׁלוֹם")).toContain("ที่นี่ e\u0301\u0323 שָׁלוֹם");
 });

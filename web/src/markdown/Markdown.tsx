@@ -5,27 +5,29 @@ import { useMemo } from "preact/hooks";
 import { Code } from "./Code";
 import { Formula } from "./Formula";
 import { type Block, blocks, type Token } from "./parser";
+import { Plain } from "./Plain";
 import { shown } from "./visible";
 
-/** Above this a text is shown as it is: nobody reads it as a page, and laying it out takes long. */
-const PLAIN_FROM = 200_000; // characters
-const LONGEST_PLAIN_LINE = 20_000;
+/** Above these a text, or a part of it, is shown as it is: nobody reads it as a page, and laying it out takes long. */
+const PLAIN_FROM = 100_000; // characters
+const MOST_IN_BLOCK = 2_000; // elements
+const MOST_IN_ALL = 6_000;
 
 export function Markdown({ text, settled = true }: { text: string; settled?: boolean }) {
   const found = useMemo(() => (text.length > PLAIN_FROM ? null : blocks(text)), [text]);
-  if (!found) return <pre class="plain">{shown(cut(text))}</pre>;
+  if (!found) return <pre class="plain" children={<Plain text={text} />} />;
+  let all = 0;
   return (
     <div class="markdown">
-      {found.map((block, index) => (
-        <BlockView key={index} block={block} settled={settled || index < found.length - 1} />
-      ))}
+      {found.map((block, index) => {
+        if (block.elements > MOST_IN_BLOCK || all + block.elements > MOST_IN_ALL) {
+          return <pre key={index} class="plain" children={<Plain text={block.source} />} />;
+        }
+        all += block.elements;
+        return <BlockView key={index} block={block} settled={settled || index < found.length - 1} />;
+      })}
     </div>
   );
-}
-
-/** Lines that no screen holds are folded, so that the page stays quick. */
-function cut(text: string): string {
-  return text.replace(new RegExp(`[^\\n]{${LONGEST_PLAIN_LINE}}(?=[^\\n])`, "g"), "$&\n");
 }
 
 const BlockView = memo(
@@ -85,6 +87,8 @@ function leaf(token: Token, settled: boolean): ComponentChildren {
   switch (token.type) {
     case "inline":
       return h(Fragment, null, ...elements(token.children ?? [], settled));
+    case "long":
+      return <Plain text={token.content} />;
     case "text":
       return shown(token.content);
     case "code_inline":

@@ -1,0 +1,245 @@
+"""Answers, names, titles and files that mean ill: nothing of them runs, nothing leaves, and the page stays quick."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+from scripted import ScriptedEngine, scripted_server
+
+pytestmark = pytest.mark.browser
+
+TRAP = """
+globalThis.ran = [];
+globalThis.pwn = (what) => globalThis.ran.push(String(what));
+globalThis.alert = globalThis.pwn;
+globalThis.tasks = [];
+new PerformanceObserver((list) => globalThis.tasks.push(...list.getEntries().map((one) => one.duration)))
+  .observe({ type: "longtask" });
+"""
+
+
+class Listener:
+    """Counts who connects: a picture, a style or a link that was fetched would."""
+
+    def __init__(self) -> None:
+        seen: list[bytes] = []
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                seen.append(self.request.recv(1000))
+
+        self.seen = seen
+        self.server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    found = Listener()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine("x", piece=64)
+
+
+@pytest.fixture
+def chat(page: Page, engine: ScriptedEngine, listener: Listener) -> Iterator[Page]:
+    """A page with the chat open; the test fails where anything of the answers ran or went out."""
+    page.add_init_script(TRAP)
+    with scripted_server(engine) as address:
+        page.goto(address)
+        page.get_by_label("Message", exact=True).wait_for()
+        yield page
+        time.sleep(0.3)
+        assert page.evaluate("globalThis.ran") == [] and not listener.seen
+        assert page.url.startswith(address) and len(page.context.pages) == 1
+
+
+def ask(page: Page, text: str = "Go") -> None:
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Send", exact=True).wait_for(timeout=60_000)
+
+
+def markup(out: str) -> str:
+    """Markup and links that would run or fetch."""
+    return f"""
+<script>pwn(1)</script><script src="{out}/s.js"></script>
+<img src=x onerror=pwn(2)><img src="{out}/i.png">
+<svg onload=pwn(3)><image href="{out}/v"/><script>pwn(4)</script></svg>
+<iframe srcdoc="<script>parent.pwn(5)</script>"></iframe><iframe src="{out}/f"></iframe>
+<link rel=stylesheet href="{out}/c.css"><style>@import "{out}/d.css"; * {{ background: url({out}/b) }}</style>
+<base href="{out}"><meta http-equiv=refresh content="0;url={out}/r"><object data="{out}/o"></object>
+<form action="{out}/p"><input autofocus onfocus=pwn(6)></form><details open ontoggle=pwn(7)>x</details>
+<math><maction actiontype="statusline#{out}">x</maction></math><a href="javascript:pwn(8)">raw</a>
+
+[click](javascript:pwn(9)) [click](JAVASCRIPT:pwn(10)) [click](java\tscript:pwn(11))
+[click](data:text/html,<script>pwn(12)</script>)
+[click](vbscript:pwn(13)) [click](file:///etc/passwd) [click](blob:null/x) <javascript:pwn(14)> ![p]({out}/p.png)
+![p](javascript:pwn(15)) [ref][r] ![ref][r]
+
+[r]: javascript:pwn(16)
+
+$\\href{{javascript:pwn(17)}}{{x}}$ $\\includegraphics{{{out}/g.png}}$ $\\url{{{out}/u}}$
+$\\class{{x" onclick="pwn(18)}}{{y}}$
+$\\style{{background:url({out}/st)}}{{z}}$ $\\htmlData{{onclick=pwn(19)}}{{q}}$
+
+```html" onmouseover="pwn(20)
+<script>pwn(21)</script>
+```
+
+| <img src=x onerror=pwn(22)> | [t](javascript:pwn(23)) |
+|---|---|
+| <svg onload=pwn(24)> | `<script>pwn(25)</script>` |
+"""
+
+
+def test_markup_is_text(chat: Page, engine: ScriptedEngine, listener: Listener) -> None:
+    engine.say = markup(listener.address)
+    ask(chat)
+    answer = chat.locator("article.assistant")
+    expect(answer).to_contain_text("<script>pwn(21)</script>")
+    assert not chat.locator(
+        "article :is(script, img, iframe, object, link, style, base, meta, form, input, maction, image)"
+    ).count()
+    links = answer.locator("a").evaluate_all("(all) => all.map((one) => one.getAttribute('href'))")
+    assert all(link.startswith(("http://", "https://", "mailto:")) for link in links), links
+    handlers = "(all) => all.flatMap((one) => one.getAttributeNames()).filter((name) => name.startsWith('on'))"
+    assert answer.locator("*").evaluate_all(handlers) == []
+    for click in answer.get_by_text("click").all():
+        click.click()
+    answer.get_by_text("raw").first.click()
+
+
+def test_names_titles_and_errors(page: Page, listener: Listener) -> None:
+    page.add_init_script(TRAP)
+    page.expected_errors.append("400|500")  # type: ignore[attr-defined]
+    evil = f'<img src="{listener.address}" onerror=pwn(1)>\u202etxt.exe<script>pwn(2)</script>'
+    engine = ScriptedEngine("x")
+    with scripted_server(engine) as address:
+
+        def models(route: Any) -> None:
+            route.fulfill(json={"data": [{"id": evil, "status": {"value": evil}}, {"id": "b"}]})
+
+        def props(route: Any) -> None:
+            told = route.fetch().json()
+            route.fulfill(json=told | {"model_alias": evil, "tools_enabled": True})
+
+        page.route("**/v1/models", models)
+        page.route("**/props*", props)
+        tool = {"tool": evil, "definition": {"type": "function", "function": {"name": evil, "description": evil}}}
+        page.route("**/tools", lambda route: route.fulfill(json=[tool]))
+        page.goto(address)
+        page.get_by_role("button", name="Settings").click()
+        expect(page.get_by_role("combobox", name="Model")).to_contain_text("<img")
+        ask(page, evil)  # it is the title, too
+        expect(page.get_by_role("heading", level=1)).to_contain_text("<img")
+        kept = {
+            "format": "llamado-conversations",
+            "version": 1,
+            "conversations": [
+                {
+                    "conversation": {"title": evil, "leaf": "a", "updated": 1, "settings": {"system": evil}},
+                    "messages": [
+                        {"id": "a", "parent": None, "role": "assistant", "content": evil, "model": evil, "error": evil,
+                         "reasoning": evil, "attachments": [{"name": evil, "text": evil}], "__proto__": {"x": 1},
+                         "toolCalls": [{"id": evil, "name": evil, "arguments": evil}]},
+                    ],
+                }
+            ],
+        }  # fmt: skip
+        page.get_by_label("File of chats").set_input_files(
+            {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(kept).encode()}
+        )
+        page.get_by_text("1 conversation imported").wait_for()
+        page.locator(".chats-row a").last.click()
+        page.locator("article.assistant .tool-call").wait_for()
+        for broken in (3, [None], [{"conversation": {"title": evil}, "messages": [{"role": evil}]}]):
+            text = json.dumps({"format": "llamado-conversations", "version": 1, "conversations": broken})
+            page.get_by_label("File of chats").set_input_files(
+                {"name": "x.json", "mimeType": "application/json", "buffer": text.encode()}
+            )
+            expect(page.locator(".sidebar-foot [role=status]")).to_contain_text(
+                "no conversations" if broken == 3 else "incomplete"
+            )
+        page.route(
+            "**/v1/chat/completions",
+            lambda route: route.fulfill(status=500, json={"error": {"message": evil, "type": evil}}),
+        )
+        page.get_by_role("link", name="New chat").click()
+        ask(page)
+        expect(page.get_by_role("alert")).to_contain_text("<img")
+        assert "\u202e" not in page.locator("body").inner_text().replace(evil, "")
+        assert page.evaluate("globalThis.ran") == [] and not listener.seen
+        assert not page.locator("main :is(img, script, iframe)").count()
+
+
+LONG = {
+    "a line of a megabyte": "x" * 1_000_000,
+    "a line of a megabyte in code": "```\n" + "y " * 500_000 + "\n```",
+    "code of 100,000 tokens": "```python\n" + "for i in range(10): print(i)\n" * 15_000 + "```",
+    "quotes in quotes": ">" * 10_000 + " deep",
+    "brackets": "[" * 5_000 + "](x)" * 10,
+    "stars": "*a **b " * 8_000,
+    "backticks": "".join("`" * n + " " for n in range(1, 500)),
+    "lists in lists": "\n".join(" " * (2 * n) + "- x" for n in range(200)),
+    "a table of 100,000 cells": "|" + "a|" * 20 + "\n|" + "-|" * 20 + "\n" + ("|" + "c|" * 20 + "\n") * 5_000,
+    "formulas without end": "$$" + "{" * 4_000 + "$$\n\n" + "$x$ " * 3_000,
+    "formulas that define themselves": "$\\def\\a{\\a\\a}\\a$ $\\newcommand{\\b}{\\b}\\b$ $\\def\\c{\\c x\\c}\\c$",
+    "dollars": "$" * 20_000 + " " + "$a " * 20_000,
+    "links": "http://a.example/" * 20_000,
+    "addresses": "a@b.c" * 20_000,
+    "turned around": "\u202e\u2066abc\u2069" * 20_000,
+    "zero-width": "a\u200b\u200d\ufeff" * 50_000,
+    "accents on accents": "e" + "\u0301" * 20_000,
+    "a terminal's codes": "\x1b[31mred\x1b[0m\x07\x08" * 5_000,
+    "lines": "\n" * 100_000 + "end",
+    "headings": "# h\n" * 10_000,
+    "entities": "&amp;&lt;&#0;&#xFFFFFFF;" * 10_000,
+}
+MOST_MS = 200
+# A timer that should come each 20 ms tells how long a key that is pressed would wait.
+CLOCK = """() => {
+  clearInterval(globalThis.clock);
+  globalThis.tasks.length = 0;
+  const waits = [];
+  let due = performance.now() + 20;
+  globalThis.clock = setInterval(() => {
+    waits.push(performance.now() - due);
+    due = performance.now() + 20;
+  }, 20);
+  globalThis.longest = () => Math.max(0, ...waits, ...globalThis.tasks);
+}"""
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_the_page_stays_quick(chat: Page, engine: ScriptedEngine, what: str) -> None:
+    """The longest stretch in which the page answers nothing, and how long typing takes, while the answer comes."""
+    engine.say = LONG[what]
+    engine.piece, engine.delay = max(64, len(LONG[what].encode()) // 150), 0.01
+    found: list[float] = []
+    for _ in range(3):  # what else the machine does may stop the page, too
+        chat.get_by_role("link", name="New chat").click()
+        chat.get_by_label("Message", exact=True).fill("Go")
+        chat.evaluate(CLOCK)
+        chat.keyboard.press("Enter")
+        chat.get_by_role("button", name="Send", exact=True).wait_for(timeout=60_000)
+        chat.wait_for_timeout(500)
+        found.append(chat.evaluate("globalThis.longest()"))
+        assert chat.locator("article.assistant").inner_text().strip() and not chat.locator(".notice").count()
+        if found[-1] < MOST_MS:
+            break
+    print(f"LONGEST {what}: {min(found):.0f} ms")
+    assert min(found) < MOST_MS, (what, found)
