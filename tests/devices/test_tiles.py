@@ -68,10 +68,10 @@ def shapes(type: T) -> tuple[tuple[int, int, int], ...]:
     """
     block = type.block_size
     return (
-        (block, 16, 32),
-        (3 * block, 17, 33),
-        (-(-544 // block) * block, 31, 48),
-        (-(-1312 // block) * block, 203, 35),
+        (block, 16, FILL_TILES),
+        (3 * block, 17, FILL_TILES + 1),
+        (-(-544 // block) * block, 31, 64),
+        (-(-1312 // block) * block, 203, FILL_TILES + 3),
     )
 
 
@@ -97,7 +97,7 @@ def _compare(tiled: list[CpuDevice], plain: CpuDevice, type: T) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("type", [T.Q5_0, T.Q8_0, T.NVFP4, T.Q2_K, T.Q6_K], ids=lambda t: t.name)
 def test_tiles_give_the_bits_of_plain_arithmetic(tiled: list[CpuDevice], portable: CpuDevice, type: T) -> None:
-    n, rows, columns = 1024, 37, 41
+    n, rows, columns = 1024, 37, FILL_TILES + 9
     raw, x = weight_bytes(type, n, rows), values(n, columns, seed=2)
     assert bits(tiled[1], type, raw, n, x) == bits(portable, type, raw, n, x)
 
@@ -116,7 +116,7 @@ def test_many_columns_and_any_number_of_threads(tiled: list[CpuDevice], plain: C
 def test_greatest_weights_and_activations(tiled: list[CpuDevice], plain: CpuDevice, type: T) -> None:
     """All bits set, or only the highest: products with scales fill both of their bytes."""
     n, rows = 1024, 32
-    x = np.stack([np.where(np.arange(n) % (j + 1), 1, -1) for j in range(32)]).astype(np.float32)
+    x = np.stack([np.where(np.arange(n) % (j + 1), 1, -1) for j in range(FILL_TILES)]).astype(np.float32)
     for byte in (0xFF, 0x80, 0x7F):
         raw = np.full(rows * type.row_bytes(n), byte, np.uint8).reshape(-1, type.block_bytes)
         at = {T.Q6_K: 208}.get(type, 0)
@@ -125,17 +125,17 @@ def test_greatest_weights_and_activations(tiled: list[CpuDevice], plain: CpuDevi
 
 
 def test_strangers_stay_in_their_own_column(tiled: list[CpuDevice]) -> None:
-    raw, x = weight_bytes(T.Q4_1, 64, 16), values(64, 40)
-    clean = np.frombuffer(bits(tiled[1], T.Q4_1, raw, 64, x), np.uint32).reshape(40, 16)
-    x[3, 7], x[19, 0], x[39] = np.inf, np.nan, 3e38
-    found = np.frombuffer(bits(tiled[1], T.Q4_1, raw, 64, x), np.uint32).reshape(40, 16)
-    others = [j for j in range(40) if j not in (3, 19, 39)]
+    raw, x = weight_bytes(T.Q4_1, 64, 16), values(64, 56)
+    clean = np.frombuffer(bits(tiled[1], T.Q4_1, raw, 64, x), np.uint32).reshape(56, 16)
+    x[3, 7], x[19, 0], x[55] = np.inf, np.nan, 3e38
+    found = np.frombuffer(bits(tiled[1], T.Q4_1, raw, 64, x), np.uint32).reshape(56, 16)
+    others = [j for j in range(56) if j not in (3, 19, 55)]
     assert np.array_equal(found[others], clean[others])
 
 
 def test_products_that_share_columns_may_differ_in_their_kernels(tiled: list[CpuDevice], plain: CpuDevice) -> None:
     """Eight rows are too few for a tile: their columns lie otherwise."""
-    n, columns = 96, 34
+    n, columns = 96, FILL_TILES + 2
     data = {rows: weight_bytes(T.Q5_1, n, rows) for rows in (8, 48)}
     x = values(n, columns)
 

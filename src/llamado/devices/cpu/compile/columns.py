@@ -17,7 +17,7 @@ from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
-FILL_TILES = 32
+FILL_TILES = 48
 """Columns from which tiles are faster, if the CPU has them: unpacking for them takes longer."""
 
 

@@ -64,7 +64,7 @@ class Products:
         if n_columns == 1:
             panel_rows = matmul.rows_of_one(form, panel_rows)
         panels = -(-w.ne[1] // panel_rows)
-        few = n_columns <= out.lowering.columns  # rows pass through registers, not through scratch
+        few = n_columns <= out.lowering.few
         kernel = matmul.matmul_many
         parameters: dict[str, Any] = {"weights": w.type.name, "panel_rows": panel_rows}
         if few:

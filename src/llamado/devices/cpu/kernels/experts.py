@@ -102,7 +102,7 @@ def experts_one(c: Code, a: SimpleNamespace, work: Work, *, weights: str, near: 
         i, number = unit // panels, unit % panels
         first = c.min(number * panel_rows, a.n_rows - panel_rows)
         panel = _panel(c, a, expert_of(c, a, c.i64(0), i), first, panel_rows)
-        (total,) = products(c, form, a.n_blocks, panel, Apart([a.x + i * a.x_slot]), near)
+        (total,) = products(c, form, a.n_blocks, panel, [Apart([a.x + i * a.x_slot])], near)
         c.store(a.y + i * a.y_stride + first * 4, total.value)
 
 
@@ -160,7 +160,7 @@ def experts_many(
         """A panel's rows times up to n columns."""
         x, targets = group(found, c.i64(0), first, n)
         here = _panel(c, a, found.expert, first, panel_rows)
-        for target, total in zip(targets, products(c, form, a.n_blocks, here, x, False), strict=True):
+        for target, total in zip(targets, products(c, form, a.n_blocks, here, [x], False), strict=True):
             c.store(target, total.value)
 
     def panel(found: ChosenExpert, first: Value) -> None:

@@ -2,7 +2,7 @@
 
 One arithmetic for every batch size (the law "one numerics"): for each output, blocks are taken in order along K;
 within a block the integer dot product is exact; then one fused multiply-add into the f32 sum. `matmul_few` keeps a
-block's unpacked weights in registers for up to `Lowering.columns` columns; `matmul_many` unpacks 8 or 16 rows of a
+block's unpacked weights in registers for up to `Lowering.few` columns; `matmul_many` unpacks 8 or 16 rows of a
 stretch of K into scratch (L1) and spends them on all columns, which pays from the second group of columns on. Lanes are
 rows in both, so the float operations are the same ones in the same order.
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import kernel
@@ -43,21 +44,21 @@ class Columns(ABC):
 
 
 class Together(Columns):
-    """A group of columns, interleaved from address x on."""
+    """The first `n` of a group of `width` columns (all of n), interleaved from address x on."""
 
-    def __init__(self, x: Value, n: int) -> None:
-        self.x, self.n = x, n
+    def __init__(self, x: Value, n: int, width: int = 0) -> None:
+        self.x, self.n, self.width = x, n, width or n
 
     def address(self, at: Value | int, j: int) -> Value:
-        return self.x + (at * self.n + 4 * j)
+        return self.x + (at * self.width + 4 * j)
 
     def behind(self, at: Value | int) -> Columns:
-        return Together(self.x + at * self.n, self.n)
+        return Together(self.x + at * self.width, self.n, self.width)
 
     def cells(self, g: int) -> list[Value]:
         run = self.x.code.lowering.run
         first, inside = 4 * g // run * run, 4 * g % run
-        return [self.x + (first * self.n + run * j + inside) for j in range(self.n)]
+        return [self.x + (first * self.width + run * j + inside) for j in range(self.n)]
 
 
 class Apart(Columns):
@@ -177,19 +178,26 @@ def finish256(
         sums[j].value = c.fma(value, d, sums[j].value)
 
 
-def _step256(c: Code, form: Blocks256, block: Block256, x: Columns, sums: Sequence[Var], among: Among = iter) -> None:
-    """Adds one super-block of the panel's rows times the columns at x to the f32 sums."""
-    n, group = len(sums), 0
-    totals = c.lowering.hold(c, [c.const(block.d.type._replace(elem="i32"), 0)] * n)
+def _step256(
+    c: Code, form: Blocks256, block: Block256, columns: Sequence[Columns], sums: Sequence[Var], among: Among = iter
+) -> None:
+    """Adds one super-block of the panel's rows times each group of columns to the f32 sums."""
+    group, nothing = 0, c.const(block.d.type._replace(elem="i32"), 0)
+    totals = [c.lowering.hold(c, [nothing] * x.n) for x in columns]
     for groups, scale in block.parts:
-        addresses = [x.cells(group + g) for g in range(len(groups))]
-        groups = c.lowering.arrange(c, groups, n)
-        if scale is None:
-            c.lowering.dot(c, totals, among(groups), addresses, form.peak)
-        else:
-            c.lowering.dot_scaled(c, totals, among(groups), addresses, scale, form.peak)
+        groups = c.lowering.arrange(c, groups, columns[0].n)
+        for k, x in enumerate(columns):
+            addresses = [x.cells(group + g) for g in range(len(groups))]
+            given = among(groups) if k == 0 else groups
+            if scale is None:
+                c.lowering.dot(c, totals[k], given, addresses, form.peak)
+            else:
+                c.lowering.dot_scaled(c, totals[k], given, addresses, scale, form.peak)
         group += len(groups)
-    finish256(c, form, block, c.lowering.release(c, totals), x, sums, form.zero(c.lowering))
+    first = 0
+    for x, found in zip(columns, totals, strict=True):
+        finish256(c, form, block, c.lowering.release(c, found), x, sums[first : first + x.n], form.zero(c.lowering))
+        first += x.n
 
 
 class RowPanel:
@@ -235,7 +243,7 @@ def matmul_few(
     near: bool,
     panel_rows: int,
 ) -> None:
-    """y for `columns` columns (one group of x); `panel_rows`, 8 or 16: rows unpacked together.
+    """y for `columns` columns (at most `Lowering.few`); `panel_rows`, 8 or 16: rows unpacked together.
 
     They are as many short streams, which defeat the hardware's prefetching: the next ones are asked for here.
     """
@@ -243,25 +251,38 @@ def matmul_few(
     with c.shares(work, (a.n_rows + (panel_rows - 1)) // panel_rows, a.share) as number:
         first = c.min(number * panel_rows, a.n_rows - panel_rows)
         panel = RowPanel(c, a.w + first * a.row_bytes, a.row_bytes, panel_rows)
-        for j, total in enumerate(products(c, form, a.n_blocks, panel, Together(a.x, columns), near)):
+        x = few_columns(a.x, columns, c.lowering.columns, a.n_blocks * form.column_bytes)
+        for j, total in enumerate(products(c, form, a.n_blocks, panel, x, near)):
             c.store(a.y + j * a.y_stride + first * 4, total.value)
     _fetch_next(c, a, work)
 
 
+def few_columns(x: Value, n: int, wide: int, column_bytes: Value) -> list[Columns]:
+    """The first n columns at x, of `column_bytes` each: one group, or groups of `wide` and one that holds the rest."""
+    if n <= wide:
+        return [Together(x, n)]
+    rest = [Together(x + column_bytes * (n // wide * wide), n % wide, 4 if n % wide <= 4 else wide)] if n % wide else []
+    return [*(Together(x + column_bytes * first, wide) for first in range(0, n - wide + 1, wide)), *rest]
+
+
 def products(
-    c: Code, form: Blocks32 | Blocks256, n_blocks: Value, panel: RowPanel, x: Columns, near: bool
+    c: Code, form: Blocks32 | Blocks256, n_blocks: Value, panel: RowPanel, columns: Sequence[Columns], near: bool
 ) -> list[Var]:
-    """Sums of a panel's rows times one group of columns at x; `near`: rows that follow are asked for twice."""
-    sums = [c.var(c.const(Type("f32", panel.n), 0.0)) for _ in range(x.n)]
+    """Sums of a panel's rows times groups of columns; `near`: rows that follow are asked for twice."""
+    sums = [c.var(c.const(Type("f32", panel.n), 0.0)) for x in columns for _ in range(x.n)]
     with c.range(0, n_blocks) as i:
         fetches = _ahead(c, form, n_blocks, panel, i, near)
         here = panel.at(i * form.block_bytes)
-        at_x = x.behind(i * form.column_bytes)
+        at_x = [x.behind(i * form.column_bytes) for x in columns]
         if isinstance(form, Blocks32):
             for part, block in enumerate(form.unpack(c, here)):
-                block.groups = c.lowering.arrange(c, block.groups, x.n)
-                here_x = at_x.behind(part * BYTES_PER_COLUMN[32])
-                _step32(c, form, block, here_x, sums, form.zero(c.lowering), fetches.among)
+                block.groups = c.lowering.arrange(c, block.groups, columns[0].n)
+                first = 0
+                for x in at_x:
+                    here_x, of = x.behind(part * BYTES_PER_COLUMN[32]), sums[first : first + x.n]
+                    among: Among = iter if first else fetches.among
+                    _step32(c, form, block, here_x, of, form.zero(c.lowering), among)
+                    first += x.n
         else:
             _step256(c, form, form.unpack(c, here), at_x, sums, fetches.among)
     return sums
@@ -331,13 +352,19 @@ def unpack(c: Code, form: Blocks32 | Blocks256, rows: Sequence[Value], to: Value
         c.store(to + slot * (at + p), vector)
 
 
-def step_panel(c: Code, form: Blocks32 | Blocks256, panel: Value, x: Columns, sums: Sequence[Var]) -> None:
-    """As `_step32` and `_step256`, from scratch, for as many rows as the sums have lanes."""
+def step_panel(
+    c: Code, form: Blocks32 | Blocks256, panel: Value, x: Columns, sums: Sequence[Var], ask: Callable[[Value], None]
+) -> None:
+    """As `_step32` and `_step256`, from scratch, for as many rows as the sums have lanes.
+
+    `ask` is called once for each part of a block, with its number.
+    """
     n, lanes, zero = len(sums), sums[0].type.lanes, _unpacked_zero(c, form)
     slot = 4 * lanes
     i8, i16, i32, f32 = Type("i8", 4 * lanes), Type("i16", 2 * lanes), Type("i32", lanes), Type("f32", lanes)
     if isinstance(form, Blocks32):
         for part in range(form.n_parts):
+            ask(c.i64(part))
             at = panel + slot * (10 * part)
             groups = [c.load(i8, at + slot * g) for g in range(8)]
             m = c.load(f32, at + slot * 9) if form.has_min else None
@@ -349,6 +376,7 @@ def step_panel(c: Code, form: Blocks32 | Blocks256, panel: Value, x: Columns, su
     totals = [c.var(zero) for zero in c.lowering.hold(c, [c.const(i32, 0)] * n)]
     scale_type = c.lowering.scale(c, c.const(i32, 0)).type
     with c.range(0, n_parts) as s:
+        ask(s)
         values = [t.value for t in totals]
         at = panel + s * (slot * per_part)
         groups = [c.load(i8, at + slot * g) for g in range(per_part)]
@@ -379,15 +407,19 @@ def add_panel(
     targets: Sequence[Value],
     on: Value,
     panel_rows: int,
+    ask: Callable[[Value, Value], None] = lambda block, part: None,
 ) -> None:
-    """Products of a panel's blocks in scratch and the columns at x, to `targets`; `on`: added to what is there."""
+    """Products of a panel's blocks in scratch and the columns at x, to `targets`; `on`: added to what is there.
+
+    `ask` is called with the number of each block and of each of its parts.
+    """
     size, per_column, f32 = 4 * panel_rows * slots(form), form.column_bytes, Type("f32", panel_rows)
     sums = [c.var(c.const(f32, 0.0)) for _ in targets]
     with c.when(on):
         for total, target in zip(sums, targets, strict=True):
             total.value = c.load(f32, target)
     with c.range(0, blocks) as i:
-        step_panel(c, form, scratch + i * size, x.behind(i * per_column), sums)
+        step_panel(c, form, scratch + i * size, x.behind(i * per_column), sums, partial(ask, i))
     for total, target in zip(sums, targets, strict=True):
         c.store(target, total.value)
 
@@ -402,6 +434,8 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
     per_column, size = form.column_bytes, 4 * panel_rows * slots(form)
     stretch = STRETCH * 8 // panel_rows // form.block
     scratch, nowhere = c.scratch(stretch * size), c.scratch(4 * panel_rows)
+    turns = max(1, stretch * form.n_parts // panel_rows)  # parts of blocks that a row's lines are asked for among
+    lines = (stretch * form.block_bytes // 64 + turns) // turns
     wide = c.lowering.columns
     n_wide = a.n_columns // wide
     rest = a.n_columns - n_wide * wide
@@ -409,14 +443,16 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
         n_wide = n_wide + (rest > 4).zext(n_wide.type)
     x_column = a.n_blocks * per_column
 
-    def columns(first_row: Value, start: Value, blocks: Value, column: Value, n: int) -> None:
+    def columns(
+        first_row: Value, start: Value, blocks: Value, column: Value, n: int, ask: Callable[[Value, Value], None]
+    ) -> None:
         """One group of n columns over the blocks in scratch."""
         x = Together(a.x + column * x_column, n).behind(start * per_column)
         targets = []
         for j in range(n):
             inside = column + j < a.n_columns
             targets.append(c.select(inside, a.y + (column + j) * a.y_stride + first_row * 4, nowhere))
-        add_panel(c, form, scratch, blocks, x, targets, start > 0, panel_rows)
+        add_panel(c, form, scratch, blocks, x, targets, start > 0, panel_rows, ask)
 
     def panel(first: Value) -> None:
         """A panel's rows and all columns; sums wait in y from one stretch to the next."""
@@ -425,14 +461,25 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
             blocks = c.min(a.n_blocks - start, stretch)
             with c.range(0, blocks) as i:
                 unpack(c, form, panel.at((start + i) * form.block_bytes), scratch + i * size)
+            after = start + stretch
+            follows = c.select(after < a.n_blocks, after * form.block_bytes, a.row_bytes * panel_rows)
+
+            def ask(group: Value, block: Value, part: Value) -> None:
+                """With the first group of columns a share of the lines that are unpacked next."""
+                with c.when(group.equals(0)):
+                    turn = block * form.n_parts + part
+                    at = panel.first + follows + turn // turns * a.row_bytes + turn % turns * (64 * lines)
+                    for line in range(lines):
+                        c.prefetch(at + 64 * line, near=False)
+
             with c.range(0, n_wide) as group:
-                columns(first, start, blocks, group * wide, wide)
+                columns(first, start, blocks, group * wide, wide, partial(ask, group))
             if wide > 4:
                 with c.when(n_wide * wide < a.n_columns):
-                    columns(first, start, blocks, n_wide * wide, 4)
+                    columns(first, start, blocks, n_wide * wide, 4, lambda block, part: None)
             else:
                 with c.when(rest > 0):
-                    columns(first, start, blocks, n_wide * wide, wide)
+                    columns(first, start, blocks, n_wide * wide, wide, lambda block, part: None)
 
     # a last panel of fewer rows shares some with the one before it: one thread does both, or it would take up sums of
     # the other's that are half done

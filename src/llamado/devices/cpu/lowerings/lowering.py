@@ -30,6 +30,9 @@ class Lowering:
     # Rows that products of several columns unpack together: the lanes of their vectors.
     panel_rows: int = 8
 
+    # Groups of columns that a product of few takes at once.
+    groups: int = 1
+
     # Bytes of a column of activations that lie together in a group of columns.
     run: int = 4
 
@@ -42,6 +45,11 @@ class Lowering:
 
     # Whether products take signed weights at no cost: then those of many columns have them without their zero point.
     signed: bool = False
+
+    @property
+    def few(self) -> int:
+        """Columns up to which rows of weights pass through registers, not through scratch."""
+        return self.columns * self.groups
 
     def rows_of_panel(self, n_rows: int) -> int:
         """Rows of a matrix of so many that are unpacked together."""
