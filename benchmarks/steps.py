@@ -1,7 +1,8 @@
-"""Python between two steps: from the end of one native call to the beginning of the next, while N slots generate.
+"""Python between two steps: from the end of one program to the launch of the next, while N slots generate.
 
-The engine runs in this process, and nothing else: no HTTP, no client. What is timed is the call that has the threads
-run a program; what lies between two such calls is the scheduler, sampling, text, and the inputs of the next step.
+The engine runs in this process, and nothing else: no HTTP, no client. A program is timed from its launch to the end of
+the call that has this thread take part; what lies between two programs is the scheduler, sampling, text, and the inputs
+of the next step. What is told while a program runs counts as part of the program.
 Medians, and the 90th percentile, of all steps in which every slot generates.
 
 usage: steps.py [MODEL …] [--slots 1,8] [--tokens 200] [--sampling greedy | default] [--threads 2] [--rounds 3]
@@ -13,12 +14,12 @@ import argparse
 import statistics
 import threading
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 from sides import model_path
 
+from llamado.devices.cpu.team import Team
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Done, Event, Failed
@@ -27,17 +28,21 @@ _SKIPPED = 8
 """Steps at either end of a round that do not count: prompts are read, answers end."""
 
 
-class TimedCall:
-    """A native call, with when it began and ended (ns) each time."""
+class TimedPrograms:
+    """A team's programs, with when each was launched and done (ns)."""
 
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
+    def __init__(self, team: Team) -> None:
         self.times: list[tuple[int, int]] = []
+        self._launch, self._join = team._launch, team._join
+        team._launch, team._join = self.launch, self.join
 
-    def __call__(self, *arguments: int) -> None:
-        began = time.perf_counter_ns()
-        self._call(*arguments)
-        self.times.append((began, time.perf_counter_ns()))
+    def launch(self, *arguments: int) -> None:
+        self._began = time.perf_counter_ns()
+        self._launch(*arguments)
+
+    def join(self, *arguments: int) -> None:
+        self._join(*arguments)
+        self.times.append((self._began, time.perf_counter_ns()))
 
 
 def generate(llama: LoadedModel, n_slots: int, n_tokens: int, options: dict[str, Any]) -> None:
@@ -79,8 +84,7 @@ def main() -> None:
         for n in (int(part) for part in flags.slots.split(",")):
             settings = EngineOptions(n_ctx=1024 * n, n_slots=n, n_threads=flags.threads)
             with LoadedModel.load(model_path(name), settings) as llama:
-                team = llama.forward.devices[0].team  # type: ignore[attr-defined]
-                call = team._dispatch = TimedCall(team._dispatch)
+                programs = TimedPrograms(llama.forward.devices[0].team)  # type: ignore[attr-defined]
                 while not llama.engine._prepared:  # it uses idle time to get ready
                     time.sleep(0.05)
                 for sampling in flags.sampling or ("greedy", "default"):
@@ -91,9 +95,9 @@ def main() -> None:
                     gaps: list[int] = []
                     generate(llama, n, 16, options)
                     for _ in range(flags.rounds):
-                        call.times.clear()
+                        programs.times.clear()
                         generate(llama, n, flags.tokens, options)
-                        steps = call.times[_SKIPPED + n : -_SKIPPED - n]
+                        steps = programs.times[_SKIPPED + n : -_SKIPPED - n]
                         native += [end - began for began, end in steps]
                         gaps += [b[0] - a[1] for a, b in pairwise(steps)]
                     rate = 1e9 * n / (statistics.median(native) + statistics.median(gaps))

@@ -73,6 +73,53 @@ def test_many_programs_in_a_row_on_any_number_of_threads(n: int) -> None:
     device.close()
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 9, 17])
+def test_a_caller_that_comes_late(n: int) -> None:
+    """At once, between any two operations, when all is done: who is there does its work, and the bits are the same."""
+    device, one = CpuDevice(n, jit=jit_for("portable")), case()
+    expected = one.run(device)["y"].tobytes()
+    compiled = device.prepare(one.graph)
+    output = device._bytes(one.outputs["y"])
+    for i in range(200):
+        n_threads = 1 + i % n
+        output[:] = 0
+        device.team.launch(compiled.program.table, compiled.program.counters, n_threads)
+        until = time.perf_counter() + 1e-6 * (i % 40)
+        while time.perf_counter() < until:
+            pass
+        if i % 50 == 49 and n_threads > 1:
+            end = time.monotonic() + 60
+            while output.tobytes() != expected:
+                assert time.monotonic() < end, "the others do not do it all"
+                time.sleep(0.001)
+        device.team.join()
+        assert output.tobytes() == expected
+    device.close()
+
+
+def test_what_is_asked_of_a_device_waits_for_what_was_launched() -> None:
+    device, one = CpuDevice(2, jit=jit_for("portable")), case()
+    expected = one.run(device)["y"].tobytes()
+    x = next(iter(one.data))
+    for ask in (
+        lambda: device.read(one.outputs["y"], 0, len(expected)).result(),
+        lambda: device.write(x, device.read(x, 0, x.nbytes).result()),
+        lambda: device.copy(x, x),
+        lambda: device.submit(one.graph),
+        lambda: device.forget([]),
+        lambda: device.prepare(one.graph),
+        device.rest,
+        device.finish,
+        device.close,
+    ):
+        device.launch(one.graph)
+        assert device.team._launched
+        ask()
+        assert not device.team._launched
+    with pytest.raises(DeviceError, match="closed"):
+        device.launch(one.graph)
+
+
 @pytest.mark.slow
 def test_an_idle_team_takes_no_time() -> None:
     device, one = CpuDevice(4, jit=jit_for("portable")), case()

@@ -622,7 +622,7 @@ def test_snapshot_and_counters(make: Make, monkeypatch: pytest.MonkeyPatch) -> N
     settle(engine)
     during = seen[0]
     slot = next(slot for slot in during.slots if slot.is_processing)
-    assert (slot.id_task, slot.n_ctx, slot.n_decoded, slot.n_remain) == (client.id, 4096, 5, 5)
+    assert (slot.id_task, slot.n_ctx, slot.n_decoded, slot.n_remain) == (client.id, 4096, 6, 4)
     assert (slot.n_prompt_tokens, slot.n_prompt_tokens_processed, slot.n_prompt_tokens_cache) == (104, 100, 0)
     assert during.requests_processing == 1 and during.requests_deferred == 0
     assert slot.request is result.request

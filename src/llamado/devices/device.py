@@ -214,6 +214,14 @@ class Device(Protocol):
     def submit(self, graph: Graph) -> None:
         """Computes a graph; its outputs, which are bound, can be read after it."""
 
+    def launch(self, graph: Graph) -> None:
+        """As `submit`, but a device that is `local` may return before it is done: `finish` follows before its memory
+        is read or written in place.
+        """
+
+    def finish(self) -> None:
+        """Returns when what was launched is done, if the device is `local`."""
+
     def read(self, tensor: Tensor, offset: int, size: int) -> Future[Bytes]:
         """`size` bytes of a bound tensor as they are once everything submitted before is done.
 

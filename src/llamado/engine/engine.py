@@ -327,6 +327,8 @@ class Engine:
         while True:
             self._busy_since = None
             lost = recovery.gone()
+            if lost is not None or recovery.returned or not any(slot.task for slot in self._slots):
+                queue.hand_over()  # no batch will be launched soon
             if lost is not None and not queue.closing:
                 recovery.pause(lost, self._forget_cells, self._show)
                 self._prepared = False
@@ -356,6 +358,7 @@ class Engine:
             alike, n_over = False, queue.n_over
             try:
                 if self._calls:
+                    queue.hand_over()
                     lost = self._calls.run()
                     if lost is not None:
                         recovery.note(lost)
@@ -423,6 +426,7 @@ class Engine:
             except Exception as error:
                 self._lose(slots, error)
                 return True
+        self._queue.hand_over()  # while the batch is computed
         if not self._flights:
             return changed
         while launched < len(self._flights):
@@ -633,6 +637,7 @@ class Engine:
 
     def _end_all(self, error: LlamadoError) -> None:
         self._queue.fail_all(error)
+        self._queue.hand_over()
         self._calls.fail(error, for_good=self._queue.closing)
         self._show()
 

@@ -168,6 +168,7 @@ class CpuDevice:
 
     def write(self, tensor: Tensor, data: NDArray[Any], offset: int = 0) -> None:
         """Copies `data` into a bound tensor."""
+        self.finish()
         source = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         target = view_of(tensor)
         if offset < 0 or offset + source.nbytes > target.nbytes:
@@ -178,11 +179,23 @@ class CpuDevice:
 
     def submit(self, graph: Graph) -> None:
         """Computes a graph; returns when it is done."""
+        self.finish()
         compiled = self._compiled(graph) or self.prepare(graph)
         self.team.run(compiled.program.table, compiled.program.counters, compiled.n_threads)
 
+    def launch(self, graph: Graph) -> None:
+        """Begins to compute a graph on the other threads; the caller's takes part from `finish` on."""
+        self.finish()
+        compiled = self._compiled(graph) or self.prepare(graph)
+        self.team.launch(compiled.program.table, compiled.program.counters, compiled.n_threads)
+
+    def finish(self) -> None:
+        """Returns when what was launched is done; all that touches memory or programs does so first."""
+        self.team.join()
+
     def prepare(self, graph: Graph, quota: KernelQuota | None = None) -> _Compiled:
         """Compiles a graph without running it, unless it has been already."""
+        self.finish()
         compiled = self._compiled(graph)
         if compiled is not None:
             return compiled
@@ -234,6 +247,7 @@ class CpuDevice:
 
     def forget(self, graphs: Iterable[Graph]) -> None:
         """Drops the programs of graphs, and what only they needed of the arena."""
+        self.finish()
         before = self.working
         for graph in graphs:
             if self._compiled(graph) is not None:
@@ -246,6 +260,7 @@ class CpuDevice:
 
     def rest(self) -> None:
         """Gives the arena's pages back; programs stay as they are, and outputs without a buffer are gone."""
+        self.finish()
         self._arena.discard(0)
 
     def abandon(self) -> None:
@@ -269,6 +284,7 @@ class CpuDevice:
 
     def read(self, tensor: Tensor, offset: int, size: int) -> Future[NDArray[np.uint8]]:
         """Bytes of a bound tensor, or of an output of the last graph; the future is done."""
+        self.finish()
         future: Future[NDArray[np.uint8]] = Future()
         future.set_result(self._bytes(tensor)[offset : offset + size])
         return future
@@ -288,6 +304,7 @@ class CpuDevice:
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copies bytes between bound tensors, as if through a third place where they overlap."""
+        self.finish()
         if source.nbytes != target.nbytes:
             raise DeviceError(f"copy of {source.nbytes} bytes to a tensor of {target.nbytes}")
         np.copyto(view_of(target), view_of(source))

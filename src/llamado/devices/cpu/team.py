@@ -37,6 +37,12 @@ class Team:
         self._address = int(self._fields.ctypes.data)
         self._jit = jit  # its machine code is what the threads are in
         self._dispatch = jit.function(control.dispatch)
+        launch = jit.load(control.launch)
+        self._code = launch.segment
+        # It takes microseconds, after which the caller has things to do: Python's lock stays here.
+        self._launch = ctypes.PYFUNCTYPE(None, *[ctypes.c_int64] * 5)(launch.address)
+        self._join = jit.function(control.join)
+        self._launched = False
         self._work = jit.function(control.work)
         self._lock = threading.Lock()
         self._program = self._counters = np.zeros((1, 1), np.int64)
@@ -65,20 +71,47 @@ class Team:
         (the barrier was passed) and when it was through.
         """
         with self._lock:
-            if self._closed:
-                raise DeviceError("the CPU device is closed")
-            state = self._state
-            counters.fill(0)
-            if program is not self._program or counters is not self._counters:
-                self._program, self._counters = program, counters
-                state[control.PROGRAM // 8] = program.ctypes.data
-                state[control.LENGTH // 8] = len(program)
-                state[control.COUNTERS // 8] = counters.ctypes.data
-                state[control.COUNTER_STEP // 8] = counters.strides[0]
-            state[control.THREADS // 8] = min(n_threads, self.n)
-            state[control.TIMES // 8] = 0 if times is None else times.ctypes.data
+            self._set(program, counters, n_threads, times)
             with self._placement.pinned(0):
                 self._dispatch(self._address, 0, self.n, 0, 0)
+
+    def launch(self, program: NDArray[np.int64], counters: NDArray[np.int64], n_threads: int) -> None:
+        """Has the other threads begin a program; `join` must follow before anything else is run."""
+        with self._lock:
+            self._set(program, counters, n_threads, None)
+            self._launch(self._address, 0, self.n, 0, 0)
+            self._launched = True
+
+    def join(self) -> None:
+        """Takes part in what was launched, if anything was, and returns when it is done."""
+        if not self._launched:
+            return
+        with self._lock:
+            if self._launched:
+                self._launched = False
+                with self._placement.pinned(0):
+                    self._join(self._address, 0, self.n, 0, 0)
+
+    def _set(
+        self,
+        program: NDArray[np.int64],
+        counters: NDArray[np.int64],
+        n_threads: int,
+        times: NDArray[np.int64] | None,
+    ) -> None:
+        if self._closed:
+            raise DeviceError("the CPU device is closed")
+        assert not self._launched, "a program is on its way"
+        state = self._state
+        counters.fill(0)
+        if program is not self._program or counters is not self._counters:
+            self._program, self._counters = program, counters
+            state[control.PROGRAM // 8] = program.ctypes.data
+            state[control.LENGTH // 8] = len(program)
+            state[control.COUNTERS // 8] = counters.ctypes.data
+            state[control.COUNTER_STEP // 8] = counters.strides[0]
+        state[control.THREADS // 8] = min(n_threads, self.n)
+        state[control.TIMES // 8] = 0 if times is None else times.ctypes.data
 
     def abandon(self) -> None:
         """Leaves no work in any operation of the program that runs: its threads finish what they have in hand.
@@ -90,6 +123,7 @@ class Team:
     def close(self) -> None:
         """Ends the threads."""
         atexit.unregister(self.close)
+        self.join()
         with self._lock:
             self._closed = True
             if self._threads:

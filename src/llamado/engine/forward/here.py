@@ -27,6 +27,19 @@ class _GraphMemory(NamedTuple):
     features: Bytes | None
 
 
+class _Rows(Future[NDArray[np.float32]]):
+    """Rows of a batch that was launched: who asks for them waits for it, and the thread takes part in the work."""
+
+    def __init__(self, device: Device, rows: NDArray[np.float32]) -> None:
+        super().__init__()
+        self._device = device
+        self.set_result(rows)
+
+    def result(self, timeout: float | None = None) -> NDArray[np.float32]:
+        self._device.finish()
+        return super().result(timeout)
+
+
 class BatchesHere:
     """Runs batches one after the other; inputs that are much as they were are not filled anew (see Input.renew).
 
@@ -51,28 +64,32 @@ class BatchesHere:
         batch: Batch,
         features: NDArray[np.float32] | None = None,
     ) -> Future[NDArray[np.float32]]:
-        """See Pipeline.start; the rows are the device's own memory, which the next batch writes to."""
+        """See Pipeline.start; the rows are the device's own memory, which the next batch writes to.
+
+        The batch is only launched when this returns, so that the caller can do something else meanwhile.
+        """
         began = time.monotonic()
+        device.finish()
         places = self._places.get(part) or self._find(part, feeds)
         held, n_bytes = self._held, 0
         for feed, memory in places.inputs:
             known = held.pop(feed.name, None)
             held[feed.name] = feed.renew(batch, memory, known)
             n_bytes += memory.nbytes
-        device.submit(part.graph)
+        device.launch(part.graph)
         n_rows = len(batch.outputs)
         if places.rows is None:
             rows = np.empty((n_rows, self._width), np.float32)
         else:
             rows = places.rows[: 4 * self._width * n_rows].view(np.float32).reshape(n_rows, self._width)
         if features is not None and places.features is not None:
+            device.finish()
             features[:] = places.features[: features.nbytes].view(np.float32).reshape(features.shape)
         if self._times is not None:
+            device.finish()
             self._times.part(part.device, began, began, n_bytes + rows.nbytes)
             self._times.batch(began, n_rows)
-        future: Future[NDArray[np.float32]] = Future()
-        future.set_result(rows)
-        return future
+        return _Rows(device, rows)
 
     def _find(self, part: GraphPart, feeds: Sequence[Input]) -> _GraphMemory:
         graph = part.graph

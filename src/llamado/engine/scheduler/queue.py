@@ -96,6 +96,7 @@ class Queue:
         self._most = most
         self.wake = threading.Condition()
         self._inbox: deque[Task] = deque()
+        self._outbox: list[tuple[Task, Event]] = []
         self.tasks: dict[int, Task] = {}
         """Requests that are not over, by their ids."""
         self._next_id = 0
@@ -149,7 +150,7 @@ class Queue:
     def _enter(
         self, request: Request, emit: Callable[[Event], None], sampler: Sampler, seed: Seed, scales: Scales
     ) -> Task:
-        task = Task(self._next_id, request, emit, sampler=sampler, seed=seed, scales=scales)
+        task = Task(self._next_id, request, emit, sampler=sampler, seed=seed, scales=scales, outbox=self._outbox)
         self._next_id += 1
         self.tasks[task.id] = task
         return task
@@ -209,6 +210,14 @@ class Queue:
         self.waiting.extend(self._inbox)
         self._inbox.clear()
 
+    def hand_over(self) -> None:
+        """Hand the events that wait to whoever asked."""
+        if self._outbox:
+            events = self._outbox.copy()
+            self._outbox.clear()
+            for task, event in events:
+                task.hand_over(event)
+
     def release(self, slot: Slot) -> None:
         """The slot's request is over."""
         if slot.task is not None:
@@ -249,6 +258,7 @@ class Queue:
         late = [slot_task for slot_task in self.slot_tasks if now - max(slot_task.t_submit, since) >= seconds]
         for slot_task in late:
             self.slot_tasks.remove(slot_task)
+        self.hand_over()
         _fail_all(deque(late), error)
 
     def fail_all(self, error: LlamadoError) -> None:

@@ -31,8 +31,8 @@ class Task:
 
     __slots__ = (
         "ahead", "answer", "cancelled", "emit", "followed", "generated", "id", "n_cached", "n_processed", "n_prompt",
-        "probs", "probs_at", "request", "sampler", "scales", "seed", "t_arrival", "t_first", "t_last", "t_start",
-        "t_submit", "truncated",
+        "outbox", "probs", "probs_at", "request", "sampler", "scales", "seed", "t_arrival", "t_first", "t_last",
+        "t_start", "t_submit", "truncated",
     )  # fmt: skip
 
     def __init__(
@@ -43,8 +43,11 @@ class Task:
         *,
         sampler: Sampler,
         seed: Seed,
+        outbox: list[tuple[Task, Event]],
         scales: Scales = (),
     ) -> None:
+        """`outbox`: where events wait until there is time to tell them."""
+        self.outbox = outbox
         self.id = id
         self.request = request
         self.emit = emit
@@ -76,6 +79,10 @@ class Task:
         return n if n < 0 else max(0, n - len(self.generated))
 
     def tell(self, event: Event) -> None:
+        """Have an event handed to whoever asked, once there is time (Queue.hand_over)."""
+        self.outbox.append((self, event))
+
+    def hand_over(self, event: Event) -> None:
         """Hand an event to whoever asked."""
         if self.cancelled:
             return

@@ -590,6 +590,13 @@ class RemoteDevice:
         with self._connection.sending:
             return self._prepare(graph)
 
+    def launch(self, graph: Graph) -> None:
+        """See Device; nothing waits here."""
+        self.submit(graph)
+
+    def finish(self) -> None:
+        """See Device."""
+
     def submit(self, graph: Graph) -> None:
         """Computes a graph, by its name alone where the worker has it still."""
         self._surface()

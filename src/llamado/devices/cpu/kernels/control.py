@@ -8,6 +8,9 @@ operation has counters of its own, one per thread, by which its work is shared o
 Threads that wait for each other look at a word that one of them writes. Where many look at one word, writing it takes
 as long as telling all of them; so threads stand in groups (`GROUP`): who comes last in a group counts for it among the
 groups, and who comes last of all tells the groups, each by a word of its own.
+
+Thread 0 is the caller, who may have something else to do first: it launches the program and joins later. Until then the
+others do its share of the work, as they do for any thread that is late, and thread 1 comes to the barriers for it.
 """
 
 from __future__ import annotations
@@ -21,9 +24,12 @@ from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.simd import GROUP, I32, I64, Code, Value, Work, groups_of
 
 # Byte offsets in the block the threads share, each on its own cache line.
-GENERATION, PROGRAM, LENGTH, COUNTERS, THREADS, ARRIVED, FINISHED, SLEEPERS, TEAM, COUNTER_STEP, TIMES, _GROUPS = (
-    64 * i for i in range(12)
+GENERATION, PROGRAM, LENGTH, COUNTERS, THREADS, ARRIVED, FINISHED, SLEEPERS, TEAM, COUNTER_STEP, TIMES = (
+    64 * i for i in range(11)
 )
+# Whether thread 1 stands in for thread 0; whether that one has come; at which barrier (the first is 1) and before which
+# operation it takes part from then on.
+_ABSENT, _HERE, _ENTRY, _ENTRY_AT, _GROUPS = (64 * i for i in range(11, 16))
 # Of each group from _GROUPS on: how many of it have arrived, and how often it was told to go on.
 _GROUP_BYTES, _TOLD = 128, 64
 
@@ -43,22 +49,38 @@ def _pause(c: Code) -> None:
         c.intrinsic("llvm.x86.sse2.pause", None, [])
 
 
-def _run(c: Code, state: Value, thread: Value, threads: Value) -> None:
-    """Runs the program of `state` as one of its threads."""
+def _run(c: Code, state: Value, thread: Value, threads: Value, entry: Value | None = None) -> None:
+    """Runs the program of `state` as one of its threads; with an `entry` as thread 0, from that barrier on."""
     program, length, counters = (c.load(I64, state + at) for at in (PROGRAM, LENGTH, COUNTERS))
     step = c.load(I64, state + COUNTER_STEP)
     times = c.load(I64, state + TIMES)
-    barriers = c.var(c.i64(0))
-    with c.range(0, length) as i:
+    barriers = c.var(c.i64(0) if entry is None else entry - 1)
+    first = c.i64(0) if entry is None else c.load(I64, state + _ENTRY_AT)
+    stands_in = c.var((thread.equals(1) & c.load(I64, state + _ABSENT).differs(0)).zext(I64))
+    with c.range(first, length) as i:
         op = program + i * 24
         stamps = times + (i * threads + thread) * 24
         _stamp(c, times, stamps)
         with c.when(c.load(I64, op + 16).differs(0)):
             barriers.value = barriers.value + 1
+            with c.when(stands_in.value.differs(0)):
+                here = c.atomic_load(state + _HERE)
+                with c.when(here.differs(0)):
+                    stands_in.value = c.i64(0)
+                    _let_in(c, state, barriers.value, i)
+                with c.when(here.equals(0)):
+                    c.atomic_add(state + _GROUPS, 1)  # it is never the last: this thread itself comes after it
             _barrier(c, state, thread, threads, barriers.value)
         _stamp(c, times, stamps + 8)
         c.call_address(c.load(I64, op), [c.load(I64, op + 8), thread, threads, counters + i * 8, step])
         _stamp(c, times, stamps + 16)
+    with c.when(stands_in.value.differs(0)):
+        _let_in(c, state, barriers.value + 1, length)
+
+
+def _let_in(c: Code, state: Value, barrier: Value, operation: Value) -> None:
+    c.store(state + _ENTRY_AT, operation)
+    c.atomic_store(state + _ENTRY, barrier)
 
 
 def _stamp(c: Code, times: Value, at: Value) -> None:
@@ -94,22 +116,57 @@ def _spin_until(c: Code, done: Callable[[], Value]) -> None:
             c.intrinsic("sched_yield", I32, [])
 
 
+def _start(c: Code, state: Value, absent: Value) -> None:
+    """Starts the program that `state` names on all threads but the caller's."""
+    n, team = c.load(I64, state + THREADS), c.load(I64, state + TEAM)
+    c.atomic_store(state + ARRIVED, c.i64(0))
+    with c.range(0, groups_of(n)) as group:
+        for word in (0, _TOLD):
+            c.atomic_store(state + group * _GROUP_BYTES + (_GROUPS + word), c.i64(0))
+    c.atomic_store(state + FINISHED, c.i64(0))
+    c.store(state + _ABSENT, absent)
+    c.store(state + _HERE, c.i64(0))
+    c.store(state + _ENTRY, c.i64(0))
+    with c.when(team > 1):
+        c.atomic_add(state + GENERATION, 1)
+        if FUTEX is not None:
+            with c.when(c.atomic_load(state + SLEEPERS) > 0):
+                _futex(c, state + GENERATION, WAKE, c.i64(1 << 20))
+
+
+def _wait(c: Code, state: Value) -> None:
+    """Returns when all other threads are through."""
+    team = c.load(I64, state + TEAM)
+    _spin_until(c, lambda: c.atomic_load(state + FINISHED) >= team - 1)
+
+
 @kernel("state")
 def dispatch(c: Code, a: SimpleNamespace, work: Work) -> None:
     """Starts the program that `state` names on all threads, takes part as thread 0, returns when all are done."""
-    n, team = c.load(I64, a.state + THREADS), c.load(I64, a.state + TEAM)
-    c.atomic_store(a.state + ARRIVED, c.i64(0))
-    with c.range(0, groups_of(n)) as group:
-        for word in (0, _TOLD):
-            c.atomic_store(a.state + group * _GROUP_BYTES + (_GROUPS + word), c.i64(0))
-    c.atomic_store(a.state + FINISHED, c.i64(0))
-    with c.when(team > 1):
-        c.atomic_add(a.state + GENERATION, 1)
-        if FUTEX is not None:
-            with c.when(c.atomic_load(a.state + SLEEPERS) > 0):
-                _futex(c, a.state + GENERATION, WAKE, c.i64(1 << 20))
-    _run(c, a.state, c.i64(0), n)
-    _spin_until(c, lambda: c.atomic_load(a.state + FINISHED) >= team - 1)
+    _start(c, a.state, c.i64(0))
+    _run(c, a.state, c.i64(0), c.load(I64, a.state + THREADS))
+    _wait(c, a.state)
+
+
+@kernel("state")
+def launch(c: Code, a: SimpleNamespace, work: Work) -> None:
+    """Starts the program that `state` names on all other threads, and returns; `join` must follow."""
+    _start(c, a.state, c.i64(1))
+
+
+@kernel("state")
+def join(c: Code, a: SimpleNamespace, work: Work) -> None:
+    """Takes part in what was launched as thread 0, returns when all are done."""
+    n = c.load(I64, a.state + THREADS)
+    entry = c.var(c.i64(1))
+    with c.when(n.equals(1)):  # nobody stands in for it
+        c.store(a.state + _ENTRY_AT, c.i64(0))
+    with c.when(n > 1):
+        c.atomic_store(a.state + _HERE, c.i64(1))
+        _spin_until(c, lambda: c.atomic_load(a.state + _ENTRY) > 0)
+        entry.value = c.atomic_load(a.state + _ENTRY)
+    _run(c, a.state, c.i64(0), n, entry.value)
+    _wait(c, a.state)
 
 
 @kernel("state")
