@@ -63,6 +63,7 @@ class OwnDevice:
         self.buffers: list[OwnBuffer] = []
         self.left: int | None = None
         """Graphs after which it is lost."""
+        self._launched: Graph | None = None
         self._free = free
         self._callbacks: list[Callable[[DeviceLost], None]] = []
         self._one_at_a_time = threading.Lock()
@@ -89,6 +90,7 @@ class OwnDevice:
             callback(self.lost)
 
     def _check(self) -> None:
+        self.finish()
         assert not self.closed
         if self.lost is not None:
             raise DeviceLost(self.name, self.lost.why)
@@ -132,6 +134,16 @@ class OwnDevice:
             if not node.is_noop and not self.supports(node.op, node.type):
                 raise DeviceError(f"{self.name} has no {node.op.name}")
 
+    def launch(self, graph: Graph) -> None:
+        """Nothing of it is there before somebody waits for it."""
+        self.prepare(graph)
+        self._launched = graph
+
+    def finish(self) -> None:
+        graph, self._launched = self._launched, None
+        if graph is not None:
+            self.submit(graph)
+
     def submit(self, graph: Graph) -> None:
         if self.left is not None and not self.left:
             self.die()
@@ -173,6 +185,7 @@ class OwnDevice:
     def abandon(self) -> None: ...
 
     def close(self) -> None:
+        self.finish()
         self.closed = True
 
 

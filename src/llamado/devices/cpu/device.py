@@ -179,13 +179,11 @@ class CpuDevice:
 
     def submit(self, graph: Graph) -> None:
         """Computes a graph; returns when it is done."""
-        self.finish()
         compiled = self._compiled(graph) or self.prepare(graph)
         self.team.run(compiled.program.table, compiled.program.counters, compiled.n_threads)
 
     def launch(self, graph: Graph) -> None:
         """Begins to compute a graph on the other threads; the caller's takes part from `finish` on."""
-        self.finish()
         compiled = self._compiled(graph) or self.prepare(graph)
         self.team.launch(compiled.program.table, compiled.program.counters, compiled.n_threads)
 

@@ -76,21 +76,23 @@ class Team:
                 self._dispatch(self._address, 0, self.n, 0, 0)
 
     def launch(self, program: NDArray[np.int64], counters: NDArray[np.int64], n_threads: int) -> None:
-        """Has the other threads begin a program; `join` must follow before anything else is run."""
+        """Has the other threads begin a program; `join` takes part in it."""
         with self._lock:
             self._set(program, counters, n_threads, None)
             self._launch(self._address, 0, self.n, 0, 0)
             self._launched = True
 
     def join(self) -> None:
-        """Takes part in what was launched, if anything was, and returns when it is done."""
-        if not self._launched:
-            return
-        with self._lock:
-            if self._launched:
-                self._launched = False
-                with self._placement.pinned(0):
-                    self._join(self._address, 0, self.n, 0, 0)
+        """Takes part in what was launched, if anything was, and returns when it is done; from any thread."""
+        if self._launched:
+            with self._lock:
+                self._take_part()
+
+    def _take_part(self) -> None:
+        if self._launched:
+            with self._placement.pinned(0):
+                self._join(self._address, 0, self.n, 0, 0)
+            self._launched = False  # only now: who looks without the lock takes it for done
 
     def _set(
         self,
@@ -101,7 +103,7 @@ class Team:
     ) -> None:
         if self._closed:
             raise DeviceError("the CPU device is closed")
-        assert not self._launched, "a program is on its way"
+        self._take_part()
         state = self._state
         counters.fill(0)
         if program is not self._program or counters is not self._counters:
@@ -123,8 +125,8 @@ class Team:
     def close(self) -> None:
         """Ends the threads."""
         atexit.unregister(self.close)
-        self.join()
         with self._lock:
+            self._take_part()
             self._closed = True
             if self._threads:
                 # no program: the threads leave their loop when they see the next generation

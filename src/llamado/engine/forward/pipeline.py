@@ -229,7 +229,7 @@ class Pipeline:
         """Starts a batch; `feeds` fill the graph's inputs. The rows of its outputs are wanted; `features` gets as many
         rows of hidden states as it has (see BatchShape).
 
-        A batch that this machine alone computes is done when this returns.
+        A batch that this machine alone computes is done when its rows are asked for.
         """
         if len(parts) == 1 and self._devices[parts[0].device].local:
             return self._here.run(self._devices[parts[0].device], parts[0], feeds, batch, features)
