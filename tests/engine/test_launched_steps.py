@@ -1,0 +1,253 @@
+"""What is told while the next step is computed: answers are those of an engine that waits for each step, whatever
+happens between a step's launch and its end.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tiny_models import make_llama
+
+from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.cpu.jit import Jit
+from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.suffix import Suffix
+from llamado.engine.engine import Engine
+from llamado.engine.errors import ComputeFailed, EngineClosed
+from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.request import Event, Failed, Request, Token
+from llamado.engine.sampling.params import Sampling
+from llamado.ggml.graph import Graph
+from llamado.gguf.reader import GGUFFile
+from llamado.models import load_model
+
+from .fake import Client, FakeTokenizer, ask, send
+
+Make = Callable[..., tuple[Engine, "Counting"]]
+
+LETTERS = FakeTokenizer({i: bytes([97 + i % 26]) for i in range(320)})
+
+
+class Counting(CpuDevice):
+    """Counts what is launched; `fails`: how many may be before one is lost once it is on its way."""
+
+    n = 0
+    fails: int | None = None
+
+    @property
+    def launched(self) -> bool:
+        """Whether something is, and nobody waited for it yet."""
+        return self.team._launched
+
+    def launch(self, graph: Graph) -> None:
+        self.n += 1
+        super().launch(graph)
+
+    def finish(self) -> None:
+        due = self.launched and self.n == self.fails
+        super().finish()
+        if due:
+            self.fails = None
+            raise RuntimeError("the step is lost")
+
+
+class AtOnce(Counting):
+    """Computes what is launched before it says so."""
+
+    def launch(self, graph: Graph) -> None:
+        self.n += 1
+        self.submit(graph)
+
+
+class Late(Counting):
+    """The thread that launches comes back when the others have done all of it."""
+
+    def finish(self) -> None:
+        if self.launched:
+            time.sleep(0.005)
+        super().finish()
+
+
+class Evens:
+    """Allows even tokens only."""
+
+    def start(self) -> Evens:
+        return Evens()
+
+    def mask(self) -> NDArray[np.uint32]:
+        return np.full(10, 0x5555_5555, np.uint32)
+
+    def accept(self, token: int) -> None:
+        assert token % 2 == 0
+
+
+@pytest.fixture(scope="module")
+def jit() -> Jit:
+    return Jit()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("steps") / "m.gguf", n_embd=64, n_ff=64, n_layer=3, n_vocab=320)
+
+
+@pytest.fixture
+def make(path: Path, jit: Jit) -> Iterator[Make]:
+    """Engines with devices of their own."""
+    opened: list[tuple[Engine, ModelRunner]] = []
+
+    def build(kind: type[Counting] = Counting, n_threads: int = 2, **options: Any) -> tuple[Engine, Counting]:
+        device, file = kind(n_threads, jit=jit), GGUFFile.open(path)
+        forward = ModelRunner(file, load_model(file), [device], n_cells=1024, max_batch=64)
+        engine = Engine(forward, LETTERS, **{"n_slots": 4, "n_ctx": 256, **options})
+        opened.append((engine, forward))
+        return engine, device
+
+    yield build
+    for engine, forward in opened:
+        engine.close()
+        forward.close()
+        forward.file.close()
+
+
+def req(first: int, n_predict: int = 24, *, temperature: float = 1.0, **options: Any) -> Request:
+    sampling = Sampling(seed=7, ignore_eos=True, temperature=temperature)
+    return Request(prompt=list(range(first, first + 20)), n_predict=n_predict, sampling=sampling, **options)
+
+
+def told(client: Client) -> list[Any]:
+    """All that whoever asked was told, but for times."""
+    pieces = [(event.text, event.tokens, event.probs, event.index) for event in client.tokens]
+    result = client.result
+    return [*pieces, result.content, result.tokens, result.stop_type, result.stopping_word, result.truncated]
+
+
+def answers(make: Make, kind: type[Counting], requests: list[Request], **options: Any) -> tuple[list[Any], Counting]:
+    """What each is told, one after the other and all at once."""
+    engine, device = make(kind, **options)
+    found = [told(send(engine, request).wait()) for request in requests]
+    return found + [told(client.wait()) for client in [send(engine, request) for request in requests]], device
+
+
+@pytest.mark.parametrize("late", [Counting, Late])
+@pytest.mark.parametrize("n_threads", [1, 2, 3])
+def test_answers_are_those_of_one_step_after_the_other(make: Make, late: type[Counting], n_threads: int) -> None:
+    whole = ask(make(AtOnce)[0], req(40)).content
+    requests = [
+        req(40, stop=[whole[7:10]], n_probs=3),  # of three tokens
+        req(60, constraint=Evens()),
+        req(80, temperature=0.0),
+        req(100, 1),
+    ]
+    expected, plain = answers(make, AtOnce, requests)
+    assert expected[0][-3:] == ["word", whole[7:10], False] and expected[0][-5] == whole[: whole.index(whole[7:10])]
+    found, device = answers(make, late, requests, n_threads=n_threads)
+    assert found == expected
+    if late is Counting and n_threads == 2:
+        one_by_one = [make(kind, n_slots=1) for kind in (AtOnce, Counting)]
+        for engine, _ in one_by_one:
+            assert [told(send(engine, request).wait()) for request in requests] == expected[:4]
+        assert one_by_one[0][1].n == one_by_one[1][1].n, "no step for an answer that is over"
+    assert device.n and plain.n
+
+
+@pytest.mark.parametrize("options", [{"drafts": True}, {"context_shift": True, "n_ctx": 32}, {"n_batch": 8}])
+def test_drafts_shifts_and_prompts_in_pieces(make: Make, options: dict[str, Any]) -> None:
+    requests = [req(40, 60), req(60, 60, temperature=0.0), req(40, 60, return_progress=True)]
+
+    def fresh() -> dict[str, Any]:
+        return {**options, "drafts": Drafts([Suffix()])} if "drafts" in options else options
+
+    expected, _ = answers(make, AtOnce, requests, **fresh())
+    for kind in (Counting, Late):
+        assert answers(make, kind, requests, **fresh())[0] == expected
+
+
+def test_tokens_are_told_while_the_next_is_computed(make: Make) -> None:
+    engine, device = make()
+    launched: list[tuple[int, bool]] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, Token):
+            launched.append((event.index, device.launched))
+
+    assert send(engine, req(40, 6), note).result.n_predicted == 6
+    assert launched == [(i, i < 5) for i in range(6)], "all but the last, which nothing comes behind"
+    # and one that ends while another goes on, too
+    launched.clear()
+    other = send(engine, req(60, 200))
+    send(engine, req(40, 6), note).wait()
+    assert not other.over.is_set() and launched[-1] == (5, True)
+    engine.cancel(other.id)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "fails"])
+def test_a_request_that_is_dropped_in_between(make: Make, how: str) -> None:
+    """It is told nothing more; its neighbour, and who has its cells next, get what they get anyway."""
+    plain, _ = make(AtOnce)
+    expected = [told(send(plain, request).wait()) for request in (req(60), req(40, 30))]
+    engine, device = make()
+    dropped = Client()
+    at: list[bool] = []
+
+    def drop(event: Event) -> None:
+        if isinstance(event, Token) and event.index == 3:
+            at.append(device.launched)
+            if how == "fails":
+                raise RuntimeError("nobody is there")
+            engine.cancel(dropped.id)
+
+    dropped.on_event = drop
+    neighbour = send(engine, req(60))
+    dropped.id = engine.submit(req(40, 200), dropped)
+    assert told(neighbour.wait()) == expected[0]
+    end = time.monotonic() + 60
+    while engine.snapshot().requests_processing:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    assert at == [True] and [event.index for event in dropped.tokens] == [0, 1, 2, 3] and not dropped.over.is_set()
+    assert told(send(engine, req(40, 30)).wait()) == expected[1]
+
+
+def test_a_step_that_is_lost_on_its_way(make: Make) -> None:
+    """Whoever is in it is told all tokens before, then the error; the next ones are answered."""
+    expected = told(send(make(AtOnce)[0], req(40)).wait())
+    engine, device = make()
+    device.fails = device.n + 5
+    client = send(engine, req(40)).wait()
+    assert isinstance(client.events[-1], Failed) and isinstance(client.events[-1].error, ComputeFailed)
+    assert [(event.text, event.tokens) for event in client.tokens] == [piece[:2] for piece in expected[:4]]
+    assert told(send(engine, req(40)).wait()) == expected
+
+
+@pytest.mark.parametrize("where", ["its own thread", "another thread"])
+def test_an_engine_that_is_closed_in_between(make: Make, where: str) -> None:
+    """It ends at once, with nothing on its way; another one goes on with the same device."""
+    expected = told(send(make(AtOnce)[0], req(40)).wait())
+    engine, device = make()
+    launched: list[bool] = []
+
+    def close(event: Event) -> None:
+        if isinstance(event, Token) and event.index == 3:
+            launched.append(device.launched)
+            if where == "its own thread":
+                engine.close()
+            else:
+                closing.start()
+                time.sleep(0.02)
+
+    closing = threading.Thread(target=engine.close)
+    client = send(engine, req(40, 200), close).wait()
+    assert isinstance(client.events[-1], Failed) and isinstance(client.events[-1].error, EngineClosed)
+    engine._thread.join(60)
+    assert not engine._thread.is_alive() and launched == [True] and not device.launched
+    again = Engine(engine._forward, LETTERS, n_slots=4, n_ctx=256)
+    assert told(send(again, req(40)).wait()) == expected
+    again.close()
