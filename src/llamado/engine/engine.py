@@ -203,7 +203,8 @@ class Engine:
         """Queue a request; returns its task id.
 
         `emit` is called on the engine thread, in order, and must be quick: Token and Progress events, then one Done or
-        Failed. Raises InvalidRequest, ContextExceeded, QueueFull or EngineClosed; nothing is emitted then.
+        Failed, while the step after theirs is computed where there is one. `snapshot` has shown by then that it is over.
+        Raises InvalidRequest, ContextExceeded, QueueFull or EngineClosed; nothing is emitted then.
         """
         request.validate()
         self._queue.check()
@@ -637,9 +638,9 @@ class Engine:
 
     def _end_all(self, error: LlamadoError) -> None:
         self._queue.fail_all(error)
-        self._queue.hand_over()
         self._calls.fail(error, for_good=self._queue.closing)
         self._show()
+        self._queue.hand_over()
 
     def _show(self) -> None:
         """Let those who look at the engine see how it is now."""
