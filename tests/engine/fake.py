@@ -79,6 +79,7 @@ class FakeForward:
         self._vocab = np.arange(1, n_vocab + 1, dtype=U64) * U64(0x9E3779B97F4A7C15)
 
     depth = 1
+    launches = False
     numerics: str | None = "made up"
 
     @property

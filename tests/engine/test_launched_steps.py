@@ -188,6 +188,19 @@ def test_tokens_are_told_while_the_next_is_computed(make: Make) -> None:
     engine.cancel(other.id)
 
 
+@pytest.mark.parametrize("how", ["drafts", "states"])
+def test_tokens_wait_for_nothing_that_takes_long(make: Make, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Not for a model that drafts, nor for a batch in parts."""
+    engine, device = make(drafts=Drafts([Suffix()]) if how == "drafts" else None)
+    if how == "drafts":
+        monkeypatch.setattr(Drafts, "takes_long", True)
+    else:
+        monkeypatch.setattr(ModelRunner, "launches", False)
+    launched: list[bool] = []
+    send(engine, req(40, 6), lambda event: launched.append(device.launched)).wait()
+    assert launched and not any(launched)
+
+
 @pytest.mark.parametrize("how", ["cancelled", "fails"])
 def test_a_request_that_is_dropped_in_between(make: Make, how: str) -> None:
     """It is told nothing more; its neighbour, and who has its cells next, get what they get anyway."""

@@ -203,7 +203,7 @@ class Engine:
         """Queue a request; returns its task id.
 
         `emit` is called on the engine thread, in order, and must be quick: Token and Progress events, then one Done or
-        Failed, while the step after theirs is computed where there is one. `snapshot` has shown by then that it is over.
+        Failed, while the step after theirs is computed where there is one. The snapshot has shown the end by then.
         Raises InvalidRequest, ContextExceeded, QueueFull or EngineClosed; nothing is emitted then.
         """
         request.validate()
@@ -405,6 +405,8 @@ class Engine:
         False where there was nothing to do.
         """
         changed = False
+        if not self._forward.launches or (self._drafts is not None and self._drafts.takes_long):
+            self._queue.hand_over()  # what comes first takes long
         launched = len(self._flights)
         while (enough := len(self._flights) >= self._forward.depth) is False or self._has_time():
             if not enough:

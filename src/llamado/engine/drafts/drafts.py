@@ -91,6 +91,11 @@ class Drafts:
         return Followed(ahead, guess, drafters, [Chances(common) for common in self._chances])
 
     @property
+    def takes_long(self) -> bool:
+        """Whether a model is asked for drafts."""
+        return self._model is not None
+
+    @property
     def features_width(self) -> int:
         """Numbers of each token's hidden states that `show` is given; 0: nobody wants any."""
         return self._model.width if isinstance(self._model, HeadKind) and not self._model.lost else 0

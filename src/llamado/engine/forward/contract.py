@@ -124,6 +124,11 @@ class Forward(Protocol):
         ...
 
     @property
+    def launches(self) -> bool:
+        """Whether `start` returns while a batch of this machine is computed, and never when it is done."""
+        ...
+
+    @property
     def chunk(self) -> int:
         """How many tokens of prompts are best put into one batch."""
         ...

@@ -27,7 +27,7 @@ class _GraphMemory(NamedTuple):
     features: Bytes | None
 
 
-class _Rows(Future[NDArray[np.float32]]):
+class _LaunchedRows(Future[NDArray[np.float32]]):
     """Rows of a batch that was launched: who asks for them waits for it, and the thread takes part in the work."""
 
     def __init__(self, device: Device, rows: NDArray[np.float32]) -> None:
@@ -89,7 +89,7 @@ class BatchesHere:
             device.finish()
             self._times.part(part.device, began, began, n_bytes + rows.nbytes)
             self._times.batch(began, n_rows)
-        return _Rows(device, rows)
+        return _LaunchedRows(device, rows)
 
     def _find(self, part: GraphPart, feeds: Sequence[Input]) -> _GraphMemory:
         graph = part.graph

@@ -184,6 +184,11 @@ class ModelRunner:
         return self._pipeline.depth.value
 
     @property
+    def launches(self) -> bool:
+        """See Forward: with states a batch may have parts, and one waits for the other."""
+        return len(self.devices) == 1 and self.placement is None and not self.memory.has_states
+
+    @property
     def chunk(self) -> int:
         """See Forward."""
         return self.max_batch if self._pipeline.depth.least == 1 else min(_CHUNK, self.max_batch)
