@@ -55,6 +55,7 @@ NOT_RUN = {
     r"\.venv/bin/pip install pre-commit": ("it changes the clone", ".pre-commit-config.yaml"),
     r"benchmarks/peer\.sh": ("it compiles llama.cpp for a quarter of an hour", "benchmarks/peer.sh"),
     r"tests/clients/run\.sh": ("it installs a dozen clients", "tests/clients/run.sh"),
+    r"python3 -m venv|\. \.venv": ("it makes an environment", "tests/package.sh"),
     r"tests/package\.sh": ("it installs three environments", "tests/package.sh"),
     r"tests/arm\.sh": ("it fetches an emulator and Python for ARM", "tests/arm.sh"),
     r"python benchmarks/\w+\.py|pytest -s -m interop": ("it measures for minutes", "benchmarks/README.md"),
@@ -363,7 +364,7 @@ def test_flags_exist_wherever_a_command_is_shown() -> None:
                     flags_of(given)
         for span in spans(page):
             given = re.split(r"\s#|;|\||\$\(", span)[0].split()
-            if given[0] != "llamado" or len(given) < 2 or not given[1].islower():
+            if given[0] != "llamado" or len(given) < 2 or not given[1].islower() or given[1] == "--version":
                 continue
             command = PROGRAMS.get(given[1], given[1])
             assert command in COMMANDS, f"{page}: {span}"
