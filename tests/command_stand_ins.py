@@ -321,6 +321,14 @@ class Commands:
             def close(self) -> None:
                 pass
 
+        class Laboratory:
+            def __init__(self, rpc: Sequence[str], n_own: int) -> None:
+                note("lab", n_own=n_own)
+                self.endpoints = tuple(f"tap:{i + 1}" for i in range(len(rpc) + n_own))
+
+            def close(self) -> None: ...
+
+        self._patch.setattr("llamado.cluster.lab.Lab", Laboratory)
         self._patch.setattr("llamado.text.grammar.compiler.GrammarCompiler", Grammars)
         self._patch.setattr(load, "serve_llama", serve_llama)
         self._patch.setattr(loaded_model, "load_embedder", load_embedder)

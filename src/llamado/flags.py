@@ -100,7 +100,7 @@ _HTTP = frozenset({"serve", "gateway"})
 _TOP = frozenset({"top"})
 _CLUSTER = frozenset({"cluster"})
 # With one of these, workers come by themselves: what `--rpc` needs to be of use has a use.
-_JOINED = ("cluster_token", "discover")
+_JOINED = ("cluster_token", "discover", "lab")
 _DEPLOY = frozenset({"deploy"})
 _UP = frozenset({"up"})
 _QUANTIZE = frozenset({"quantize"})
@@ -453,6 +453,9 @@ SPLIT = _group(
           type="str", metavar="TOKEN", env="LLAMADO_CLUSTER_TOKEN"),
     _used("--discover", "take in workers that announce themselves in this network (`llamado worker --announce`)",
           default=False, env="LLAMADO_DISCOVER"),
+    _used("--lab",
+          "the latency lab of the page: links to the workers of --rpc, and to N more that start here, can be made "
+          "slower while the server runs", type="int", bare="0", metavar="N", env="LLAMADO_LAB"),
     _used("--rpc-ca", "PEM file of the authority that tls:// workers' certificates come from", type="str",
           metavar="FILE", env="LLAMA_ARG_RPC_CA", commands=_ENGINE, needs="rpc"),
     _used("--rpc-cert", "PEM file of this machine's certificate for tls:// workers", type="str", metavar="FILE",

@@ -373,6 +373,7 @@ ROWS: dict[str, Row] = {
                                  part=True),
     "serve --discover": Row(None, {"discovery.on": True, "engine.drafts": ("suffix",)},
                             part=True),
+    "serve --lab": Row("2", {"lab.n_own": 2}, part=True),
     "serve --hang-timeout": switch("hang_timeout", "9", 9.0),
     "serve --sleep-idle-seconds": Row("60", {"sleep.seconds": 60, "state.switches.sleep_idle_seconds": 60}),
     # several models

@@ -118,6 +118,7 @@ def test_layers_are_moved_by_mouse_and_keys_and_answers_stay(page: Page, divided
 
 
 def test_a_worker_dies_and_comes_back(page: Page, divided: str, workers: list[WorkerProcess]) -> None:
+    page.expected_errors.append("503")  # /health, while it is waited for
     page.goto(f"{divided}/#/cluster")
     expect(page.locator(".lane")).to_have_count(3)
     before, held = answer(divided), has(page, 2)

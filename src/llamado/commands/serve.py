@@ -8,8 +8,9 @@ import logging
 import math
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamado.commands.http_options import access_rules, configure_logs, hosts_of, metrics_labels
 from llamado.commands.options import engine_options, model_source, read_file, sampling_defaults, use_hub
@@ -23,6 +24,10 @@ from llamado.text.grammar.source import GrammarSource
 from llamado.tools.mcp.config import McpServerConfig, read_servers
 from llamado.tools.settings import ToolSettings
 
+if TYPE_CHECKING:
+    from llamado.server.ops.discovery import Listen
+
+_MOST_LAB_WORKERS = 16
 VERBOSE = 10
 """`--verbosity` from which on answers hold `__verbose`, as in llama-server."""
 
@@ -229,6 +234,7 @@ def run_serve(flags: Parsed) -> int:
 
 def _run_serve(flags: Parsed) -> int:
     settings = serve_settings(flags)
+    _check_lab(flags, settings)
     configure_logs(flags)
     if settings.ssl_key and settings.ssl_cert:
         sockets.check_tls(settings.ssl_key, settings.ssl_cert)
@@ -245,9 +251,41 @@ def _run_serve(flags: Parsed) -> int:
     from llamado.server.load import load_served
     from llamado.server.run import serve
 
-    if not flags.discover:
-        return serve(settings, load_served, listening)
+    listen: Listen | None = None
+    if flags.discover:
+        from llamado.rpc.discovery import Discovery
 
-    from llamado.rpc.discovery import Discovery
+        listen = Discovery
+    if flags.lab is None:
+        return serve(settings, load_served, listening, listen)
 
-    return serve(settings, load_served, listening, Discovery)
+    from llamado.cluster.lab import Lab
+
+    split = settings.engine.split
+    assert split is not None
+    lab = Lab(split.rpc, flags.lab)
+    try:
+        drafts = settings.engine.drafts
+        if drafts.kinds is None:  # several tokens in a round trip would hide what a link costs
+            drafts = replace(drafts, kinds=())
+        behind_taps = replace(settings.engine, split=replace(split, rpc=lab.endpoints), drafts=drafts)
+        return serve(replace(settings, engine=behind_taps), load_served, listening, listen, lab)
+    finally:
+        lab.close()
+
+
+def _check_lab(flags: Parsed, settings: Settings) -> None:
+    """Raises FlagError where there would be no lab, or where somebody on another machine could play with it."""
+    if flags.lab is None:
+        return
+    if not 0 <= flags.lab <= _MOST_LAB_WORKERS:
+        raise FlagError(f"--lab: expected 0 to {_MOST_LAB_WORKERS} workers, got {flags.lab}")
+    if serves_many(flags):
+        raise FlagError("--lab: links belong to one model: give -m MODEL")
+    if not flags.lab and not flags.rpc:
+        raise FlagError("--lab: there are no links: give --rpc HOST:PORT, or --lab N for workers on this machine")
+    if not settings.access.api_keys and (open_ := [host for host in settings.hosts if not sockets.is_local(host)]):
+        raise FlagError(
+            f"--lab with --host {', '.join(open_)}: whoever reaches this server could slow it down and kill workers: "
+            "give --api-key KEY, or --host 127.0.0.1"
+        )

@@ -34,7 +34,7 @@ def workers(given: list[str]) -> tuple[str, ...]:
 
 def split_options(flags: Parsed) -> SplitOptions | None:
     """How the model is divided among machines; None where there are no others. Raises FlagError."""
-    given = [key for key in ("rpc", "cluster_token", "discover") if flags.values.get(key)]
+    given = [key for key in ("rpc", "cluster_token", "discover", "lab") if flags.values.get(key)]
     if not given:
         return None
     for key, label in (("embedding", "--embeddings"), ("rerank", "--reranking")):

@@ -23,6 +23,7 @@ from llamado.http.errors import OLLAMA
 from llamado.http.request_log import Record, current, request_id
 from llamado.page.files import START, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
+from llamado.server.api.cluster.lab import lab_router
 from llamado.server.api.cluster.routes import MEMBERS, cluster_router
 from llamado.server.api.completions import completions_router
 from llamado.server.api.embeddings import embeddings_router
@@ -233,6 +234,7 @@ def create_app(state: ServerState) -> ServerApp:
         lora_router(state),
         cluster_router(state),
         live_router(state),
+        lab_router(state),
     ]
     if (wanted := state.switches.predict) is not None:
         paths = sorted(route.path for router in routers for route in router.routes if route.method == "POST")

@@ -54,6 +54,20 @@ class ServedCluster(Protocol):
         """Lets a worker go; takes long."""
 
 
+class ServedLab(Protocol):
+    """Links that are made slower, workers that are killed; any thread. Raises a LlamadoError for what is not of it."""
+
+    def view(self) -> list[dict[str, object]]:
+        """The links as they are; returns at once."""
+
+    def set(self, links: Mapping[str, tuple[float, float, float | None]]) -> None:
+        """Milliseconds of delay and jitter, and bits per second, by endpoint."""
+
+    def kill(self, endpoint: str) -> None: ...
+
+    def start(self, endpoint: str) -> None: ...
+
+
 class ServedEmbedder(Protocol):
     """What makes vectors of texts, as seen from here; every method may be called from any thread."""
 

@@ -24,7 +24,7 @@ from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
 from llamado.server.app import ServerApp, create_app
 from llamado.server.generate.threads import use_threads
-from llamado.server.loaded_model import Served
+from llamado.server.loaded_model import Served, ServedLab
 from llamado.server.ops import memory
 from llamado.server.ops.banner import overview
 from llamado.server.ops.discovery import LanWorkers, Listen
@@ -145,7 +145,13 @@ def _load(
         server.should_exit = True
 
 
-def serve(settings: Settings, load: Load, sockets: list[socket.socket], listen: Listen | None = None) -> int:
+def serve(
+    settings: Settings,
+    load: Load,
+    sockets: list[socket.socket],
+    listen: Listen | None = None,
+    lab: ServedLab | None = None,
+) -> int:
     """Serve until a signal comes or loading fails; returns the exit code.
 
     `load` runs in a thread of its own while `/health` already answers. `listen`: to workers that announce themselves.
@@ -155,6 +161,7 @@ def serve(settings: Settings, load: Load, sockets: list[socket.socket], listen: 
     sys.setswitchinterval(0.0005)
     state = ServerState(access=settings.access, switches=settings.switches)
     logging.getLogger("llamado").addHandler(state.live.log)
+    state.lab = lab
     state.tools = ToolsApi.open(settings.tools, settings.access, settings.hosts)
     state.tracing = open_tracing(settings.otel)
     if settings.threads_http is not None:

@@ -11,7 +11,7 @@ from llamado.http.access import AccessRules
 from llamado.http.metrics import Traffic
 from llamado.server.errors import loading
 from llamado.server.live.live import Live
-from llamado.server.loaded_model import Served
+from llamado.server.loaded_model import Served, ServedLab
 from llamado.server.switches import Switches
 from llamado.tools.api import ToolsApi
 
@@ -37,6 +37,8 @@ class ServerState:
     tracing: Tracing | None = None
     ending: Callable[[], bool] = lambda: False
     """Whether the process finishes what it has: what is sent without end comes to its end."""
+    lab: ServedLab | None = None
+    """None: `--lab` was not given."""
     tools: ToolsApi = field(default_factory=ToolsApi)
     live: Live = field(default_factory=Live)
 

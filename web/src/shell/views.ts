@@ -14,4 +14,5 @@ export const VIEWS: View[] = [
   { id: "infill", title: "Infill", load: async () => (await import("../complete/Infill")).Infill },
   { id: "live", title: "Live", load: async () => (await import("../live/Live")).Live },
   { id: "cluster", title: "Cluster", load: async () => (await import("../cluster/Cluster")).Cluster },
+  { id: "lab", title: "Lab", load: async () => (await import("../lab/Lab")).Lab },
 ];

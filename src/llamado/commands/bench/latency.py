@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llamado.commands.bench.taps import Taps
+from llamado.cluster.taps import Taps
 from llamado.commands.options import engine_options, model_source
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.options import EngineOptions, ModelSource

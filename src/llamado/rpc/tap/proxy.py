@@ -90,7 +90,6 @@ class Lane:
     def __init__(self, target: socket.socket, link: Link) -> None:
         self._target = target
         self._link = link
-        self._limit = _IN_FLIGHT_BYTES if link.bandwidth is None else _IN_FLIGHT_BYTES_LIMITED
         self._last = 0.0
         self._queue: deque[tuple[float, bytes]] = deque()
         self._bytes = 0
@@ -98,6 +97,10 @@ class Lane:
         self._ended = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+
+    def _limit(self) -> int:
+        """Most bytes in flight."""
+        return _IN_FLIGHT_BYTES if self._link.bandwidth is None else _IN_FLIGHT_BYTES_LIMITED
 
     def due(self, n: int, arrived: float, *, delayed: bool) -> float:
         """When the `n` bytes that are sent next come out: never before those that were sent before them."""
@@ -113,7 +116,7 @@ class Lane:
             self._target.sendall(data)
             return
         with self._changed:
-            while self._bytes >= self._limit and not self._broken:
+            while self._bytes >= self._limit() and not self._broken:
                 self._changed.wait()
             if self._broken:
                 raise self._broken
@@ -207,7 +210,7 @@ class TapConnection:
 
     def _carry_requests(self) -> None:
         try:
-            for data, now in _reads(self._client, self._tap.read_bytes):
+            for data, now in _reads(self._client, self._tap.towards):
                 self._pass_requests(data, now)
         except OSError:
             pass  # one of the two is gone, which the other direction sees too
@@ -270,7 +273,7 @@ class TapConnection:
         self._to_worker.send(data, message.due)
 
     def _carry_responses(self) -> None:
-        reads = _reads(self._worker, self._tap.read_bytes)
+        reads = _reads(self._worker, self._tap.back)
         while True:
             try:
                 data, now = next(reads)
@@ -304,10 +307,10 @@ class TapConnection:
                 self._tap.passed(self, message)
 
 
-def _reads(source: socket.socket, size: int) -> Iterator[tuple[memoryview, float]]:
+def _reads(source: socket.socket, link: Link) -> Iterator[tuple[memoryview, float]]:
     """What comes in until it ends, with the time; the memory is used again for the next. Raises OSError."""
-    memory = memoryview(bytearray(size))
-    while n := source.recv_into(memory):
+    memory = memoryview(bytearray(_READ_BYTES))
+    while n := source.recv_into(memory, _READ_BYTES if link.bandwidth is None else _READ_BYTES_LIMITED):
         yield memory[:n], time.perf_counter()
 
 
@@ -329,7 +332,6 @@ class Tap:
         self.towards, self.back = (
             Link(1e-3 * options.latency_ms, 1e-3 * options.jitter_ms, options.bandwidth) for _ in range(2)
         )
-        self.read_bytes = _READ_BYTES if options.bandwidth is None else _READ_BYTES_LIMITED
         self.summary = Summary()
         self._listener = _listen(options.listen_host, options.listen_port)
         try:
@@ -344,6 +346,11 @@ class Tap:
         self._lock = threading.Lock()
         self._connections: dict[TapConnection, threading.Thread] = {}
         self._closing = False
+
+    def change(self, latency_ms: float, jitter_ms: float, bandwidth: float | None) -> None:
+        """Makes the link another one for what comes in from now on; see TapOptions."""
+        for link in (self.towards, self.back):
+            link.latency, link.jitter, link.bandwidth = 1e-3 * latency_ms, 1e-3 * jitter_ms, bandwidth
 
     @property
     def port(self) -> int:

@@ -31,6 +31,7 @@ QUIET = HEALTH | {
     "/cluster",
     "/cluster/events",
     "/live/events",
+    "/lab",
     "/api/tags",
     "/api/ps",
     "/api/version",

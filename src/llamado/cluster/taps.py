@@ -1,16 +1,19 @@
 """A tap before each worker, all in a process of their own: beside the engine they would wait for its Python.
 
-`python -m llamado.commands.bench.taps [--all] HOST:PORT …` writes a line with the ports it listens on; then, for each
-line it reads with milliseconds, it delays graphs by so much (with --all everything, both ways) and writes an empty one.
+`python -m llamado.cluster.taps [--all] HOST:PORT …` writes a line with the ports it listens on; then, for each line it
+reads, a JSON list with a link's settings for each tap, it delays and limits as they say (with --all everything, both
+ways, else graphs alone) and writes an empty one.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import NamedTuple
 
 from llamado.errors import LlamadoError
 from llamado.installation import python_command
@@ -22,12 +25,20 @@ class TapsEnded(LlamadoError):
     """The process of the taps is gone."""
 
 
+class LinkSettings(NamedTuple):
+    """How slow a link is made; `bandwidth` in bits per second, None: no limit."""
+
+    latency_ms: float = 0.0
+    jitter_ms: float = 0.0
+    bandwidth: float | None = None
+
+
 class Taps:
     """The process of the taps before workers; `both_ways`: they delay everything, not graphs alone."""
 
     def __init__(self, targets: Sequence[Endpoint], *, both_ways: bool = False) -> None:
         given = [*(["--all"] if both_ways else []), *map(str, targets)]
-        command = python_command("-m", "llamado.commands.bench.taps", *given)
+        command = python_command("-m", "llamado.cluster.taps", *given)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             self.endpoints: list[str] = [str(Endpoint("127.0.0.1", int(port))) for port in self._answer().split()]
@@ -36,10 +47,14 @@ class Taps:
             raise
 
     def delay(self, latency_ms: float) -> None:
-        """From now on graphs take this long."""
+        """From now on graphs take this long on every link."""
+        self.set([LinkSettings(latency_ms)] * len(self.endpoints))
+
+    def set(self, links: Sequence[LinkSettings]) -> None:
+        """From now on links are like this. Raises TapsEnded."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(f"{latency_ms}\n")
+            self._process.stdin.write(f"{json.dumps(links)}\n")
             self._process.stdin.flush()
         except OSError:
             raise TapsEnded("the taps before the workers ended unexpectedly") from None
@@ -82,8 +97,8 @@ def main() -> int:
         ]
         print(*(tap.port for tap in taps), flush=True)
         for line in sys.stdin:
-            for tap in taps:
-                tap.towards.latency = tap.back.latency = 1e-3 * float(line)
+            for tap, settings in zip(taps, json.loads(line), strict=True):
+                tap.change(*settings)
             print(flush=True)
     return 0
 

@@ -1,0 +1,85 @@
+"""The latency lab, over the real SmolLM2 on two workers that the server started."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from conftest import SCREENSHOTS, serving
+from playwright.sync_api import Page, expect
+from scripted import ScriptedEngine, scripted_server
+
+pytestmark = pytest.mark.browser
+
+FACTOR = 1.4
+"""How far off the formula the best of some runs may be: tests share their machine with others."""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(
+        tmp_path_factory.mktemp("lab"), "-m", "smollm2", "-c", "4096", "-np", "2", "--lab", "2", "-ts", "1,1,1",
+        "--rpc-failover", "1",
+    ) as address:  # fmt: skip
+        yield address
+
+
+def runs(page: Page) -> int:
+    found = re.search(r"(\d+) answers", page.locator(".badge").inner_text())
+    return int(found[1]) if found else 0
+
+
+def more_runs(page: Page, n: int) -> list[float]:
+    """Tokens a second of `n` runs more."""
+    found = []
+    for _ in range(n):
+        before = runs(page)
+        page.wait_for_function(
+            "n => Number(/(\\d+) answers/.exec(document.querySelector('.badge').innerText)?.[1] ?? 0) > n", arg=before,
+            timeout=60_000,
+        )  # fmt: skip
+        found.append(float(page.locator(".figure strong").first.inner_text()))
+    return found
+
+
+def test_delays_cost_what_theory_says_and_bytes_stay(page: Page, lab: str) -> None:
+    page.goto(f"{lab}/#/lab")
+    expect(page.locator("fieldset")).to_have_count(2)
+    fast = max(more_runs(page, 8))
+    page.get_by_label("Delay").first.fill("60")
+    page.get_by_label("Delay").last.fill("40")
+    expect(page.locator(".figure").nth(2)).to_contain_text("100 ms")
+    more_runs(page, 1)  # which may have begun before
+    slow = max(more_runs(page, 3))
+    expected = float(page.locator(".figure strong").nth(1).inner_text())
+    told = httpx.get(f"{lab}/lab").json()
+    assert told["on"] and [link["latency_ms"] for link in told["links"]] == [60, 40]
+    assert slow < fast / 2, "the curve falls"
+    assert expected / FACTOR < slow < expected * FACTOR, (slow, expected)
+    expect(page.locator(".badge")).to_contain_text("Bytes are equal")
+    page.screenshot(path=str(SCREENSHOTS / "lab.png"))
+
+
+def test_a_worker_is_killed_and_started_again(page: Page, lab: str) -> None:
+    page.expected_errors.append("503")  # /health, while it is waited for
+    page.goto(f"{lab}/#/lab")
+    more_runs(page, 1)
+    page.get_by_role("button", name="Kill this worker").first.click()
+    again = page.get_by_role("button", name="Start it again")
+    again.wait_for()
+    page.locator("fieldset .state.lost, fieldset .state.away").wait_for()
+    more_runs(page, 2)  # its layers are with the others
+    again.click()
+    page.get_by_role("button", name="Kill this worker").nth(1).wait_for()
+    expect(page.locator("fieldset .state.ready")).to_have_count(2, timeout=30_000)
+    more_runs(page, 2)
+    expect(page.locator(".badge")).to_contain_text("Bytes are equal")
+
+
+def test_it_is_closed_unless_the_server_opens_it(page: Page) -> None:
+    with scripted_server(ScriptedEngine()) as address:
+        page.goto(f"{address}/#/lab")
+        page.get_by_text("The lab is closed").wait_for()
+        assert httpx.post(f"{address}/lab/links", json={"links": []}).status_code == 501

@@ -1,0 +1,59 @@
+import type { Run } from "./runs";
+import { theory } from "./theory";
+
+const WIDTH = 720;
+const HEIGHT = 260;
+const LEFT = 46;
+const BOTTOM = 34;
+const LEAST_SECONDS = 0.02;
+
+/** Tokens a second over what links cost a token: the runs as dots, the formula as a line. */
+export function Curve({ runs, computing, link }: { runs: Run[]; computing: number | null; link: number }) {
+  const farthest = Math.max(LEAST_SECONDS, link, ...runs.map((one) => one.link)) * 1.1;
+  const most = Math.max(1, computing === null ? 0 : 1 / computing, ...runs.map((one) => one.rate)) * 1.1;
+  const x = (seconds: number) => LEFT + ((WIDTH - LEFT - 12) * seconds) / farthest;
+  const y = (rate: number) => (HEIGHT - BOTTOM) * (1 - rate / most) + 6;
+  const steps = Array.from({ length: 81 }, (_, i) => (farthest * i) / 80);
+  const line = computing === null ? "" : steps.map((at, i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(theory(computing, at)!).toFixed(1)}`).join("");
+  const last = runs.at(-1);
+  return (
+    <svg class="curve" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={said(runs, computing)}>
+      {marks(most).map((rate) => (
+        <g key={rate}>
+          <line class="grid" x1={LEFT} x2={WIDTH - 12} y1={y(rate)} y2={y(rate)} />
+          <text x={LEFT - 6} y={y(rate) + 4} text-anchor="end">
+            {rate}
+          </text>
+        </g>
+      ))}
+      {marks(1e3 * farthest).map((at) => (
+        <text key={at} x={x(at / 1e3)} y={HEIGHT - 14} text-anchor="middle">
+          {at}
+        </text>
+      ))}
+      <text class="axis" x={WIDTH - 12} y={HEIGHT - 1} text-anchor="end">
+        ms of a token on links
+      </text>
+      <path class="theory" d={line} />
+      {runs.map((one, i) => (
+        <circle key={i} class={`${one === last ? "last" : ""} ${one.same ? "" : "differs"}`} cx={x(one.link)} cy={y(one.rate)} r={one === last ? 6 : 3.5} />
+      ))}
+    </svg>
+  );
+}
+
+/** Round numbers from 0 up to `most`, about five. */
+function marks(most: number): number[] {
+  const rough = most / 5;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough)!;
+  return Array.from({ length: Math.floor(most / step) + 1 }, (_, i) => Number((i * step).toPrecision(6)));
+}
+
+function said(runs: Run[], computing: number | null): string {
+  const last = runs.at(-1);
+  if (!last) return "No run yet";
+  const expected = theory(computing, last.link);
+  const beside = expected === null ? "" : `, ${expected.toFixed(1)} in theory`;
+  return `${runs.length} runs; the last with ${(1e3 * last.link).toFixed(0)} ms on links: ${last.rate.toFixed(1)} tokens a second${beside}`;
+}

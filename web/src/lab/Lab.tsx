@@ -1,0 +1,170 @@
+import { useEffect } from "preact/hooks";
+import { apiKey, getJson } from "../api/http";
+import { shortName } from "../cluster/figures";
+import { cluster, watch } from "../cluster/state";
+import { Copy } from "../ui/Copy";
+import { Curve } from "./Curve";
+import { act, begin, computing, first, links, linkSeconds, on, partial, PROMPT, runs, setLink, take, trouble, type LabLink } from "./runs";
+import { theory } from "./theory";
+import "./lab.css";
+
+const START = "llamado serve -m smollm2 --lab 2 -ts 1,1,1";
+const NO_LIMIT = 9; // the slider's right end, as a power of ten of bits per second
+
+/** What slow links do to a model that is divided: links are made slower, and what comes of it is measured. */
+export function Lab() {
+  const key = apiKey.value;
+  useEffect(() => watch(), [key]);
+  useEffect(() => {
+    getJson<Parameters<typeof take>[0]>("lab").then(take, (error: Error) => (trouble.value = error.message));
+    return begin();
+  }, [key]);
+  return (
+    <div class="lab">
+      <h1 class="hidden">Latency lab</h1>
+      {trouble.value && <p class="notice">{trouble.value}</p>}
+      {on.value === false && <Off />}
+      {on.value && <On />}
+    </div>
+  );
+}
+
+function Off() {
+  return (
+    <section class="off">
+      <h2>The lab is closed</h2>
+      <p>
+        A server that is started with <code>--lab</code> puts a tap before each of its workers. Here their delay, jitter and bandwidth can then be
+        set, workers be killed, and tokens a second be seen beside what theory says. For example:
+      </p>
+      <pre>
+        <code>{START}</code> <Copy text={START} />
+      </pre>
+    </section>
+  );
+}
+
+function On() {
+  const all = runs.value;
+  const last = all.at(-1);
+  const broken = all.filter((one) => !one.same).length;
+  const link = linkSeconds();
+  const expected = theory(computing.value, link);
+  return (
+    <>
+      <section class="figures" aria-label="Now">
+        <div class="figure">
+          <strong>{last ? last.rate.toFixed(1) : "–"}</strong>
+          <span>tokens/s, measured</span>
+        </div>
+        <div class="figure">
+          <strong>{expected === null ? "–" : expected.toFixed(1)}</strong>
+          <span>tokens/s, in theory</span>
+        </div>
+        <div class="figure">
+          <strong>{(1e3 * link).toFixed(link < 0.01 ? 1 : 0)} ms</strong>
+          <span>of a token on links</span>
+        </div>
+        <div class={`figure badge ${broken ? "broken" : "whole"}`} role="status">
+          <strong>{all.length === 0 ? "…" : broken ? "Bytes differ" : "Bytes are equal"}</strong>
+          <span>
+            {broken ? `${broken} of ${all.length} answers` : `${all.length} answers`}, {partial.value} tokens of the next
+          </span>
+        </div>
+      </section>
+      <section>
+        <h2>Tokens a second by delay</h2>
+        <Curve runs={all} computing={computing.value} link={link} />
+        <p class="hint">
+          The line is 1 / (computing + delays of all links that a token passes). Computing is what the fastest run without delays took: set all
+          sliders to the left once.
+        </p>
+      </section>
+      <section>
+        <h2>Links</h2>
+        <div class="links">
+          {links.value.map((one) => (
+            <Link key={one.endpoint} link={one} />
+          ))}
+        </div>
+      </section>
+      <section>
+        <h2>The answer</h2>
+        <p class="answer">
+          <span>{PROMPT}</span>
+          {first.value ?? " …"}
+        </p>
+      </section>
+    </>
+  );
+}
+
+function Link({ link }: { link: LabLink }) {
+  const device = cluster.value?.devices.find((one) => one.endpoint === link.endpoint);
+  const name = device ? shortName(device.device) : link.worker;
+  const set = (change: Partial<LabLink>) => setLink(link.endpoint, change);
+  const power = link.bandwidth === null ? NO_LIMIT : Math.log10(link.bandwidth);
+  return (
+    <fieldset class={link.running ? "" : "dead"}>
+      <legend>
+        {name} <small>{link.worker}</small>
+      </legend>
+      <Slider name="Delay" value={link.latency_ms} most={100} shown={`${link.latency_ms} ms`} set={(n) => set({ latency_ms: n })} />
+      <Slider name="Jitter" value={link.jitter_ms} most={50} shown={`${link.jitter_ms} ms`} set={(n) => set({ jitter_ms: n })} />
+      <Slider
+        name="Bandwidth"
+        value={power}
+        least={5}
+        most={NO_LIMIT}
+        step={0.25}
+        shown={link.bandwidth === null ? "no limit" : bits(link.bandwidth)}
+        set={(n) => set({ bandwidth: n >= NO_LIMIT ? null : Math.round(10 ** n) })}
+      />
+      <p>
+        <span class={`state ${device?.state ?? ""}`}>{device ? (device.holds ?? device.state) : "not there"}</span>
+        {link.own &&
+          (link.running ? (
+            <button type="button" onClick={() => void act("lab/kill", { endpoint: link.endpoint })}>
+              Kill this worker
+            </button>
+          ) : (
+            <button class="primary" type="button" onClick={() => void act("lab/start", { endpoint: link.endpoint })}>
+              Start it again
+            </button>
+          ))}
+      </p>
+    </fieldset>
+  );
+}
+
+interface SliderProps {
+  name: string;
+  value: number;
+  least?: number;
+  most: number;
+  step?: number;
+  shown: string;
+  set: (value: number) => void;
+}
+
+function Slider({ name, value, least = 0, most, step = 1, shown, set }: SliderProps) {
+  return (
+    <label class="slider">
+      <span>{name}</span>
+      <input
+        type="range"
+        min={least}
+        max={most}
+        step={step}
+        value={value}
+        aria-valuetext={shown}
+        onInput={(event) => set(Number(event.currentTarget.value))}
+      />
+      <output>{shown}</output>
+    </label>
+  );
+}
+
+function bits(n: number): string {
+  return n >= 1e6 ? `${(n / 1e6).toFixed(n < 1e7 ? 1 : 0)} Mbit/s` : `${Math.round(n / 1e3)} kbit/s`;
+}

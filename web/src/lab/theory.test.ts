@@ -1,0 +1,17 @@
+import { expect, it } from "vitest";
+import type { Device } from "../cluster/state";
+import type { LabLink } from "./runs";
+import { secondsOnLinks, theory } from "./theory";
+
+const link = (endpoint: string, latency_ms: number, jitter_ms = 0, bandwidth: number | null = null): LabLink => ({
+  endpoint, latency_ms, jitter_ms, bandwidth, worker: "w", own: true, running: true,
+});
+const device = (endpoint: string, runs: number, bytes: number) => ({ endpoint, predicted: { seconds: 0, bytes, runs } }) as Device;
+
+it("counts a delay for each turn, half of the jitter, and bytes by the bandwidth", () => {
+  const devices = [device("a", 1, 1000), device("b", 2, 500), device("c", 0, 0)];
+  expect(secondsOnLinks([link("a", 20), link("b", 10, 4), link("c", 99)], devices)).toBeCloseTo(0.02 + 2 * 0.012);
+  expect(secondsOnLinks([link("a", 0, 0, 80_000)], devices)).toBeCloseTo(0.1);
+  expect(theory(0.01, 0.04)).toBeCloseTo(20);
+  expect(theory(null, 0.04)).toBeNull();
+});

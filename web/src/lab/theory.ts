@@ -1,0 +1,21 @@
+// What links cost a token: each turn of a worker waits once for its link, and bytes take their time.
+import type { Device } from "../cluster/state";
+import type { LabLink } from "./runs";
+
+/** Seconds of a token on links. A tap delays what goes to a worker, and jitter is half of its most on average. */
+export function secondsOnLinks(links: LabLink[], devices: Device[]): number {
+  let seconds = 0;
+  for (const link of links) {
+    for (const device of devices.filter((one) => one.endpoint === link.endpoint)) {
+      const turn = (link.latency_ms + link.jitter_ms / 2) / 1e3;
+      seconds += device.predicted.runs * turn;
+      if (link.bandwidth !== null) seconds += (8 * device.predicted.bytes) / link.bandwidth;
+    }
+  }
+  return seconds;
+}
+
+/** Tokens per second; null while nobody knows how long computing takes. */
+export function theory(computing: number | null, link: number): number | null {
+  return computing === null ? null : 1 / (computing + link);
+}
