@@ -25,7 +25,7 @@ def states(event: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_models_as_they_come_and_go(start_router: Start) -> None:
-    router = start_router(config({"a": fake("A", "ready=0.7"), "b": fake("B"), "c": fake("C", unlisted=True)}))
+    router = start_router(config({"a": fake("A", "ready=1.5"), "b": fake("B"), "c": fake("C", unlisted=True)}))
     with events(router) as told:
         first = next(told)
         assert first["first"] and states(first) == {"a": "unloaded", "b": "unloaded"}
@@ -38,6 +38,9 @@ def test_models_as_they_come_and_go(start_router: Start) -> None:
                 seen.append(states(event)["a"])
                 if seen[-1] == "loaded":
                     break
+                if seen.count("loading") == 1 == len(seen):
+                    early = httpx.get(f"{router.url}/live/events", params={"model": "a"}, timeout=5)
+                    assert early.status_code == 400 and "not loaded" in early.text
         assert "loading" in seen
         pid = next(model["pid"] for model in event["models"] if model["id"] == "a")
         assert pid == router.running()["a"]["pid"]

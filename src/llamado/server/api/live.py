@@ -16,12 +16,14 @@ from llamado.server.api.routes import Routes
 from llamado.server.live.stream import LiveStream
 from llamado.server.state import ServerState
 
+_EVENTS = {200: {"description": "all there is, then what changes", "content": {"text/event-stream": {"schema": {}}}}}
+
 
 def live_router(state: ServerState) -> Routes:
     """The stream of the page's live view."""
     router = Routes("live")
 
-    @router.get("/live/events", hidden=True)  # it has no end that a test of all endpoints could wait for
+    @router.get("/live/events", responses=_EVENTS)
     async def live_events(_: Request) -> Response:
         state.loaded()
         return LiveStream(ServerSource(state))
