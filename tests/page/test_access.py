@@ -1,0 +1,117 @@
+"""Readers of screens, and those who use no mouse: axe-core over each view, and a chat by keys alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from scripted import ScriptedEngine, scripted_server
+
+pytestmark = pytest.mark.browser
+
+AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
+VIEWS = ("chat", "compare", "complete", "infill")
+ANSWER = (
+    "# Title\n\nSome **text**, `code`, [a link](https://example.org) and $x^2$.\n\n- one\n- two\n\n> said\n\n"
+    "| a | b |\n|---|---|\n| 1 | 2 |\n\n```python\ndef f(x):  # why\n    return 'a' + 1\n```\n"
+)
+
+
+def violations(page: Page) -> list[str]:
+    found: list[dict[str, Any]] = page.evaluate(
+        "async () => (await axe.run(document, { resultTypes: ['violations'] })).violations"
+    )
+    return [
+        f"{one['id']}: {one['nodes'][0]['html'][:160]} {one['nodes'][0]['failureSummary'][:300]}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="cd web && npm ci")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_serious_violation(browser: Browser, scheme: Any, width: int) -> None:
+    wrong: list[str] = []
+    with scripted_server(ScriptedEngine(ANSWER), keys=("k",)) as address:
+        page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
+        page.add_init_script(AXE.read_text())
+
+        def look(where: str) -> None:
+            wrong.extend(f"{where}: {one}" for one in violations(page))
+
+        page.goto(address)
+        page.get_by_role("dialog").wait_for()
+        look("key")
+        page.get_by_label("Key", exact=True).fill("k")
+        page.get_by_role("button", name="Go on").click()
+        for view in VIEWS:
+            page.goto(f"{address}#/{view}")
+            heading = page.get_by_role("heading", level=1)
+            heading.wait_for()
+            look(view)
+            if view in ("chat", "compare"):
+                page.get_by_label("Message", exact=True).fill("Hello")
+                page.keyboard.press("Enter")
+                page.locator(".hljs-keyword").first.wait_for()
+                page.wait_for_timeout(200)
+                look(f"{view}, answered")
+            elif view == "complete":
+                page.get_by_label("Text", exact=True).fill("Hello")
+                page.get_by_role("button", name="Complete", exact=True).click()
+                page.locator(".took").wait_for()
+                look(f"{view}, done")
+            page.get_by_role("button", name="settings").first.click()
+            page.get_by_label("top_k", exact=True).wait_for()
+            look(f"{view}, settings")
+            page.get_by_role("button", name="Close the settings").click()
+        page.goto(f"{address}#/chat")
+        if width < 760:
+            page.get_by_role("button", name="Chats").click()
+            look("list")
+        page.close()
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_chat_by_keys_alone(page: Page) -> None:
+    with scripted_server(ScriptedEngine(lambda prompt: f"Answer to {prompt.count('<user>')}.")) as address:
+        page.goto(address)
+        page.get_by_label("Message", exact=True).wait_for()
+
+        def go(name: str) -> None:
+            """Tab to the control of a name, and press it."""
+            for _ in range(60):
+                page.keyboard.press("Tab")
+                said = page.evaluate(
+                    "() => { const one = document.activeElement;"
+                    " return one.getAttribute('aria-label') || one.labels?.[0]?.textContent || one.textContent }"
+                )
+                if said == name:
+                    return
+            raise AssertionError(name)
+
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")  # skip to the content
+        go("Message")
+        page.keyboard.type("Hello")
+        page.keyboard.press("Enter")
+        expect(page.locator("article.assistant .markdown")).to_have_text("Answer to 1.")
+        page.evaluate("document.getElementById('main').focus()")
+        go("Regenerate")
+        page.keyboard.press("Enter")
+        page.get_by_text("2 of 2").wait_for()
+        expect(page.get_by_role("button", name="Version before")).to_be_enabled()
+        go("Version before")
+        page.keyboard.press("Enter")
+        page.get_by_text("1 of 2").wait_for()
+        page.evaluate("document.getElementById('main').focus()")
+        go("Settings")
+        page.keyboard.press("Enter")
+        go("System prompt")
+        page.keyboard.type("Brief")
+        page.evaluate("document.getElementById('main').focus()")
+        go("New chat")
+        page.keyboard.press("Enter")
+        expect(page.locator("article")).to_have_count(0)
