@@ -128,7 +128,7 @@ def test_a_device_of_this_machine(path: Path, made: list[OwnDevice], right: list
         assert here.weights and len(weights) == len(here.weights), "weights are not copied"
         assert all(buffer.locked for buffer in weights)
         assert at_once(llama) == right
-    assert here.computed > 10
+    assert here.computed >= 10  # as many where all prompts are read in one step
 
 
 @pytest.mark.parametrize("places", [(), ("far",)], ids=["local", "not local"])
