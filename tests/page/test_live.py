@@ -14,6 +14,7 @@ from conftest import SCREENSHOTS, serving
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
+AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
@@ -116,6 +117,9 @@ def test_how_requests_ended(page: Page) -> None:
         page.get_by_text("token limit").wait_for()
         page.locator(".outcome.bad", has_text="400").wait_for()
         assert "SECRET" not in page.content()
+        if AXE.exists():  # with npm ci in web/
+            page.evaluate(AXE.read_text())
+            assert [found["id"] for found in page.evaluate("axe.run()")["violations"]] == []
         page.get_by_role("button", name=re.compile("Colours")).focus()  # the keyboard gets through
         for _ in range(3):
             page.keyboard.press("Tab")
