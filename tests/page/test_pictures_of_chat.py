@@ -1,0 +1,63 @@
+"""The pictures of the chat, the comparison and the completion in the documents: a real, small model's answers."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import SCREENSHOTS
+from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+def ask(page: Page, text: str) -> None:
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+    page.locator(".took").last.wait_for(timeout=60_000)
+
+
+def setting(page: Page, name: str, value: str) -> None:
+    page.get_by_label(name, exact=name[-1] != " ").fill(value)
+    page.get_by_label(name, exact=name[-1] != " ").blur()
+
+
+def test_pictures(page: Page, smollm2_server: str) -> None:
+    page.goto(smollm2_server)
+    page.get_by_role("button", name="Settings").click()
+    setting(page, "temperature", "0")
+    setting(page, "max_tokens", "220")
+    page.get_by_role("button", name="Close the settings").click()
+    ask(page, "Write a short Python function that adds two numbers.")
+    page.wait_for_timeout(400)
+    shoot(page, "chat")
+
+    page.goto(f"{smollm2_server}#/compare")
+    for side, temperature in (("Left", "0"), ("Right", "0.7")):
+        page.get_by_role("button", name=f"{side} settings").click()
+        setting(page, "temperature", temperature)
+        setting(page, "seed", "1")
+        setting(page, "max_tokens", "120")
+        page.get_by_role("button", name="Close the settings").click()
+    ask(page, "What is a river? Two sentences.")
+    page.get_by_text("words differ").wait_for(timeout=60_000)
+    shoot(page, "compare")
+
+    page.goto(f"{smollm2_server}#/complete")
+    page.get_by_label("Text", exact=True).fill("Once upon a time there was a river that")
+    page.get_by_role("button", name="Settings").click()
+    setting(page, "Probabilities: ", "6")
+    setting(page, "n_predict", "60")
+    setting(page, "seed", "1")
+    page.get_by_role("button", name="Complete", exact=True).click()
+    page.locator(".took").wait_for(timeout=60_000)
+    page.locator(".complete-foot").get_by_role("button", name="Probabilities").click()
+    page.locator(".token").nth(8).hover()
+    page.wait_for_timeout(200)
+    shoot(page, "complete")
+
+
+def shoot(page: Page, name: str) -> None:
+    """A picture for the documents, where there is none yet."""
+    path = SCREENSHOTS / f"{name}.png"
+    if not path.exists():
+        page.screenshot(path=path)
+    assert path.stat().st_size < 150_000
