@@ -93,6 +93,13 @@ socket.socketpair = socket_pair
 
 subprocess.Popen.kill = lambda self: self.send_signal(9)  # this system's way, which has a name no more
 
+class Popen(subprocess.Popen):
+    def __init__(self, command, **named):
+        for name in ("stdin", "stdout", "stderr"):  # a socket is no file there
+            assert named.get(name) is None or named[name] < 0, f"{name}={named[name]}"
+        super().__init__(command, **named)
+subprocess.Popen = Popen
+
 class Library(ctypes.CDLL):
     def __init__(self, name, *arguments, **named):
         if name is None:  # its own names are no library's there
@@ -148,7 +155,8 @@ def ask():
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
     try:
-        while not healthy(url):
+        end = time.monotonic() + 60
+        while not healthy(url) and time.monotonic() < end:
             time.sleep(0.05)
         print(json.dumps([
             post("/completion", {"prompt": "Hello", "n_predict": 4, "ignore_eos": True}),

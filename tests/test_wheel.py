@@ -166,6 +166,8 @@ def test_what_an_extra_brings_is_asked_for_by_name(site: Path, tmp_path: Path) -
     model = str(make_llama(tmp_path / "tiny.gguf"))
     done = run(site, "bench", "-m", model, "--latency", "0", "--nodes", "2", "--out", str(tmp_path))
     assert done.returncode == 1 and 'the extra "plot"' in done.stderr and "matplotlib" in done.stderr
+    done = run(site, "cluster", "init", "--out", str(tmp_path / "keys"))
+    assert done.returncode == 1 and "cryptography: " in done.stderr and "install" in done.stderr
     done = run(site, "pull", "hf:nobody/nothing")
     assert done.returncode == 1 and 'the extra "hub"' in done.stderr
 
