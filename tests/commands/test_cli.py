@@ -280,6 +280,9 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--ssl-key-file x", "give both or none"),
         ("--embeddings --cluster-token t", "--embeddings: texts are made into vectors on this machine alone"),
         ("--reranking --rpc h:1 --discover", "leave out --rpc and --discover"),
+        ("--lab", "--lab: there are no links"),
+        ("--lab 17", "--lab: expected 0 to 16 workers"),
+        ("--lab 2 --host 0.0.0.0", "give --api-key KEY, or --host 127.0.0.1"),
     ],
 )
 def test_wrong_flags_are_refused_by_name(arguments: str, message: str) -> None:

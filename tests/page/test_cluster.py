@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from scripted import ScriptedEngine, scripted_server
 from workers import WorkerProcess
 
 pytestmark = pytest.mark.browser
+AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,9 @@ def test_layers_are_moved_by_mouse_and_keys_and_answers_stay(page: Page, divided
     assert [*second, *third, *first] == list(range(31)), "30 layers and the head"
     expect(page.get_by_role("article", name="This machine")).to_be_visible()
     assert page.locator(".way").count() == 2
+    if AXE.exists():
+        page.evaluate(AXE.read_text())
+        assert [found["id"] for found in page.evaluate("axe.run()")["violations"]] == []
 
     # The first worker's last three layers go to the second one.
     last = second[-1]

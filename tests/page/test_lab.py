@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
 pytestmark = pytest.mark.browser
+AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 
 FACTOR = 1.4
 """How far off the formula the best of some runs may be: tests share their machine with others."""
@@ -48,6 +50,9 @@ def test_delays_cost_what_theory_says_and_bytes_stay(page: Page, lab: str) -> No
     page.goto(f"{lab}/#/lab")
     expect(page.locator("fieldset")).to_have_count(2)
     fast = max(more_runs(page, 8))
+    if AXE.exists():
+        page.evaluate(AXE.read_text())
+        assert [found["id"] for found in page.evaluate("axe.run()")["violations"]] == []
     page.get_by_label("Delay").first.fill("60")
     page.get_by_label("Delay").last.fill("40")
     expect(page.locator(".figure").nth(2)).to_contain_text("100 ms")

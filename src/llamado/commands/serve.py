@@ -54,7 +54,7 @@ def serve_settings(flags: Parsed) -> Settings:
     many = serves_many(flags)
     if many:
         use_hub(flags)
-    return Settings(
+    settings = Settings(
         source=ModelSource() if many else model_source(flags),
         engine=engine_options(flags),
         access=access_rules(flags),
@@ -74,6 +74,8 @@ def serve_settings(flags: Parsed) -> Settings:
         otel=flags.otel,
         tools=_tools(flags),
     )
+    _check_lab(flags, settings)
+    return settings
 
 
 def _template_kwargs(flags: Parsed) -> dict[str, Any]:
@@ -234,7 +236,6 @@ def run_serve(flags: Parsed) -> int:
 
 def _run_serve(flags: Parsed) -> int:
     settings = serve_settings(flags)
-    _check_lab(flags, settings)
     configure_logs(flags)
     if settings.ssl_key and settings.ssl_cert:
         sockets.check_tls(settings.ssl_key, settings.ssl_cert)
