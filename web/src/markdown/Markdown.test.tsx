@@ -73,6 +73,7 @@ test("a paragraph or a table that nobody reads is text, and what stands beside i
   const found = html(`# Title\n\n${"*a **b ".repeat(2000)}\n\n**loud**`);
   expect(found).toContain("<strong>loud</strong>");
   expect(found).not.toContain("<em>");
+  expect(html(`**b** ${"x ".repeat(6000)}`)).not.toContain("<strong>");
   const table = `|a|\n|-|\n${"|c|\n".repeat(3000)}\n\n**loud**`;
   expect(html(table)).toContain('<pre class="plain">');
   expect(html(table)).toContain("<strong>loud</strong>");
