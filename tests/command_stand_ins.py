@@ -60,6 +60,7 @@ from llamado.router import router
 from llamado.server import load, run
 from llamado.text.grammar.source import GrammarSource
 from llamado.text.template import rendering
+from llamado.tools.api import ToolsApi
 
 Seen = dict[str, Any]
 ROOM = 1 << 44
@@ -351,11 +352,16 @@ class Commands:
         self._patch.setattr(sys, "setswitchinterval", lambda _: None)
         self._patch.setattr("llamado.http.sockets.check_tls", lambda *files: note("tls", checked=files))
 
+        def open_tools(settings: Any, access: Any, hosts: Any) -> ToolsApi:
+            note("tools", **vars(settings))
+            return ToolsApi()
+
         def listen(hosts: Any, port: Any, *, reuse_port: bool = False) -> list[Any]:
             note("listen", hosts=hosts, port=port, reuse_port=reuse_port)
             return []
 
         self._patch.setattr("llamado.http.sockets.listen", listen)
+        self._patch.setattr(run.ToolsApi, "open", staticmethod(open_tools))
 
     def _routing(self) -> None:
         note = self._note
@@ -369,7 +375,7 @@ class Commands:
             def run(self, sockets: Any) -> None:
                 self._config.app()
 
-        def make(catalogue: Any, settings: Any, *, limits: Any, autoload: bool, reread: Any) -> Any:
+        def make(catalogue: Any, settings: Any, *, limits: Any, autoload: bool, reread: Any, tools: Any) -> Any:
             note("router", models=tuple(catalogue.models), limits=limits, autoload=autoload)
             fleet = SimpleNamespace(find=lambda name: None, kill=lambda: None)
             return SimpleNamespace(log_tail=logging.NullHandler(), fleet=fleet, page=frozenset())

@@ -18,6 +18,7 @@ function files(path: string): string[] {
 function sourcesDigest(): Plugin {
   return {
     name: "sources-digest",
+    apply: "build",
     closeBundle() {
       const digest = createHash("sha256");
       const paths = SOURCES.flatMap((name) => files(join(HERE, name))).map((path) => relative(HERE, path));

@@ -21,6 +21,7 @@ from llamado.flags import FLAGS, Flag, Kind
 from llamado.gateway.options import KeyOptions, ReplicaOptions
 from llamado.gguf.types import TensorType
 from llamado.text.grammar.source import GrammarSource
+from llamado.tools.mcp.config import McpServerConfig
 
 COMMANDS = (
     "serve", "run", "perplexity", "bench", "plan", "worker", "tap", "wait", "doctor", "gateway", "verify",
@@ -47,6 +48,7 @@ BASE = {
 }
 CHATML = "{{ messages[0].content }}"
 GONE = "(nothing)"
+MCP_SERVER = McpServerConfig(name="clock", command=("clock",))
 
 
 class Row(NamedTuple):
@@ -366,6 +368,13 @@ ROWS: dict[str, Row] = {
     "serve --slot-save-path": switch("slot_save_path", "@folder", "@folder"),
     "serve --api-prefix": switch("api_prefix", "/llama", "/llama"),
     "serve --path": switch("static_path", "@folder", "@folder"),
+    "serve --tools": Row("read_file,get_info", {"tools.builtin": ("read_file", "get_info")}),
+    "serve --tools-folder": Row("@folder/models", {"tools.folder": "@folder/models"}, "--tools all"),
+    "serve --tools-runtime": Row("docker:alpine", {"tools.runtime": "docker:alpine"}, "--tools all"),
+    "serve --mcp-servers-config": Row("@folder/mcp.json", {"tools.servers": (MCP_SERVER,)}),
+    "serve --mcp-servers-json": Row('{"mcpServers":{"clock":{"command":"clock"}}}', {"tools.servers": (MCP_SERVER,)}),
+    "serve --agent": Row(None, {"tools.builtin": ("all",), "tools.proxy": True}),
+    "serve --ui-mcp-proxy": Row(None, {"tools.proxy": True}),
     "serve --ui": switch("page", None, False),
     "serve --ui-config": switch("page_settings", '{"theme":"dark"}', {"theme": "dark"}),
     "serve --ui-config-file": switch("page_settings", "@folder/ui.json", {"theme": "light"}),
@@ -588,7 +597,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_llama(found / "tiny.gguf", n_vocab=320)
     texts = {
         "text": "Hello " * 400, "long": "a" * 1000, "keys": "one\n# two\ntwo\n", "template": "{{ messages }}",
-        "grammar": 'root ::= "b"', "ui.json": '{"theme": "light"}', "schema": '{"type": "object"}',
+        "grammar": 'root ::= "b"',
+        "ui.json": '{"theme": "light"}', "mcp.json": '{"mcpServers": {"clock": {"command": "clock"}}}',
+        "schema": '{"type": "object"}',
         "presets.ini": "[preset]\nmodel = x.gguf\n", "types": "a=q8_0\nb=F16",
         "gateway.yaml": "patience: 3", "keys.yaml": "[{name: n, key: k}]",
         "swap.yaml": "models:\n  swapped:\n    cmd: llamado serve --port ${PORT} -m x.gguf\n",

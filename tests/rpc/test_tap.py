@@ -576,7 +576,7 @@ def test_the_command(worker: FakeWorker, number: signal.Signals, tmp_path: Path)
         try:
             line = process.stderr.readline()
             assert "listening on" in line and "graphs 5 ms late and up to 1 ms more" in line
-            with connect(int(line.split(":")[1].split(",")[0])) as client:
+            with connect(int(line.partition("listening on")[2].split(":")[1].split(",")[0])) as client:
                 client.sendall(HELLO + RECOMPUTE + COUNT)
                 read(client, 48)
                 process.send_signal(number)

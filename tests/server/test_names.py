@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from typing import Any
 
 from fakes import INFO
 
 from llamado.commands.serve import serve_settings
-from llamado.flags import add_flags, parse
+from llamado.flags import FlagParser, add_flags, parse
 from llamado.server.api.status import models_json
 from llamado.server.settings import Settings
 
 
 def settings(*arguments: str) -> Settings:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser = FlagParser(allow_abbrev=False)
     add_flags(parser, "serve")
     return serve_settings(parse(parser, "serve", ["-m", "a.gguf", *arguments], {})[0])
 

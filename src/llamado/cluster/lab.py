@@ -53,8 +53,8 @@ class LabWorker:
                 command = own_command("worker", "-p", str(self._port), "-t", "1")
                 self._process = GuardedProcess(command, os.environ, self._guard, said=self._hear, ended=self._ended)
 
-    def kill(self, sig: int = signal.SIGKILL) -> None:
-        """End it as a machine that loses its power ends; with another signal, in order."""
+    def end(self, sig: int) -> None:
+        """End it by a signal: SIGKILL as a machine ends that loses its power, SIGTERM in order."""
         with self._said:
             if self._process is not None:
                 self._process.signal(sig)
@@ -123,7 +123,7 @@ class Lab:
 
     def kill(self, endpoint: str) -> None:
         """Kills a worker that was started here. Raises LabError."""
-        self._mine(endpoint).kill()
+        self._mine(endpoint).end(signal.SIGKILL)
 
     def start(self, endpoint: str) -> None:
         """Starts one of them again. Raises LabError."""
@@ -136,7 +136,7 @@ class Lab:
 
     def _end_workers(self) -> None:
         for worker in self._own:
-            worker.kill(signal.SIGTERM)
+            worker.end(signal.SIGTERM)
         self._guard.end()
 
     def _known(self, endpoint: str) -> None:
