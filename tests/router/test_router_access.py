@@ -17,6 +17,10 @@ LOCAL, FOREIGN = "http://localhost:5173", "http://evil.example"
 ALLOWED = "Access-Control-Allow-Origin"
 
 
+TOOLS = ("/tools", "/cors-proxy")
+"""What is off unless it is asked for, and says so."""
+
+
 def table(here: RouterHere) -> dict[str, set[str]]:
     """The methods of each path, from what the router looks them up in; and a path it has not."""
     router = here.server.router
@@ -73,6 +77,8 @@ def test_keys_and_origins_of_every_route(start_router: Start, prefix: str) -> No
                         assert status == 404 and (method == "HEAD" or b"File Not Found" in body), case
                     elif path == "/models/load":
                         assert status == 404, case  # of the model
+                    elif path in TOOLS:
+                        assert status == 403 and (method == "HEAD" or b"feature_disabled" in body), case
                     else:
                         assert status not in (401, 403, 404, 405), case
             if prefix:
@@ -89,10 +95,10 @@ def test_pages_of_other_sites_change_nothing(start_router: Start) -> None:
             changes = method != "GET" or path == "/unload"
             for headers in ({"Origin": FOREIGN}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}):
                 status, told, _ = ask(here.http, method, path, headers)
-                assert (status == 403) == changes, (method, path, headers)
+                assert (status == 403) == (changes or path in TOOLS), (method, path, headers)
                 assert ALLOWED not in told
         for headers in ({}, {"Origin": LOCAL}, {"Origin": f"http://{host}"}, {"Sec-Fetch-Site": "same-origin"}):
-            assert ask(here.http, "POST", path, headers)[0] != 403, (path, headers)
+            assert (ask(here.http, "POST", path, headers)[0] == 403) == (path in TOOLS), (path, headers)
     # What it lets in, its models' processes do not turn away: they are not told where it comes from.
     headers = {"Origin": LOCAL, "Sec-Fetch-Site": "same-site"}
     told = here.http.post("/completion", json={"model": "a", "echo": True}, headers=headers).json()["headers"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 from typing import Any
@@ -16,7 +15,7 @@ from llamado.commands.serve import serve_settings
 from llamado.engine.request import Defaults, InvalidRequest
 from llamado.engine.sampling.params import MAX_SEED
 from llamado.engine.sampling.rng import seed_key, uniform
-from llamado.flags import add_flags, parse
+from llamado.flags import FlagParser, add_flags, parse
 from llamado.http.json_body import parse_json
 from llamado.server.errors import ApiError
 from llamado.server.generate.generation_settings import generation_settings
@@ -107,7 +106,7 @@ def test_minus_one_and_nothing_are_random_and_shown_as_llama_server_shows_them()
     ("given", "seed"), [("7", 7), ("-1", None), ("-2", -2), (str(JOBS[0]), JOBS[0]), ("job", "job")]
 )
 def test_the_flag(given: str, seed: int | str | None) -> None:
-    parser = argparse.ArgumentParser()
+    parser = FlagParser()
     add_flags(parser, "serve")
     settings = serve_settings(parse(parser, "serve", ["-m", "x.gguf", "--seed", given], {})[0])
     assert settings.defaults.sampling.seed == seed
