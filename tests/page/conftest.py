@@ -22,6 +22,14 @@ CHROMIUM = os.environ.get("LLAMADO_CHROMIUM") or shutil.which("chromium") or shu
 SCREENSHOTS = Path(__file__).parents[2] / "docs" / "pictures"
 
 
+def take_picture(page: Page, name: str) -> None:
+    """A picture for the documents, where there is none of that name; to have it anew, delete it and run the test."""
+    path = SCREENSHOTS / f"{name}.png"
+    if not path.exists():
+        page.screenshot(path=path)
+    assert path.stat().st_size < 150_000
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:

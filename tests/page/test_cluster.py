@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import SCREENSHOTS, serving
+from conftest import serving, take_picture
 from playwright.sync_api import Locator, Page, expect
 from scripted import ScriptedEngine, scripted_server
 from workers import WorkerProcess
@@ -102,7 +102,7 @@ def test_layers_are_moved_by_mouse_and_keys_and_answers_stay(page: Page, divided
     expect(trial).to_contain_text(re.compile(r"a token takes \d+(\.\d+)? ms"))
     assert has(page, 2) == [*range(last - 3, last + 1), *third]
     said = float(re.search(r"takes ([\d.]+) ms", trial.inner_text())[1])  # type: ignore[index]
-    page.screenshot(path=str(SCREENSHOTS / "cluster.png"))
+    take_picture(page, "cluster")
     trial.get_by_role("button", name="Apply").click()
     expect(trial.get_by_role("button")).to_have_count(0)
     told = httpx.get(f"{divided}/cluster").json()
@@ -136,7 +136,7 @@ def test_a_worker_dies_and_comes_back(page: Page, divided: str, workers: list[Wo
     expect(page.locator(".events")).to_contain_text("moved")
     assert not has(page, 2), "its layers are with the others"
     assert answer(divided) == before
-    page.screenshot(path=str(SCREENSHOTS / "cluster-lost.png"))
+    take_picture(page, "cluster-lost")
     workers[1].start()
     page.locator(".lane.ready").nth(2).wait_for(timeout=30_000)
     expect(page.locator(".events")).to_contain_text("back")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import SCREENSHOTS, serving
+from conftest import serving, take_picture
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -64,7 +64,7 @@ def test_delays_cost_what_theory_says_and_bytes_stay(page: Page, lab: str) -> No
     assert slow < fast / 2, "the curve falls"
     assert expected / FACTOR < slow < expected * FACTOR, (slow, expected)
     expect(page.locator(".badge")).to_contain_text("Bytes are equal")
-    page.screenshot(path=str(SCREENSHOTS / "lab.png"))
+    take_picture(page, "lab")
 
 
 def test_a_worker_is_killed_and_started_again(page: Page, lab: str) -> None:

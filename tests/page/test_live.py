@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import SCREENSHOTS, serving
+from conftest import serving, take_picture
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -82,9 +82,7 @@ def test_eight_streams(page: Page, smollm2_server: str, streams: list[threading.
     assert chart.locator("canvas").evaluate(colour) != light
     page.emulate_media(color_scheme="light")
     page.wait_for_timeout(300)
-    if not (picture := SCREENSHOTS / "live.png").exists():
-        picture.parent.mkdir(exist_ok=True)
-        page.screenshot(path=picture)
+    take_picture(page, "live")
 
 
 def test_the_log_is_filtered_and_held(page: Page, smollm2_server: str) -> None:

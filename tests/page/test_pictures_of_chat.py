@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import SCREENSHOTS
+from conftest import take_picture
 from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -28,7 +28,7 @@ def test_pictures(page: Page, smollm2_server: str) -> None:
     page.get_by_role("button", name="Close the settings").click()
     ask(page, "Write a short Python function that adds two numbers.")
     page.wait_for_timeout(400)
-    shoot(page, "chat")
+    take_picture(page, "chat")
 
     page.goto(f"{smollm2_server}#/compare")
     for side, temperature in (("Left", "0"), ("Right", "0.7")):
@@ -39,7 +39,7 @@ def test_pictures(page: Page, smollm2_server: str) -> None:
         page.get_by_role("button", name="Close the settings").click()
     ask(page, "What is a river? Two sentences.")
     page.get_by_text("words differ").wait_for(timeout=60_000)
-    shoot(page, "compare")
+    take_picture(page, "compare")
 
     page.goto(f"{smollm2_server}#/complete")
     page.get_by_label("Text", exact=True).fill("Once upon a time there was a river that")
@@ -52,12 +52,4 @@ def test_pictures(page: Page, smollm2_server: str) -> None:
     page.locator(".complete-foot").get_by_role("button", name="Probabilities").click()
     page.locator(".token").nth(8).hover()
     page.wait_for_timeout(200)
-    shoot(page, "complete")
-
-
-def shoot(page: Page, name: str) -> None:
-    """A picture for the documents, where there is none yet."""
-    path = SCREENSHOTS / f"{name}.png"
-    if not path.exists():
-        page.screenshot(path=path)
-    assert path.stat().st_size < 150_000
+    take_picture(page, "complete")
