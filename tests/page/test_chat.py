@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import take_picture
 from playwright.sync_api import Locator, Page, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -56,6 +57,7 @@ def test_a_conversation_with_branches(chat: Page, engine: ScriptedEngine) -> Non
     expect(answers(chat).last).to_have_text("Another.")
     chat.get_by_role("button", name="Version before").click()
     expect(answers(chat).last).to_have_text("Answer to 2.")
+    take_picture(chat, "versions")
 
     engine.say = lambda prompt: f"Heard {re.findall('<user>(.*?)</>', prompt)}."
     first = chat.locator("article.user").first
@@ -130,6 +132,7 @@ def test_settings_reach_the_model(chat: Page, engine: ScriptedEngine) -> None:
     chat.get_by_label("temperature", exact=True).fill("abc")
     chat.get_by_label("JSON schema").click()
     chat.get_by_text("expected a number").wait_for()
+    take_picture(chat, "settings")
     assert chat.get_by_label("min_p", exact=True).get_attribute("placeholder") == "0.05"
     chat.get_by_label("JSON schema").fill('{"type": "object"}')
     chat.get_by_label("JSON schema").blur()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from conftest import take_picture
 from playwright.sync_api import Page
 from scripted import ScriptedEngine, scripted_server
 
@@ -29,6 +30,7 @@ def test_asks_for_the_key(page: Page) -> None:
         dialog.get_by_label("Key").fill("wrong")
         dialog.get_by_role("button", name="Go on").click()
         dialog.get_by_text("not one of the server's").wait_for()
+        take_picture(page, "key")
         dialog.get_by_label("Key").fill("secret")
         dialog.get_by_role("button", name="Go on").click()
         page.get_by_text("fake", exact=True).first.wait_for()

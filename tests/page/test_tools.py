@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from conftest import take_picture
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -103,6 +104,7 @@ def test_an_mcp_server_behind_the_proxy(page: Page) -> None:
         page.get_by_role("button", name=f"Run at {mcp}").click()
         page.get_by_text("Five.").wait_for()
         expect(page.locator("article.tool .said")).to_have_text("5")
+        take_picture(page, "tools")
         page.get_by_role("button", name=f"Remove {mcp}").click()
         expect(page.get_by_label("add", exact=True)).to_have_count(0)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from conftest import take_picture
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -120,6 +121,7 @@ def test_a_gap_is_filled(page: Page, address: str, engine: ScriptedEngine) -> No
     expect(page.locator(".chip")).to_have_text("other.py")
     page.get_by_role("button", name="Fill in").click()
     expect(page.get_by_role("region", name="Between")).to_have_text("return 1")
+    take_picture(page, "infill")
     prompt = bytes(token for token in engine.requests[-1].prompt if token not in (3, 4, 5)).decode()
     assert "seven = 7" in prompt and prompt.endswith("def f():\n    \nprint(f())")
     page.get_by_role("button", name="Take it").click()
