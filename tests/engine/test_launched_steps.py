@@ -28,7 +28,7 @@ from llamado.ggml.graph import Graph
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
-from .fake import Client, FakeTokenizer, ask, send
+from .fake import Client, FakeTokenizer, ask, eventually, send
 
 Make = Callable[..., tuple[Engine, "Counting"]]
 
@@ -227,6 +227,24 @@ def test_a_request_that_is_dropped_in_between(make: Make, how: str) -> None:
         time.sleep(0.001)
     assert at == [True] and [event.index for event in dropped.tokens] == [0, 1, 2, 3] and not dropped.over.is_set()
     assert told(send(engine, req(40, 30)).wait()) == expected[1]
+
+
+def test_a_request_that_a_neighbour_drops(make: Make) -> None:
+    """Its token of the same step waits to be told, and is not told any more."""
+    engine, _ = make()
+    other, told_before = Client(), []
+
+    def drop(event: Event) -> None:
+        if isinstance(event, Token) and event.index == 8:
+            engine.cancel(other.id)
+            told_before.append(len(other.tokens))
+
+    first = Client(drop)
+    first.id = engine.submit(req(60), first)
+    other.id = engine.submit(req(40, 200), other)
+    first.wait()
+    assert eventually(lambda: not engine.snapshot().requests_processing)
+    assert told_before == [len(other.tokens)] and other.tokens and not other.over.is_set()
 
 
 def test_a_step_that_is_lost_on_its_way(make: Make) -> None:
