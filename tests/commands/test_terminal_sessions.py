@@ -89,7 +89,7 @@ def test_a_session(terminal: Open, model: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_stopped_is_not_lost(terminal: Open, model: Path) -> None:
-    one = terminal(str(model), "--ignore-eos", "-s", "1", "-c", "16384", "-n", "12000")
+    one = terminal(str(model), "--ignore-eos", "-s", "1", "-c", "65536", "-n", "60000")
     one.prompt()
     one.type("a story\r")
     one.until("a story\n+.*\\w", 30)
