@@ -98,7 +98,7 @@ def test_an_mcp_server_behind_the_proxy(page: Page) -> None:
         page.get_by_text("this is no address").wait_for()
         field.fill(mcp)
         page.get_by_role("button", name="Add", exact=True).click()
-        page.get_by_text("1 tools").wait_for()
+        page.get_by_text("1 tool", exact=True).wait_for()
         page.get_by_label("add", exact=True).check()
         ask(page, "2 + 3?")
         page.get_by_role("button", name=f"Run at {mcp}").click()

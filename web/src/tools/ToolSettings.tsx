@@ -89,7 +89,7 @@ function Servers() {
           <div key={address} class="mcp-row">
             <span class="where">{shown(address)}</span>
             <small role="status">
-              {now?.state === "ready" ? `${now.tools.length} tools` : now?.state === "failed" ? shown(now.why) : "asked…"}
+              {now?.state === "ready" ? `${now.tools.length} tool${now.tools.length === 1 ? "" : "s"}` : now?.state === "failed" ? shown(now.why) : "asked…"}
             </small>
             {now?.state === "failed" && (
               <button class="quiet small" type="button" onClick={() => void connect(true)}>
