@@ -52,8 +52,8 @@ _STARTS = {
         with own_workers(1):
             pass
     """,
-    "taps of the bench": """
-        from llamado.commands.bench.taps import Taps
+    "taps": """
+        from llamado.cluster.taps import Taps
         from llamado.rpc.endpoint import Endpoint
         Taps([Endpoint("127.0.0.1", 1)]).close()
     """,

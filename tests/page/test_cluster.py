@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import serving, take_picture
+from browsing import serving, take_picture
 from playwright.sync_api import Locator, Page, expect
 from scripted import ScriptedEngine, scripted_server
 from workers import WorkerProcess

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import take_picture
+from browsing import take_picture
 from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import take_picture
+from browsing import take_picture
 from playwright.sync_api import Page
 from scripted import ScriptedEngine, scripted_server
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from conftest import take_picture
+from browsing import take_picture
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from conftest import take_picture
+from browsing import take_picture
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 

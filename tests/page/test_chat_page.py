@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import take_picture
+from browsing import take_picture
 from playwright.sync_api import Locator, Page, expect
 from scripted import ScriptedEngine, scripted_server
 

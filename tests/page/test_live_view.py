@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import serving, take_picture
+from browsing import serving, take_picture
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 

@@ -1,0 +1,61 @@
+"""What tests of the page share: servers as processes, pictures for the documents."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from playwright.sync_api import Page
+
+SCREENSHOTS = Path(__file__).parents[2] / "docs" / "pictures"
+
+
+def take_picture(page: Page, name: str) -> None:
+    """A picture for the documents, where there is none of that name; to have it anew, delete it and run the test."""
+    path = SCREENSHOTS / f"{name}.png"
+    if not path.exists():
+        page.screenshot(path=path)
+    assert path.stat().st_size < 150_000
+
+
+class serving:
+    """`llamado serve` with arguments on a free port: its address inside the `with`; ended behind it.
+
+    `words`: what its log says when it is ready.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, words: str = "all slots are idle") -> None:
+        self._words = words
+        self._log = folder / "log"
+        self._arguments = arguments
+
+    def __enter__(self) -> str:
+        command = [sys.executable, "-m", "llamado", "serve", *self._arguments, "--port", "0"]
+        with self._log.open("wb") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=file)
+        return self.wait(lambda: self._address())
+
+    def _address(self) -> str | None:
+        text = self._log.read_text(errors="replace")
+        found = re.search(r"listening on (http://127\.0\.0\.1:\d+)", text)
+        return found[1] if found and self._words in text else None
+
+    def wait(self, found: Callable[[], str | None], timeout: float = 120) -> str:
+        deadline = time.monotonic() + timeout
+        while (value := found()) is None:
+            assert self.process.poll() is None and time.monotonic() < deadline, self._log.read_text(errors="replace")
+            time.sleep(0.02)
+        return value
+
+    def __exit__(self, *_: object) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
