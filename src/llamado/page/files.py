@@ -6,6 +6,7 @@ address but the server's own, and the Content-Security-Policy holds it to that, 
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from collections.abc import Mapping
 from functools import cache
@@ -76,12 +77,15 @@ def _file(path: str) -> tuple[bytes, bytes, str]:
     return content, packed, f'"{blake2b(content, digest_size=12).hexdigest()}"'
 
 
-def page_response(path: str, headers: Mapping[str, str]) -> Response:
-    """The answer to GET of one of `page_paths`, for a request with these headers."""
+async def page_response(path: str, headers: Mapping[str, str]) -> Response:
+    """The answer to GET of one of `page_paths`, for a request with these headers.
+
+    A file is read and packed once, in a thread: the reader of PDFs takes longer than `/health` may wait.
+    """
     if path == "/" and not any(kind in headers.get("accept", "*/*") for kind in _WANTED):
         return Response("Ollama is running", headers={"Vary": "Accept"}, media_type="text/plain")
     path = "/index.html" if path == "/" else path
-    content, packed, tag = _file(path)
+    content, packed, tag = await asyncio.to_thread(_file, path)
     lasting = path.startswith("/assets/")
     said = {
         **_SAFE,
@@ -100,7 +104,7 @@ async def _answer(request: Request) -> Response:
     path = request.scope["path"]
     if path not in page_paths():
         return json_response(not_found().body, 404)
-    return page_response(path, request.headers)
+    return await page_response(path, request.headers)
 
 
 def page_routes() -> list[Route]:

@@ -232,7 +232,8 @@ class Router:
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        await page_response(scope["path"], headers)(scope, receive, send)
+        response = await page_response(scope["path"], headers)
+        await response(scope, receive, send)
 
     def _props(self) -> dict[str, Any]:
         return {
