@@ -1,6 +1,6 @@
 import { useRef, useState } from "preact/hooks";
-import { shown } from "../markdown/visible";
 import { Icon } from "../ui/Icon";
+import { Chips } from "./Chips";
 import { readAttachment } from "./attachments";
 import type { Attachment } from "./tree";
 
@@ -61,19 +61,7 @@ export function Composer({ busy, onStop, onSend }: Given) {
     >
       {(attachments.length > 0 || said) && (
         <div class="attachments" role="status">
-          {attachments.map((one, index) => (
-            <span key={index} class="chip">
-              {shown(one.name)}
-              <button
-                class="quiet small"
-                type="button"
-                aria-label={`Remove ${one.name}`}
-                onClick={() => setAttachments(attachments.filter((_, other) => other !== index))}
-              >
-                <Icon name="close" />
-              </button>
-            </span>
-          ))}
+          <Chips files={attachments} onChange={setAttachments} />
           {said}
         </div>
       )}

@@ -1,10 +1,10 @@
 // What belongs between two texts, for models that were trained to say that.
 import { useRef, useState } from "preact/hooks";
+import { Chips } from "../chat/Chips";
 import { readAttachment } from "../chat/attachments";
 import { Probabilities } from "../chat/Probabilities";
 import type { Attachment } from "../chat/tree";
 import { shown } from "../markdown/visible";
-import { Icon } from "../ui/Icon";
 import { remembered } from "../ui/remembered";
 import { Outcome, Panel } from "./Panel";
 import { Run } from "./running";
@@ -106,19 +106,7 @@ export function Infill() {
             aria-label="Files around it"
             onChange={(event) => void add([...(event.currentTarget.files ?? [])])}
           />
-          {around.map((one, index) => (
-            <span key={index} class="chip">
-              {shown(one.name)}
-              <button
-                class="quiet small"
-                type="button"
-                aria-label={`Remove ${one.name}`}
-                onClick={() => setAround(around.filter((_, other) => other !== index))}
-              >
-                <Icon name="close" />
-              </button>
-            </span>
-          ))}
+          <Chips files={around} onChange={setAround} />
           <span role="status">{said}</span>
         </div>
         <div class="complete-foot">
