@@ -28,7 +28,8 @@ class Terminal:
         self.screen = pyte.HistoryScreen(columns, rows, history=2000, ratio=1.0)
         self._stream = pyte.ByteStream(self.screen)
         environment = {**os.environ, **(environ or {}), "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
-        environment.pop("NO_COLOR", None)
+        for name in ("NO_COLOR", "COLUMNS", "LINES"):  # of the terminal around this one
+            environment.pop(name, None)
         self._child: Any = pexpect.spawn(
             program[0], [*program[1:], *arguments], dimensions=(rows, columns), env=environment, timeout=120,
         )  # fmt: skip
@@ -36,9 +37,12 @@ class Terminal:
         # What the screen answers (where the cursor is) goes back to the program.
         self.screen.write_process_input = lambda data: self._child.send(data)
         self.raw = b""
+        self._unheard = False  # whether the program has shown nothing since keys were typed
 
     def type(self, text: str) -> None:
         """Keys, as a terminal sends them."""
+        self.read(0.01)
+        self._unheard = True
         self._child.send(text)
 
     def paste(self, text: str) -> None:
@@ -60,6 +64,7 @@ class Terminal:
                 return
             except pexpect.EOF:
                 return
+            self._unheard = False
             self.raw += data
             self._stream.feed(data)
 
@@ -84,9 +89,9 @@ class Terminal:
         return self.text
 
     def prompt(self, seconds: float = 60.0) -> None:
-        """Wait for an empty prompt below everything else."""
+        """Wait for an empty prompt below everything else, after what was typed."""
         end = time.monotonic() + seconds
-        while self.shown.rpartition("\n")[2] != ">" or self.screen.cursor.x != 2:
+        while self._unheard or self.shown.rpartition("\n")[2] != ">" or self.screen.cursor.x != 2:
             if time.monotonic() > end:
                 raise AssertionError(f"no prompt within {seconds:g} s on:\n{self.text}")
             self.read()

@@ -14,6 +14,7 @@ from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
+from llamado.engine.drafts.cost import Windows
 from llamado.engine.drafts.model import ModelKind
 from llamado.engine.engine import Engine
 from llamado.engine.loaded_model import LoadedModel
@@ -38,8 +39,13 @@ def worker() -> Iterator[Worker]:
 
 
 @pytest.mark.slow
-def test_windows_over_links(model: Path) -> None:
-    """The draft model is the model itself: every draft is right, and batches follow each other without a pause."""
+def test_windows_over_links(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft model is the model itself: every draft is right, and batches follow each other without a pause.
+
+    How long windows should be depends on how long links and devices take, and is tested with times of their own; here
+    they have one length.
+    """
+    monkeypatch.setattr(Windows, "length", 4)
     with LoadedModel.load(model, EngineOptions(n_ctx=512, n_threads=1)) as llama:
         right = told(answers(llama))
     with ExitStack() as stack:
@@ -63,7 +69,7 @@ def test_windows_over_links(model: Path) -> None:
                 passes[kinds] = llama.engine.snapshot().counters.n_decode_total
                 drafted = [(r.timings.draft_n or 0, r.timings.draft_n_accepted or 0) for r in results]
         assert sum(n for n, _ in drafted) > 30 and all(n == accepted for n, accepted in drafted)
-        assert passes["draft-simple",] < 0.6 * passes[()]
+        assert passes["draft-simple",] < 0.4 * passes[()]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import select
 import socket
 import time
 from collections.abc import Callable
@@ -253,15 +254,6 @@ def test_all_of_a_vocabulary_for_a_few_tokens() -> None:
 
 
 @pytest.mark.slow
-def ends(url: str) -> bool:
-    """Whether a server says that it ends. A connection that comes just as it begins to is closed unread."""
-    try:
-        return httpx.get(f"{url}/health").status_code == 503
-    except httpx.RemoteProtocolError:
-        return False
-
-
-@pytest.mark.slow
 def test_a_server_that_ends_tells_new_requests_to_come_again() -> None:
     engine = FakeEngine("x" * 100, delay=0.05)
     with serving(engine) as wire, httpx.Client(base_url=wire.url, timeout=30) as http:
@@ -269,7 +261,7 @@ def test_a_server_that_ends_tells_new_requests_to_come_again() -> None:
             lines = response.iter_lines()
             next(lines)
             wire.server.should_exit = True
-            wait_for(lambda: ends(wire.url))
+            wait_for(lambda: httpx.get(f"{wire.url}/health").status_code == 503)
             for path in ("/health", "/v1/models"):
                 answer = httpx.get(wire.url + path)
                 assert answer.status_code == 503 and answer.json()["error"]["type"] == "unavailable_error"
@@ -278,3 +270,48 @@ def test_a_server_that_ends_tells_new_requests_to_come_again() -> None:
             last = [line for line in lines if line.startswith("data: ")][-1]
         assert json.loads(last[6:])["stop"] is True and json.loads(last[6:])["tokens_predicted"] == 100
         wait_for(lambda: not wire.server.servers or not any(s.is_serving() for s in wire.server.servers))
+
+
+@pytest.mark.slow
+def test_connections_that_are_open_when_the_end_begins_are_told() -> None:
+    """One that has asked nothing yet and one that rests: both are told to come again, and their bodies may come late."""
+    engine = FakeEngine("x" * 100, delay=0.05)
+    with serving(engine) as wire, httpx.Client(base_url=wire.url, timeout=30) as http:
+        with wire.connect() as new, wire.connect() as used:
+            used.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert [status for status, _, _ in read_answers(used, 1)] == [200]
+            with http.stream("POST", "/completion", json={"prompt": "a", "stream": True}) as response:
+                lines = response.iter_lines()
+                next(lines)
+                wire.server.should_exit = True
+                wait_for(lambda: httpx.get(f"{wire.url}/health").status_code == 503)
+                for sock in (new, used):
+                    sock.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
+                    assert select.select([sock], [], [], 30)[0]
+                    for _ in range(300):
+                        sock.sendall(b" " * 1000)
+                    [(status, headers, _)] = read_answers(sock, 1)
+                    assert (status, headers["Connection"]) == (503, "close")
+                    assert sock.recv(1) == b"", "the end, and no reset"
+
+
+@pytest.mark.slow
+def test_who_is_turned_away_gets_to_read_why() -> None:
+    """Headers without end: what is still on its way is read, and nobody waits for ever for more of it."""
+    with serving() as wire, wire.connect() as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 70_000)
+        assert select.select([sock], [], [], 30)[0]
+        for _ in range(50):
+            sock.sendall(b"x" * 1000)
+        assert [status for status, _, _ in read_answers(sock, 1)] == [431]
+        assert sock.recv(1) == b""
+        wait_for(lambda: sent_in_vain(sock))
+
+
+def sent_in_vain(sock: socket.socket) -> bool:
+    """Whether the other side has closed its connection, and tells so who still sends."""
+    try:
+        sock.sendall(b"x")
+    except OSError:
+        return True
+    return False

@@ -36,6 +36,8 @@ CHUNKED_SECONDS = 150.0
 # Bytes of a body that are still read after it was answered, so that who sends it gets to read why: any that could
 # have been taken.
 MAX_UNWANTED = MAX_BODY
+# Seconds for the rest of such a request where the connection ends with its answer.
+LINGER_SECONDS = 3.0
 # Bytes and lines of the headers, the URL included; browsers and proxies stay below 16 KiB.
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 200
@@ -121,9 +123,9 @@ class _Spelled:
     lower case.
     """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport
-        self.close = transport.close
+        self.close = close
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
@@ -158,6 +160,9 @@ class HttpConnection(HttpToolsProtocol):
         self._unwanted = 0
         self._in_headers = False
         self._in_body = False
+        self._lingers = False
+        self._answered: RequestResponseCycle | None = None
+        """The request whose answer is being written, or was the last to be."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -179,6 +184,9 @@ class HttpConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
+            return
+        if self._lingers:
+            self._ignore(len(data))
             return
         if self._deadline is None and not self._busy:
             # Whatever comes while nothing is being answered begins a request, be it an empty line.
@@ -246,7 +254,8 @@ class HttpConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        cycle.transport = _Spelled(self.transport)  # type: ignore[assignment]
+        self._answered = cycle
+        cycle.transport = _Spelled(self.transport, self._end)  # type: ignore[assignment]
         cycle.scope["extensions"][WRITE] = partial(self._write_more, cycle)  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
 
@@ -265,11 +274,14 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         if self.cycle.response_complete:
-            self._unwanted += len(body)
-            if self._unwanted > MAX_UNWANTED:
-                self.transport.abort()
+            self._ignore(len(body))
             return
         super().on_body(body)
+
+    def _ignore(self, n: int) -> None:
+        self._unwanted += n
+        if self._unwanted > MAX_UNWANTED:
+            self.transport.abort()
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -281,6 +293,8 @@ class HttpConnection(HttpToolsProtocol):
         self._rest()
 
     def on_response_complete(self) -> None:
+        if self._lingers:
+            self.pipeline.clear()
         super().on_response_complete()
         self._rest()
 
@@ -317,7 +331,9 @@ class HttpConnection(HttpToolsProtocol):
         self._deadline = None
         if self.transport.is_closing():
             return
-        if self._in_body and self.flow.read_paused:
+        if self._lingers:
+            self.transport.close()
+        elif self._in_body and self.flow.read_paused:
             self._within(self._body_seconds())  # it is this side that does not read
         elif self._in_headers or self._in_body:
             self._turn_away(408, "Request Timeout")
@@ -327,13 +343,42 @@ class HttpConnection(HttpToolsProtocol):
     def _turn_away(self, status: int, reason: str) -> None:
         """Answer a request that never became one, and close."""
         self._clear()
-        if not self._busy or not self.cycle.response_started:
-            body = b'{"error":{"code":%d,"message":"%s","type":"invalid_request_error"}}' % (status, reason.encode())
-            self.transport.write(
-                b"HTTP/1.1 %d %s\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: %d\r\n"
-                b"Connection: close\r\n\r\n%s" % (status, reason.encode(), len(body), body)
-            )
-        self.transport.close()
+        cycle = self._answered
+        if cycle is not None and not cycle.response_complete:
+            if cycle.response_started:
+                self.transport.close()
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+        body = b'{"error":{"code":%d,"message":"%s","type":"invalid_request_error"}}' % (status, reason.encode())
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: %d\r\n"
+            b"Connection: close\r\n\r\n%s" % (status, reason.encode(), len(body), body)
+        )
+        self._linger()
+
+    def _end(self) -> None:
+        """Close, once the client has sent the request that is answered."""
+        if self._in_headers or self._in_body:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Close for writing, and for reading when the client closes, or soon.
+
+        A system answers bytes that come for a closed connection by resetting it, upon which the client's loses what was
+        not read yet: the answer (RFC 9112, 9.6).
+        """
+        self._lingers, self._unwanted = True, 0
+        self._within(LINGER_SECONDS)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def finish(self) -> None:
+        """The answer that is being written is the last one. Where none is, a request may be on its way, and be told."""
+        if self._busy:
+            self.cycle.keep_alive = False
 
     def give_way(self) -> None:
         """Close at once: somebody else needs the place."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from llamado.http.access import Access
+from llamado.http.connections import HttpConnection
 
 _TICK = 0.05  # seconds
 
@@ -27,8 +28,9 @@ class EndingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.access is not None:
             self.access.draining = True
-            for connection in list(self.server_state.connections):
-                connection.shutdown()
+            for connection in self.server_state.connections:
+                if isinstance(connection, HttpConnection):
+                    connection.finish()
             loop = asyncio.get_running_loop()
             end = loop.time() + (self.config.timeout_graceful_shutdown or 0)
             while self.access.n_running and not self.force_exit and loop.time() < end:
