@@ -274,25 +274,29 @@ def test_a_server_that_ends_tells_new_requests_to_come_again() -> None:
 
 @pytest.mark.slow
 def test_connections_that_are_open_when_the_end_begins_are_told() -> None:
-    """One that has asked nothing yet and one that rests: both are told to come again, and their bodies may come late."""
+    """One that has asked nothing yet and one that rests are told to come again; their bodies may come late."""
     engine = FakeEngine("x" * 100, delay=0.05)
-    with serving(engine) as wire, httpx.Client(base_url=wire.url, timeout=30) as http:
-        with wire.connect() as new, wire.connect() as used:
-            used.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert [status for status, _, _ in read_answers(used, 1)] == [200]
-            with http.stream("POST", "/completion", json={"prompt": "a", "stream": True}) as response:
-                lines = response.iter_lines()
-                next(lines)
-                wire.server.should_exit = True
-                wait_for(lambda: httpx.get(f"{wire.url}/health").status_code == 503)
-                for sock in (new, used):
-                    sock.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
-                    assert select.select([sock], [], [], 30)[0]
-                    for _ in range(300):
-                        sock.sendall(b" " * 1000)
-                    [(status, headers, _)] = read_answers(sock, 1)
-                    assert (status, headers["Connection"]) == (503, "close")
-                    assert sock.recv(1) == b"", "the end, and no reset"
+    with (
+        serving(engine) as wire,
+        httpx.Client(base_url=wire.url, timeout=30) as http,
+        wire.connect() as new,
+        wire.connect() as used,
+    ):
+        used.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert [status for status, _, _ in read_answers(used, 1)] == [200]
+        with http.stream("POST", "/completion", json={"prompt": "a", "stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            wire.server.should_exit = True
+            wait_for(lambda: httpx.get(f"{wire.url}/health").status_code == 503)
+            for sock in (new, used):
+                sock.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
+                assert select.select([sock], [], [], 30)[0]
+                for _ in range(300):
+                    sock.sendall(b" " * 1000)
+                [(status, headers, _)] = read_answers(sock, 1)
+                assert (status, headers["Connection"]) == (503, "close")
+                assert sock.recv(1) == b"", "the end, and no reset"
 
 
 @pytest.mark.slow
