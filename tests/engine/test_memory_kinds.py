@@ -351,9 +351,18 @@ def test_a_worker_is_lost_while_sequences_share(make: Make, plain: Plain, layers
     assert isinstance(forward, FragileForward)
     engine, _ = make(forward)
     prompts = [SYSTEM + tokens(i, 20) for i in range(N_SLOTS)]
+
+    def halfway() -> None:
+        forward.hold = len(forward.sizes) > 30
+
+    forward.in_start = halfway
     clients = [send(engine, req(prompt, 60)) for prompt in prompts]
-    assert eventually(lambda: engine.snapshot().kv_cells_shared > 0, 5)
+    assert eventually(lambda: forward.hold, 5)
+    shared, ended = forward.memory.n_shared, any(client.over.is_set() for client in clients)
+    forward.in_start = lambda: None
     forward.die()
+    forward.go_on()
+    assert shared == SHARED and not ended
     assert eventually(lambda: forward.lost() is None, 5)
     for client, prompt in zip(clients, prompts, strict=True):
         assert client.result.tokens == plain(prompt, 60)
