@@ -100,7 +100,7 @@ def test_a_draft_model_on_a_worker_that_is_lost(model: Path) -> None:
         right = told(answers(llama))
     with ExitStack() as lost:
         port = lost.enter_context(worker()).port
-        own = SplitOptions(rpc=(f"127.0.0.1:{port}",), alive_timeout=0.5, n_gpu_layers=ALL_LAYERS)
+        own = SplitOptions(rpc=(f"127.0.0.1:{port}",), n_gpu_layers=ALL_LAYERS)
         drafts = DraftOptions(kinds=("draft-simple",), model=ModelSource(spec=str(model)), split=own)
         with LoadedModel.load(model, EngineOptions(n_ctx=512, n_threads=1, drafts=drafts)) as llama:
             assert isinstance(llama.engine, Engine) and llama.engine._drafts is not None

@@ -66,7 +66,7 @@ def test_a_worker_that_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     cpu = CpuDevice(1)
     with ExitStack() as first:
         port = first.enter_context(running(cpu, mem=1 << 30)).port
-        split = SplitOptions(rpc=(f"127.0.0.1:{port}",), alive_timeout=0.5, n_gpu_layers=ALL_LAYERS)
+        split = SplitOptions(rpc=(f"127.0.0.1:{port}",), n_gpu_layers=ALL_LAYERS)
         options = EngineOptions(n_ctx=512, n_threads=1, split=split, drafts=DraftOptions(kinds=("draft-mtp",), most=4))
         with LoadedModel.load(path, options) as llama:
             assert isinstance(llama.engine, Engine) and llama.engine._drafts is not None
