@@ -16,6 +16,7 @@ from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
+from llamado.engine.drafts.cost import Windows
 from llamado.engine.engine import Engine
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions
@@ -34,8 +35,12 @@ def tapped(latency: float) -> Iterator[Tap]:
 
 
 @pytest.mark.slow
-def test_windows_over_links(tmp_path: Path) -> None:
-    """The head is the model's layer: every draft is right, and windows follow each other before the first is known."""
+def test_windows_over_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head is the model's layer: every draft is right, and windows follow each other before the first is known.
+
+    They have one length here, not that which links and devices make them have.
+    """
+    monkeypatch.setattr(Windows, "length", 4)
     path = make_headed(tmp_path / "m.gguf", "glm4moe")
     with LoadedModel.load(path, EngineOptions(n_ctx=512, n_threads=1)) as llama:
         right = told(answers(llama))
@@ -54,7 +59,7 @@ def test_windows_over_links(tmp_path: Path) -> None:
                 passes[kinds] = llama.engine.snapshot().counters.n_decode_total
         drafted = [(r.timings.draft_n or 0, r.timings.draft_n_accepted or 0) for r in results]
         assert sum(n for n, _ in drafted) > 30 and all(n == accepted for n, accepted in drafted)
-        assert passes["draft-mtp",] < 0.6 * passes[()]
+        assert passes["draft-mtp",] < 0.4 * passes[()]
 
 
 @pytest.mark.slow
