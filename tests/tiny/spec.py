@@ -90,8 +90,10 @@ class Tiny:
 
 
 @kept
-def make(tiny: Tiny, path: Path, *, wtype: str = "F32", seed: int = 0) -> Path:
-    """Writes the file; matrices of layers are of `wtype`, where their rows are whole blocks of it."""
+def make(tiny: Tiny, path: Path, *, wtype: str = "F32", wtypes: tuple[str, ...] = (), seed: int = 0) -> Path:
+    """Writes the file; matrices of layers are of `wtype`, those of the first ones of `wtypes`, where their rows are
+    whole blocks of it.
+    """
     writer = gguf.GGUFWriter(path, tiny.architecture)
     writer.add_name("a small model")  # some vocabularies are known by a name
     writer.add_block_count(tiny.n_layer)
@@ -104,11 +106,14 @@ def make(tiny: Tiny, path: Path, *, wtype: str = "F32", seed: int = 0) -> Path:
     else:
         add_bpe_vocabulary(writer, tiny.n_vocab, tiny.pre)
     rng = np.random.default_rng(seed)
-    block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[wtype]][0]
+    types = dict(enumerate(wtypes))
     for name, shape in tiny.shapes().items():
         values = tiny.values(rng, name, shape)
+        layer = name.split(".")[1]
+        type_name = types.get(int(layer), wtype) if layer.isdecimal() else wtype
+        block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]][0]
         if (
-            wtype == "F32"
+            type_name == "F32"
             or len(shape) < 2
             or shape[0] % block
             or not name.startswith("blk.")
@@ -119,7 +124,7 @@ def make(tiny: Tiny, path: Path, *, wtype: str = "F32", seed: int = 0) -> Path:
             writer.add_tensor(name, values)
             continue
         rows = values.reshape(-1, shape[0])
-        data, type = encode_weight(rng, wtype, len(rows), shape[0], float(rows.std()))
+        data, type = encode_weight(rng, type_name, len(rows), shape[0], float(rows.std()))
         writer.add_tensor(name, data.reshape(*shape[:0:-1], -1), raw_dtype=type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
