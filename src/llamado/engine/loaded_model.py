@@ -31,6 +31,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import Forward, Scales, as_scales
 from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_options, prompt_memory
+from llamado.engine.forward.graphs import FEW
 from llamado.engine.forward.lora_scales import DefaultScales, default_scales
 from llamado.engine.options import FETCHING, EngineOptions, ModelSource, Report
 from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
@@ -379,7 +380,7 @@ def _runner(
     )
     try:
         drafting = options.draft_kinds and (options.split is None or options.drafts.kinds)
-        few = 8 if drafting else min(options.n_slots, 8)
+        few = min(max(options.n_slots, 8) if drafting else options.n_slots, FEW)
         runner.warm_up([*range(1, min(few, runner.max_batch) + 1), runner.max_batch], progress, scales)
     except BaseException:
         runner.close()

@@ -20,6 +20,10 @@ PAD = 256
 _REACH = 1024
 """Cells that attention is given at least; where more are in use 8,192, then powers of two."""
 _GRAPHS_KEPT = 128
+_READY = 8
+"""Sequences that generate a token each for which there are graphs before the first request."""
+FEW = 16
+"""Such sequences up to which every number of them has a shape of its own: each column of so few costs time."""
 _SIZES: tuple[int, ...] = (*range(1, 9), *(n << shift for shift in range(2, 20) for n in (3, 4)))
 """Of batches on several devices: every new shape has to be sent and compiled."""
 
@@ -105,8 +109,9 @@ class Graphs:
             n_outputs = n_out if n_out <= 1 else n_tokens if n_tokens <= 64 or 2 * n_out > n else min(64, n_tokens)
             reach = max(PAD, 1 << (used - 1).bit_length())  # masks are sent, too
             return n_tokens, max(n_out, n_outputs), reach
-        n_tokens = min(-(-n // _step(n)) * _step(n), self._max_batch)
-        n_outputs = n_out if n_out <= 2 or n <= 8 else min(n_tokens, 1 << (n_out - 1).bit_length())
+        step = 1 if n_out == n <= FEW and self._output is Output.LOGITS else _step(n)
+        n_tokens = min(-(-n // step) * step, self._max_batch)
+        n_outputs = n_out if n_out <= 2 or step == 1 else min(n_tokens, 1 << (n_out - 1).bit_length())
         reach = _REACH if used <= _REACH else max(8 * _REACH, 1 << (used - 1).bit_length())
         return n_tokens, n_outputs, reach
 
@@ -134,7 +139,8 @@ class Graphs:
     def warm_up(self, batch_sizes: list[int], progress: Progress | None, scales: Scales) -> None:
         """Prepares these batch sizes, and notes what else requests are likely to need for `next_ahead`."""
         # the largest first: it sets the size of a device's working memory
-        sizes = sorted({n for n in batch_sizes if n <= self._max_batch}, reverse=True)
+        now = {n for n in batch_sizes if n <= _READY or n > FEW or n == self._max_batch}
+        sizes = sorted({n for n in now if n <= self._max_batch}, reverse=True)
         shapes = [shape for n in sizes for shape in self._shapes(n, min(n, 8), 1, scales)]
         for i, shape in enumerate(shapes):
             if progress is not None:
@@ -147,8 +153,9 @@ class Graphs:
             ahead += [shape for reach in reaches for n in sizes for shape in self._shapes(n, 1, reach)]
         else:
             sizes = [n for n in (*range(12, 33, 4), *range(40, 257, 8), *range(288, 513, 32)) if n <= self._max_batch]
-            few = [n for n in batch_sizes if n <= 8]
+            few = [n for n in batch_sizes if n <= FEW]
             ahead = [shape for n in sizes for shape in self._shapes(n, 1, 1)]
+            ahead += [shape for n in few if n > _READY for shape in self._shapes(n, n, 1)]
             ahead += [shape for n in few for shape in self._shapes(n, n, _REACH + 1)]
             ahead += [shape for n in sizes for shape in self._shapes(n, 1, _REACH + 1)]
         self._ahead = [replace(shape, scales=scales) for shape in ahead]

@@ -1,0 +1,52 @@
+"""Which shapes of graphs serve batches of which sizes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from llamado.engine.forward.graphs import Graphs
+from llamado.models.batch import BatchShape, Output
+
+
+class Prepared(Graphs):
+    """Notes what it is told to prepare."""
+
+    def __init__(self, max_batch: int) -> None:
+        here = cast(Any, SimpleNamespace(placement=None))
+        super().__init__(here, [], max_batch, 4096, Output.LOGITS, n_adapters=0, n_states=0)
+        self.shapes: list[BatchShape] = []
+
+    def prepare(self, shape: BatchShape) -> None:
+        self.shapes.append(shape)
+
+    def all_ahead(self) -> list[BatchShape]:
+        return [shape for shape in iter(self.next_ahead, None)]
+
+
+@pytest.mark.parametrize("n", [1, 3, 8, 9, 11, 13, 16])
+def test_few_sequences_that_generate_compute_no_column_for_nobody(n: int) -> None:
+    shape = Prepared(512).shape(n, n, used=100)
+    assert (shape.n_tokens, shape.n_outputs) == (n, n)
+
+
+@pytest.mark.parametrize(("n", "n_out", "found"), [(9, 1, (12, 1)), (13, 4, (16, 4)), (17, 17, (20, 20))])
+def test_other_batches_have_few_sizes(n: int, n_out: int, found: tuple[int, int]) -> None:
+    shape = Prepared(512).shape(n, n_out, used=100)
+    assert (shape.n_tokens, shape.n_outputs) == found
+
+
+def test_up_to_eight_sequences_are_ready_first_and_up_to_sixteen_in_idle_time() -> None:
+    graphs = Prepared(512)
+    graphs.warm_up([*range(1, 17), 512], None, ())
+    assert [shape.n_tokens for shape in graphs.shapes] == [512, *range(8, 0, -1)]
+    many = {shape.n_tokens for shape in graphs.all_ahead() if shape.n_outputs == shape.n_tokens}
+    assert set(range(9, 17)) <= many
+
+
+def test_the_largest_batch_is_ready_first_whatever_its_size() -> None:
+    graphs = Prepared(12)
+    graphs.warm_up([*range(1, 13), 12], None, ())
+    assert graphs.shapes[0].n_tokens == 12
