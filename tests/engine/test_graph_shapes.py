@@ -23,7 +23,7 @@ class Prepared(Graphs):
         self.shapes.append(shape)
 
     def all_ahead(self) -> list[BatchShape]:
-        return [shape for shape in iter(self.next_ahead, None)]
+        return list(iter(self.next_ahead, None))
 
 
 @pytest.mark.parametrize("n", [1, 3, 8, 9, 11, 13, 16])
@@ -42,8 +42,8 @@ def test_up_to_eight_sequences_are_ready_first_and_up_to_sixteen_in_idle_time() 
     graphs = Prepared(512)
     graphs.warm_up([*range(1, 17), 512], None, ())
     assert [shape.n_tokens for shape in graphs.shapes] == [512, *range(8, 0, -1)]
-    many = {shape.n_tokens for shape in graphs.all_ahead() if shape.n_outputs == shape.n_tokens}
-    assert set(range(9, 17)) <= many
+    ahead = {(shape.n_tokens, shape.n_kv) for shape in graphs.all_ahead() if shape.n_outputs == shape.n_tokens}
+    assert {(n, cells) for n in range(9, 17) for cells in (1024, 4096)} <= ahead
 
 
 def test_the_largest_batch_is_ready_first_whatever_its_size() -> None:
