@@ -67,6 +67,47 @@ def test_delays_cost_what_theory_says_and_bytes_stay(page: Page, lab: str) -> No
     take_picture(page, "lab")
 
 
+DRAG = """async () => {
+  const slider = document.querySelectorAll("fieldset input[type=range]")[0];
+  const see = () => ({
+    theory: Number(document.querySelectorAll(".figure strong")[1].innerText),
+    ring: Number(document.querySelector(".curve circle.now").getAttribute("cy")),
+    share: document.querySelector("fieldset .share").innerText,
+    answers: document.querySelector(".badge").innerText.split(",")[0],
+  });
+  const frames = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  const seen = [];
+  for (const value of [0, 10, 20, 40, 80]) {
+    slider.value = value;
+    slider.dispatchEvent(new Event("input", { bubbles: true }));
+    await frames();
+    seen.push(see());
+  }
+  slider.value = 0;
+  slider.dispatchEvent(new Event("input", { bubbles: true }));
+  return seen;
+}"""
+"""Drags a slider to the right, and looks two frames after each step."""
+
+
+def test_theory_follows_the_sliders_while_they_are_dragged(page: Page, lab: str) -> None:
+    """Without a run between: by what the server reckons where no run without delays told it yet."""
+    links = [link | {"latency_ms": 30} for link in httpx.get(f"{lab}/lab").json()["links"]]
+    httpx.post(f"{lab}/lab/links", json={"links": links})
+    page.goto(f"{lab}/#/lab")
+    expect(page.locator(".figure").nth(1)).to_contain_text("reckoned", timeout=20_000)
+    assert 1 < float(page.locator(".figure strong").nth(1).inner_text()) < 1 / 0.06
+    seen = page.evaluate(DRAG)
+    assert len({one["answers"] for one in seen}) == 1, "no run ended meanwhile: what is seen is theory"
+    theory = [1 / one["theory"] for one in seen]
+    steps = [1e3 * (b - a) for a, b in zip(theory, theory[1:], strict=False)]
+    assert steps == pytest.approx([10, 10, 20, 40], abs=4), "each millisecond of the link is one of a token"
+    assert sorted(one["ring"] for one in seen) == [one["ring"] for one in seen], "it goes down the curve"
+    assert [one["share"] for one in seen] == [f"+ {ms} ms a token" for ms in ("0.0", "10", "20", "40", "80")]
+    page.get_by_label("Delay").last.fill("0")
+    expect(page.locator(".figure").nth(1)).not_to_contain_text("reckoned", timeout=20_000)
+
+
 def test_a_worker_is_killed_and_started_again(page: Page, lab: str) -> None:
     page.expected_errors.append("503")  # /health, while it is waited for
     page.goto(f"{lab}/#/lab")

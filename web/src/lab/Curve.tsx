@@ -7,7 +7,7 @@ const LEFT = 46;
 const BOTTOM = 34;
 const LEAST_SECONDS = 0.02;
 
-/** Tokens a second over what links cost a token: the runs as dots, the formula as a line. */
+/** Tokens a second over what links cost a token: the runs as dots, the formula as a line, a ring where the sliders stand. */
 export function Curve({ runs, computing, link }: { runs: Run[]; computing: number | null; link: number }) {
   const farthest = Math.max(LEAST_SECONDS, link, ...runs.map((one) => one.link)) * 1.1;
   const most = Math.max(1, computing === null ? 0 : 1 / computing, ...runs.map((one) => one.rate)) * 1.1;
@@ -16,8 +16,9 @@ export function Curve({ runs, computing, link }: { runs: Run[]; computing: numbe
   const steps = Array.from({ length: 81 }, (_, i) => (farthest * i) / 80);
   const line = computing === null ? "" : steps.map((at, i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(theory(computing, at)!).toFixed(1)}`).join("");
   const last = runs.at(-1);
+  const expected = theory(computing, link);
   return (
-    <svg class="curve" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={said(runs, computing)}>
+    <svg class="curve" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={said(runs, link, expected)}>
       {marks(most).map((rate) => (
         <g key={rate}>
           <line class="grid" x1={LEFT} x2={WIDTH - 12} y1={y(rate)} y2={y(rate)} />
@@ -35,9 +36,11 @@ export function Curve({ runs, computing, link }: { runs: Run[]; computing: numbe
         ms of a token on links
       </text>
       <path class="theory" d={line} />
+      <line class="now" x1={x(link)} x2={x(link)} y1={6} y2={y(0)} />
       {runs.map((one, i) => (
         <circle key={i} class={`${one === last ? "last" : ""} ${one.same ? "" : "differs"}`} cx={x(one.link)} cy={y(one.rate)} r={one === last ? 6 : 3.5} />
       ))}
+      {expected !== null && <circle class="now" cx={x(link)} cy={y(expected)} r={8} />}
     </svg>
   );
 }
@@ -50,10 +53,10 @@ function marks(most: number): number[] {
   return Array.from({ length: Math.floor(most / step) + 1 }, (_, i) => Number((i * step).toPrecision(6)));
 }
 
-function said(runs: Run[], computing: number | null): string {
+function said(runs: Run[], link: number, expected: number | null): string {
   const last = runs.at(-1);
-  if (!last) return "No run yet";
-  const expected = theory(computing, last.link);
-  const beside = expected === null ? "" : `, ${expected.toFixed(1)} in theory`;
-  return `${runs.length} runs; the last with ${(1e3 * last.link).toFixed(0)} ms on links: ${last.rate.toFixed(1)} tokens a second${beside}`;
+  const done = last
+    ? `${runs.length} runs; the last with ${(1e3 * last.link).toFixed(0)} ms on links: ${last.rate.toFixed(1)} tokens a second`
+    : "No run yet";
+  return expected === null ? done : `${done}; in theory ${expected.toFixed(1)} with ${(1e3 * link).toFixed(0)} ms`;
 }

@@ -4,8 +4,8 @@ import { shortName } from "../cluster/figures";
 import { cluster, watch } from "../cluster/state";
 import { Copy } from "../ui/Copy";
 import { Curve } from "./Curve";
-import { act, begin, computing, first, links, linkSeconds, on, partial, PROMPT, runs, setLink, take, trouble, type LabLink } from "./runs";
-import { theory } from "./theory";
+import { act, begin, computing, first, isMeasured, links, linkSeconds, on, partial, PROMPT, runs, setLink, take, trouble, type LabLink } from "./runs";
+import { secondsOnLink, theory } from "./theory";
 import "./lab.css";
 
 const START = "llamado serve -m smollm2 --lab 2 -ts 1,1,1";
@@ -59,7 +59,7 @@ function On() {
         </div>
         <div class="figure">
           <strong>{expected === null ? "–" : expected.toFixed(1)}</strong>
-          <span>tokens/s, in theory</span>
+          <span>tokens/s, in theory{expected !== null && !isMeasured.value ? ", reckoned" : ""}</span>
         </div>
         <div class="figure">
           <strong>{(1e3 * link).toFixed(link < 0.01 ? 1 : 0)} ms</strong>
@@ -76,8 +76,8 @@ function On() {
         <h2>Tokens a second by delay</h2>
         <Curve runs={all} computing={computing.value} link={link} />
         <p class="hint">
-          The line is 1 / (computing + delays of all links that a token passes). Computing is what the fastest run without delays took: set all
-          sliders to the left once.
+          The line is 1 / (computing + delays of all links that a token passes); the ring is where the sliders stand. Computing is what the
+          fastest run without delays took{isMeasured.value ? "" : "; until there is one, the server's arithmetic says it: set all sliders to the left once"}.
         </p>
       </section>
       <section>
@@ -122,6 +122,7 @@ function Link({ link }: { link: LabLink }) {
       />
       <p>
         <span class={`state ${device?.state ?? ""}`}>{device ? (device.holds ?? device.state) : "not there"}</span>
+        {device && <span class="share">{cost(secondsOnLink(link, [device]), device.predicted.runs)}</span>}
         {link.own &&
           (link.running ? (
             <button type="button" onClick={() => void act("lab/kill", { endpoint: link.endpoint })}>
@@ -163,6 +164,12 @@ function Slider({ name, value, least = 0, most, step = 1, shown, set }: SliderPr
       <output>{shown}</output>
     </label>
   );
+}
+
+/** What a link adds to a token. */
+function cost(seconds: number, turns: number): string {
+  const ms = 1e3 * seconds;
+  return `+ ${ms.toFixed(ms < 10 ? 1 : 0)} ms a token${turns > 1 ? `, in ${turns} turns` : ""}`;
 }
 
 function bits(n: number): string {

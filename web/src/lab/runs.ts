@@ -1,9 +1,10 @@
 // The experiment: the same greedy prompt again and again, how fast its answers come, and whether they are the same bytes.
-import { signal } from "@preact/signals";
+import { computed, effect, signal } from "@preact/signals";
 import { postJson, stream } from "../api/http";
-import { cluster } from "../cluster/state";
+import { partsOf } from "../cluster/layout";
+import { cluster, now, type Prediction } from "../cluster/state";
 import { props } from "../api/server";
-import { secondsOnLinks, theory } from "./theory";
+import { secondsOnLinks, secondsReckoned, theory } from "./theory";
 
 export interface LabLink {
   endpoint: string;
@@ -36,8 +37,15 @@ export const on = signal<boolean | null>(null);
 export const runs = signal<Run[]>([]);
 /** Tokens of the run that goes on. */
 export const partial = signal(0);
-/** Seconds of a token without delays, the least of those that were measured. */
-export const computing = signal<number | null>(null);
+/** Seconds of a token without delays by where the layers are: the least that was measured, and what the server reckons. */
+const measured = signal<Record<string, number>>({});
+const reckoned = signal<Record<string, number | null>>({});
+/** Which layers are where, as a key of the two. */
+const placed = computed(() => (cluster.value ? JSON.stringify(partsOf(now.value)) : ""));
+/** Seconds of a token without delays; null: nobody knows yet. */
+export const computing = computed(() => measured.value[placed.value] ?? reckoned.value[placed.value] ?? null);
+/** Whether that was measured. */
+export const isMeasured = computed(() => placed.value in measured.value);
 export const trouble = signal("");
 /** The first answer, that all others are compared with. */
 export const first = signal<string | null>(null);
@@ -47,8 +55,24 @@ export function linkSeconds(): number {
   return secondsOnLinks(links.value, cluster.value?.devices ?? []);
 }
 
+let reckoning = false; // it may have speeds measured, for which answers wait
+
+/** Asks what a token takes by the server's arithmetic, so that there is a theory before a run without delays. */
+async function reckon(place: string): Promise<void> {
+  reckoned.value = { ...reckoned.value, [place]: null }; // asked once
+  reckoning = true;
+  try {
+    const told = await postJson<Prediction>("cluster/predict", { devices: JSON.parse(place) as unknown });
+    reckoned.value = { ...reckoned.value, [place]: secondsReckoned(told) };
+  } catch {
+    // A worker is gone, or the model is here alone: a run without delays will tell.
+  } finally {
+    reckoning = false;
+  }
+}
+
 async function run(stop: AbortSignal): Promise<void> {
-  const began = linkSeconds();
+  const [began, place] = [linkSeconds(), placed.value];
   const times: number[] = [];
   let text = "";
   partial.value = 0;
@@ -72,8 +96,9 @@ async function run(stop: AbortSignal): Promise<void> {
   const same = text === first.value;
   if (times.length < 2) throw new Error("the answer has no tokens");
   const seconds = (times[times.length - 1]! - times[0]!) / 1e3 / (times.length - 1);
-  if (link === 0 && began === 0) computing.value = Math.min(computing.value ?? Infinity, seconds);
-  if (link !== began) {
+  const moved = link !== began || place !== placed.value;
+  if (!moved && link === 0) measured.value = { ...measured.value, [place]: Math.min(measured.value[place] ?? Infinity, seconds) };
+  if (moved) {
     if (!same) runs.value = [...runs.value, { link, rate: 1 / seconds, expected: null, same }];
     return; // half of it was another network's
   }
@@ -85,10 +110,15 @@ async function run(stop: AbortSignal): Promise<void> {
 /** Runs the experiment until the returned function is called. */
 export function begin(): () => void {
   const stop = new AbortController();
+  const unfollow = effect(() => {
+    const place = placed.value;
+    const unknown = on.value && place && computing.value === null && linkSeconds() > 0;
+    if (unknown && !(place in reckoned.peek())) void reckon(place);
+  });
   void (async () => {
     while (!stop.signal.aborted) {
       try {
-        if (on.value && cluster.value && !document.hidden) await run(stop.signal);
+        if (on.value && cluster.value && !document.hidden && !reckoning) await run(stop.signal);
         else await new Promise((resolve) => setTimeout(resolve, 100));
       } catch (error) {
         if (stop.signal.aborted) return;
@@ -97,7 +127,10 @@ export function begin(): () => void {
       }
     }
   })();
-  return () => stop.abort();
+  return () => {
+    unfollow();
+    stop.abort();
+  };
 }
 
 type Answer = { on: boolean; links: LabLink[] };

@@ -1,7 +1,7 @@
 import { expect, it } from "vitest";
 import type { Device } from "../cluster/state";
 import type { LabLink } from "./runs";
-import { secondsOnLinks, theory } from "./theory";
+import { secondsOnLinks, secondsReckoned, theory } from "./theory";
 
 const link = (endpoint: string, latency_ms: number, jitter_ms = 0, bandwidth: number | null = null): LabLink => ({
   endpoint, latency_ms, jitter_ms, bandwidth, worker: "w", own: true, running: true,
@@ -14,4 +14,11 @@ it("counts a delay for each turn, half of the jitter, and bytes by the bandwidth
   expect(secondsOnLinks([link("a", 0, 0, 80_000)], devices)).toBeCloseTo(0.1);
   expect(theory(0.01, 0.04)).toBeCloseTo(20);
   expect(theory(null, 0.04)).toBeNull();
+});
+
+it("takes computing alone from what the server reckons, and nothing where a speed is missing", () => {
+  const memory = { weights: 0, kv: 0, compute: 0, free: 0, missing: 0 };
+  const part = (compute: number | null) => ({ device: "d", memory, seconds: { compute, link: 7 } });
+  expect(secondsReckoned({ seconds: 9, devices: [part(0.01), part(0.02)] })).toBeCloseTo(0.03);
+  expect(secondsReckoned({ seconds: null, devices: [part(0.01), part(null)] })).toBeNull();
 });

@@ -5,6 +5,7 @@ import "uplot/dist/uPlot.min.css";
 import { isDark } from "../shell/theme";
 import { clock, count, seconds, short } from "./format";
 import type { Samples } from "./state";
+import { TimeWindow, type Window } from "./TimeWindow";
 
 interface Line {
   of: keyof Samples;
@@ -35,7 +36,7 @@ const PLOTS: Plot[] = [
   { title: "First token", lines: [{ of: "first_token", label: "after", colour: "--warn" }], written: seconds },
   { title: "Errors", lines: [{ of: "errors", label: "requests", colour: "--bad" }], written: count, whole: true },
 ];
-const WINDOWS: [seconds: number, words: string][] = [
+const WINDOWS: Window[] = [
   [300, "5 minutes"],
   [900, "15 minutes"],
   [3600, "1 hour"],
@@ -139,16 +140,7 @@ export function Charts({ samples }: { samples: Samples }) {
     <section aria-labelledby="live-charts">
       <div class="section-head">
         <h2 id="live-charts">Over time</h2>
-        <label>
-          The last{" "}
-          <select value={span.value} onChange={(event) => (span.value = Number(event.currentTarget.value))}>
-            {WINDOWS.map(([value, words]) => (
-              <option key={value} value={value}>
-                {words}
-              </option>
-            ))}
-          </select>
-        </label>
+        <TimeWindow title="The last" windows={WINDOWS} chosen={span} />
       </div>
       <div class="charts">
         {PLOTS.map((plot) => (

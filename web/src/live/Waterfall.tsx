@@ -1,8 +1,9 @@
 import { useSignal } from "@preact/signals";
 import { clock, count, seconds, short } from "./format";
 import { phases, type Asked, type Known } from "./state";
+import { TimeWindow, type Window } from "./TimeWindow";
 
-const WINDOWS: [seconds: number, words: string][] = [
+const WINDOWS: Window[] = [
   [30, "30 seconds"],
   [60, "1 minute"],
   [300, "5 minutes"],
@@ -66,16 +67,7 @@ export function Waterfall({ known, now }: { known: Known; now: number }) {
         <span class="legend">
           <i class="queue" /> queue <i class="prompt" /> prompt <i class="answer" /> answer
         </span>
-        <label>
-          Time shown{" "}
-          <select value={chosen.value} onChange={(event) => (chosen.value = Number(event.currentTarget.value))}>
-            {WINDOWS.map(([value, words]) => (
-              <option key={value} value={value}>
-                {words}
-              </option>
-            ))}
-          </select>
-        </label>
+        <TimeWindow title="Time shown" windows={WINDOWS} chosen={chosen} />
       </div>
       {/* Reached by the keyboard, as it scrolls. */}
       <div class="waterfall" tabIndex={0} role="region" aria-label="Requests against the time">
