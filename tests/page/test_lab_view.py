@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -100,7 +101,7 @@ def test_theory_follows_the_sliders_while_they_are_dragged(page: Page, lab: str)
     seen = page.evaluate(DRAG)
     assert len({one["answers"] for one in seen}) == 1, "no run ended meanwhile: what is seen is theory"
     theory = [1 / one["theory"] for one in seen]
-    steps = [1e3 * (b - a) for a, b in zip(theory, theory[1:], strict=False)]
+    steps = [1e3 * (b - a) for a, b in pairwise(theory)]
     assert steps == pytest.approx([10, 10, 20, 40], abs=4), "each millisecond of the link is one of a token"
     assert sorted(one["ring"] for one in seen) == [one["ring"] for one in seen], "it goes down the curve"
     assert [one["share"] for one in seen] == [f"+ {ms} ms a token" for ms in ("0.0", "10", "20", "40", "80")]

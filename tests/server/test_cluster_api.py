@@ -19,7 +19,6 @@ from llamado.engine.cluster.view import ClusterView, DeviceView, Mark
 from llamado.engine.forward.events import ClusterEvent
 from llamado.errors import LlamadoError
 from llamado.http.access import AccessRules
-from llamado.server.api.cluster.routes import _changes
 from llamado.server.app import create_app
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
@@ -261,14 +260,24 @@ def test_one_machine_has_no_layers_to_move(engine: FakeEngine) -> None:
 def test_changes_are_told_at_once_and_figures_each_second(engine: FakeEngine) -> None:
     server = Server(engine)
     told: list[tuple[float, dict[str, Any]]] = []
+    ends: list[bool] = []
 
     async def listening() -> None:
         began = asyncio.get_running_loop().time()
         app = create_app(server.state)
 
         async def events() -> None:
-            async for event in _changes(server.state):
-                told.append((asyncio.get_running_loop().time() - began, orjson.loads(event.removeprefix(b"data: "))))
+            path = "/cluster/events"
+            scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "headers": []}
+            await app(scope, silence, hear)
+
+        async def silence() -> Any:
+            await asyncio.sleep(60)
+
+        async def hear(message: Any) -> None:
+            if body := message.get("body", b""):
+                told.append((asyncio.get_running_loop().time() - began, orjson.loads(body.removeprefix(b"data: "))))
+            ends.append(message.get("more_body", True) is False)
 
         task = asyncio.ensure_future(events())
         await asyncio.sleep(0.25)
@@ -282,5 +291,6 @@ def test_changes_are_told_at_once_and_figures_each_second(engine: FakeEngine) ->
         assert len(told) == 3 and 0.9 < told[2][0] - told[1][0] < 1.4
         app.access.draining = True
         await asyncio.wait_for(task, 1)
+        assert ends[-1], "whole, with its last chunk"
 
     run(listening())

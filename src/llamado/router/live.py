@@ -6,7 +6,6 @@ A listener neither loads a model nor keeps it loaded: it has no lease.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from llamado.http.answer import Receive, Scope, Send
@@ -21,18 +20,13 @@ PATH = "/live/events"
 
 
 class RouterSource:
-    """One listener of a router; see `LiveSource`."""
+    """One listener of a router; see `LiveStream`."""
 
-    def __init__(self, fleet: Fleet, log: LogTail, ending: Callable[[], bool]) -> None:
+    def __init__(self, fleet: Fleet, log: LogTail) -> None:
         self._fleet = fleet
         self._log = log
-        self._ending = ending
         self._told: list[dict[str, Any]] | None = None
         self._n_lines = 0
-
-    @property
-    def ended(self) -> bool:
-        return self._ending()
 
     def read(self) -> dict[str, Any]:
         """What the client does not know yet: `models` as they are now, and `log` goes on."""

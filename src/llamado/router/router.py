@@ -449,8 +449,8 @@ class Router:
             keys = not self._settings.access.api_keys
             await pass_on(self._instance(name, autoload=False), scope, receive, send, keys=keys)
             return
-        source = RouterSource(self.fleet, self.log_tail, lambda: self._closing)
-        await LiveStream(source)(scope, receive, send)
+        source = RouterSource(self.fleet, self.log_tail)
+        await LiveStream(source.read, lambda: self._closing)(scope, receive, send)
 
     async def _log_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["path"].removeprefix("/logs/stream").removeprefix("/")

@@ -26,22 +26,18 @@ def live_router(state: ServerState) -> Routes:
     @router.get("/live/events", responses=_EVENTS)
     async def live_events(_: Request) -> Response:
         state.loaded()
-        return LiveStream(ServerSource(state))
+        return LiveStream(ServerSource(state).read, state.ending)
 
     return router
 
 
 class ServerSource:
-    """One listener of a server; see `LiveSource`."""
+    """One listener of a server; see `LiveStream`."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
         self._told: dict[str, Any] = {}
         self._n_samples = self._n_ended = self._n_lines = 0
-
-    @property
-    def ended(self) -> bool:
-        return self._state.live.ended
 
     def read(self) -> dict[str, Any]:
         """What the client does not know yet. `samples`, `ended` and `log` go on, the rest is as it is now."""

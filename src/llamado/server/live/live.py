@@ -22,15 +22,10 @@ class Live:
     samples: Samples = field(default_factory=Samples)
     requests: RecentRequests = field(default_factory=RecentRequests)
     log: LogTail = field(default_factory=LogTail)
-    ended: bool = False
-    """The server ends: streams of changes do, too."""
 
     async def watch(self, snapshot: Callable[[], EngineSnapshot | None]) -> None:
         """Take samples until cancelled, as the server does when it ends. None: the model is not loaded yet."""
-        try:
-            while True:
-                if (now := snapshot()) is not None:
-                    self.samples.take(time.time(), now, self.requests.n_errors)
-                await asyncio.sleep(_SAMPLE_SECONDS)
-        finally:
-            self.ended = True
+        while True:
+            if (now := snapshot()) is not None:
+                self.samples.take(time.time(), now, self.requests.n_errors)
+            await asyncio.sleep(_SAMPLE_SECONDS)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import orjson
 from starlette.responses import Response
@@ -11,37 +12,27 @@ from starlette.types import Receive, Scope, Send
 
 TICK = 0.25
 """Seconds between two looks for changes."""
-_PING_TICKS = 60
+_PING_SECONDS = 15.0
 _LAST_SECONDS = 1.0  # for the end of a stream whose client does not read
 
 
-class LiveSource(Protocol):
-    """What is looked at."""
-
-    @property
-    def ended(self) -> bool:
-        """The process ends."""
-        ...
-
-    def read(self) -> dict[str, Any]:
-        """The first time all there is, then what has changed; empty: nothing."""
-        ...
-
-
 class LiveStream(Response):
-    """Looks at a source for as long as its client stays: nothing is looked at for nobody."""
+    """Looks for as long as its client stays, nothing is looked at for nobody, and until the process is `ending`.
 
-    def __init__(self, source: LiveSource) -> None:
+    `read` gives all there is the first time, then what has changed; empty: nothing. `tick`: seconds between two looks.
+    """
+
+    def __init__(self, read: Callable[[], dict[str, Any]], ending: Callable[[], bool], *, tick: float = TICK) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(media_type="text/event-stream", headers=headers)
         del self.headers["content-length"]
-        self._source = source
+        self._read, self._ending, self._tick = read, ending, tick
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = asyncio.ensure_future(self._write(send))
         watcher = asyncio.ensure_future(_gone(receive))
         try:
-            while not (writer.done() or watcher.done() or self._source.ended):
+            while not (writer.done() or watcher.done() or self._ending()):
                 await asyncio.wait([writer, watcher], timeout=_LAST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if not watcher.done():
                 await asyncio.wait([writer, watcher], timeout=_LAST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -53,16 +44,17 @@ class LiveStream(Response):
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        silent = 0
-        while not self._source.ended:
-            found = self._source.read()
-            silent = 0 if found else silent + 1
+        silent = 0.0
+        while not self._ending():
+            found = self._read()
+            silent = 0.0 if found else silent + self._tick
             if found:
                 body = b"data: " + orjson.dumps(found) + b"\n\n"
                 await send({"type": "http.response.body", "body": body, "more_body": True})
-            elif silent % _PING_TICKS == 0:
+            elif silent >= _PING_SECONDS:
+                silent = 0.0
                 await send({"type": "http.response.body", "body": b":\n\n", "more_body": True})
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(self._tick)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

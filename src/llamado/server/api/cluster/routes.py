@@ -6,12 +6,12 @@ import asyncio
 import hmac
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from llamado.devices.split.placement import NotEnoughMemory
 from llamado.engine.cluster.layout import BadLayout, LayoutPart
@@ -23,6 +23,7 @@ from llamado.http.json_body import read_object
 from llamado.server.api.cluster.bodies import cluster_json, predicted_json
 from llamado.server.api.routes import Routes
 from llamado.server.errors import RETRY_AFTER, ApiError, invalid, not_supported
+from llamado.server.live.stream import LiveStream
 from llamado.server.loaded_model import ServedCluster
 from llamado.server.state import ServerState
 
@@ -33,7 +34,6 @@ _MOST_DEVICES = 256
 _EVENTS_OF = {
     200: {"description": "the body of /cluster again and again", "content": {"text/event-stream": {"schema": {}}}}
 }
-_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 _LOOK_SECONDS = 0.1  # between two looks at whether something changed
 _FIGURES_SECONDS = 1.0  # between two events where nothing but figures did
 
@@ -47,12 +47,12 @@ def cluster_router(state: ServerState) -> Routes:
 
     @router.get("/cluster")
     async def cluster(_: Request) -> Response:
-        return json_response(_body(state))
+        return json_response(orjson.dumps(_cluster(state)))
 
     @router.get("/cluster/events", responses=_EVENTS_OF)
     async def cluster_events(_: Request) -> Response:
         state.loaded()
-        return StreamingResponse(_changes(state), headers=_HEADERS)
+        return LiveStream(ClusterSource(state).read, state.ending, tick=_LOOK_SECONDS)
 
     @router.post("/cluster/predict")
     async def predict_layout(request: Request) -> Response:
@@ -70,7 +70,7 @@ def cluster_router(state: ServerState) -> Routes:
             raise ApiError("unavailable_error", "layers are being moved already", retry_after=RETRY_AFTER)
         async with moving:
             await _done(lambda: members.lay_out(parts), BadLayout, NotEnoughMemory)
-        return json_response(_body(state))
+        return json_response(orjson.dumps(_cluster(state)))
 
     @router.post("/cluster/join")
     async def join(request: Request) -> Response:
@@ -110,26 +110,29 @@ async def _done(change: Callable[[], T], *wrong: type[LlamadoError]) -> T:
         raise ApiError("unavailable_error", str(error), retry_after=RETRY_AFTER) from None
 
 
-def _body(state: ServerState) -> bytes:
+def _cluster(state: ServerState) -> dict[str, Any]:
     """`/cluster` as it is now."""
     served = state.loaded()
-    return orjson.dumps(cluster_json(served.info.name, None if served.cluster is None else served.cluster.view()))
+    return cluster_json(served.info.name, None if served.cluster is None else served.cluster.view())
 
 
-async def _changes(state: ServerState) -> AsyncIterator[bytes]:
-    """An event with the body at once, whenever somebody comes or goes or layers move, and each second for the figures;
-    until the server ends.
-    """
-    told: object = None
-    at = 0.0
-    while not state.ending():
-        cluster = state.loaded().cluster
+class ClusterSource:
+    """One listener of `/cluster/events`; see `LiveStream`."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._told: object = None
+        self._at = 0.0
+
+    def read(self) -> dict[str, Any]:
+        """All of it at once, whenever somebody comes or goes or layers move, and each second for the figures."""
+        cluster = self._state.loaded().cluster
         mark = cluster, None if cluster is None else cluster.mark()
         now = time.monotonic()
-        if at == 0.0 or mark != told or now >= at + _FIGURES_SECONDS:
-            told, at = mark, now
-            yield b"data: " + _body(state) + b"\n\n"
-        await asyncio.sleep(_LOOK_SECONDS)
+        if self._at and mark == self._told and now < self._at + _FIGURES_SECONDS:
+            return {}
+        self._told, self._at = mark, now
+        return _cluster(self._state)
 
 
 def _divided(state: ServerState) -> ServedCluster:
