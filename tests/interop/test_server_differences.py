@@ -28,6 +28,7 @@ pytestmark = pytest.mark.interop
 _TOOLS = "tools reach a model whose template has none: told in words and held by a grammar; llama-server drops them"
 # (pattern of "name: difference", why it is so). The first that matches counts.
 EXPLAINED: list[tuple[str, str]] = [
+    (r"^GET /props: extra tools_enabled:boolean$", "the page asks for tools only where there are some"),
     (r": (status 400 for 500|error invalid_request_error for server_error)$", "a client's fault is 400, never 500"),
     (r"^n_predict=0: text", "the README has no token generated then; llama-server gives one"),
     (r"^prompt huge token", "a token id beyond 32 bits is refused; llama-server cuts it to some other token"),
