@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,11 +44,15 @@ def spelled(c: Code, name: str, result: Type | None, arguments: Sequence[Any]) -
 
 
 @pytest.fixture(scope="module", params=[NEON, I8MM], ids=lambda lowering: lowering.name)
-def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuDevice]:
-    """A device that computes as one with these instructions."""
+def emulated(request: pytest.FixtureRequest) -> Iterator[CpuDevice]:
+    """A device that computes as one with these instructions.
+
+    Its kernels are kept like all others, by a name that says which file spelled the instructions: there are hundreds.
+    """
+    spelling = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Code, "intrinsic", spelled)
-        jit = Jit(replace(request.param, needs=()), folder=tmp_path_factory.mktemp(request.param.name))
+        jit = Jit(replace(request.param, name=f"{request.param.name} as in {spelling}", needs=()))
         device = CpuDevice(2, jit=jit)
         yield device
         device.close()
