@@ -19,6 +19,7 @@ from mcp.server.mcpserver import MCPServer
 from test_tool_commands import gone, is_running
 
 from llamado.tools.errors import ToolsError
+from llamado.tools.mcp import server as mcp_server
 from llamado.tools.mcp import servers as mcp_servers
 from llamado.tools.mcp import stdio
 from llamado.tools.mcp.config import McpServerConfig, read_servers
@@ -115,8 +116,10 @@ def test_one_that_crashes_is_started_again() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["flood", "long_line", "wait"])
-def test_one_that_floods_or_hangs(tool: str) -> None:
+def test_one_that_floods_or_hangs(monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
     """The call ends in its time, others have theirs meanwhile, and the next call has a server again."""
+    monkeypatch.setattr(mcp_server, "_PING_SECONDS", 1.0)
+    monkeypatch.setattr(stdio, "_GRACE", 0.5)
 
     async def test() -> None:
         async with toolbox(a=stand_in(timeout_ms=1500), b=stand_in()) as (box, use):
