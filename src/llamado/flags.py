@@ -721,8 +721,8 @@ UP = _group(
 
 RUN = _group(
     "chat",
-    _used("-p --prompt", "ask this once and exit, and behind it what a pipe or a file on standard input says (-: that "
-          "alone)",
+    _used("-p --prompt", "ask this once and exit; what a pipe or a file on standard input holds is put "
+          "behind it (-: ask that alone)",
           type="str", metavar="TEXT", commands=frozenset({"run"})),
     _used("-sys --system-prompt", "system message", type="str", metavar="TEXT", commands=frozenset({"run"}),
           dest="system_prompt"),
@@ -1114,7 +1114,7 @@ def add_flags(parser: FlagParser, command: str) -> None:
         if flag.kind is not Kind.USED:
             help = argparse.SUPPRESS
         elif flag.default not in (None, "", False) or flag.type in ("int", "float"):
-            shown = {True: "on"}.get(flag.default, flag.default) if flag.default is not None else None
+            shown = "on" if flag.default is True else flag.default  # 1 is equal to True, and not on
             if shown is not None and "default" not in help:
                 help += f" (default: {shown})"
         common: dict[str, Any] = {"dest": flag.key, "default": argparse.SUPPRESS, "help": help.replace("%", "%%")}

@@ -499,6 +499,15 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert exit.value.code == 0 and command in capsys.readouterr().out
 
 
+def test_help_shows_numbers_as_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in cli.COMMANDS:
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        shown = " ".join(capsys.readouterr().out.split())
+        for flag in re.findall(r"(?<= )(--?[\w-]+) N (?:(?! --?\w).)*?\(default: on\)", shown):
+            pytest.fail(f"llamado {command} --help: {flag} is a number, and shown as on")
+
+
 def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> set[str]:
     """The flags that a command's help shows."""
     with pytest.raises(SystemExit) as exit:

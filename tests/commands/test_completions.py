@@ -15,8 +15,8 @@ from terminals import Terminal
 import llamado
 from llamado.commands import cli
 from llamado.flags import FLAGS, Kind
-from llamado.gguf.sources.cached import cached_models
 from llamado.gguf.sources.catalogue import CATALOGUE
+from llamado.gguf.sources.ollama import MODEL_LAYER
 
 Complete = Callable[[str], set[str]]
 
@@ -38,21 +38,26 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with open(models / CATALOGUE["smollm2"].file_name, "wb") as file:
         file.truncate(CATALOGUE["smollm2"].size)
     (models / CATALOGUE["gemma3"].file_name).touch()  # broken off
-    for repo, name in (("me--tiny-GGUF", "tiny.gguf"), ("me--words", "words.bin")):
+    for repo, name in (("me--tiny-GGUF", "tiny-Q4_0.gguf"), ("me--words", "words.bin")):
         snapshot = tmp_path / "hub" / f"models--{repo}" / "snapshots" / "abc"
         snapshot.mkdir(parents=True)
+        (snapshot.parents[1] / "refs").mkdir()
+        (snapshot.parents[1] / "refs" / "main").write_text("abc")
         (snapshot / name).touch()
     manifest = tmp_path / "ollama" / "manifests" / "registry.ollama.ai" / "library" / "qwen3" / "8b"
     manifest.parent.mkdir(parents=True)
-    manifest.write_text(json.dumps({}))
+    digest = "ab" * 32
+    manifest.write_text(json.dumps({"layers": [{"mediaType": MODEL_LAYER, "digest": f"sha256:{digest}"}]}))
+    (tmp_path / "ollama" / "blobs").mkdir()
+    (tmp_path / "ollama" / "blobs" / f"sha256-{digest}").touch()
     return models
 
 
 def test_models_that_are_here(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = ["smollm2", "ollama:qwen3:8b", "hf:me/tiny-GGUF"]
-    assert cached_models() == [*found, str(cache / "gemma-3-270m-q4_k_m.gguf"), str(cache / "own.gguf")]
     assert cli.main(["completions", "models"]) == 0
-    assert capsys.readouterr().out.splitlines() == cached_models()
+    # What is broken off would be fetched, so it is not among them.
+    found = ["hf:me/tiny-GGUF:Q4_0", "ollama:qwen3:8b", str(cache / "own.gguf"), "smollm2"]
+    assert capsys.readouterr().out.splitlines() == found
 
 
 @pytest.fixture
@@ -97,7 +102,9 @@ def test_bash(cache: Path, program: Path, tmp_path: Path) -> None:
     for line, there, not_there in CASES:
         found = complete(*line.split())
         assert there <= found and not found & not_there, (line, found)
-    assert complete("llamado", "serve", "-m", "hf", ":", "me") == {"me/tiny-GGUF"}, "what stands before the colon stays"
+    assert complete("llamado", "serve", "-m", "hf", ":", "me") == {"me/tiny-GGUF:Q4_0"}, (
+        "what stands before the colon stays"
+    )
     assert complete("llamado", "serve", "--cache-type-k", "=", "bf") == {"bf16"}
     assert complete("llamado", "serve", "--slot-save-path", str(cache.parent)[:-2]) == {str(cache.parent)}
     assert complete("llamado", "serve", "--port", "") == set(), "nobody knows which"

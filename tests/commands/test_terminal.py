@@ -358,6 +358,18 @@ def test_thoughts_are_folded_and_a_stop_is_marked() -> None:
     assert "let me see" not in screen and "3 words" in screen and "so it is …" in screen
 
 
+def test_a_stop_shows_nothing_that_was_not_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fast model is ahead of its pictures: what came after the last one is neither shown nor kept."""
+    monkeypatch.setattr("llamado.commands.chat.markdown._FRAME", 60.0)
+    for before in ("", "first\n\nsecond\n\n"):
+        console = Console(file=Terminal(), width=60, height=40, force_terminal=True)
+        ahead = (" hidden", "\n\nhidden block\n\n", "hidden end")
+        shown = MarkdownScreen(console).show(pieces(f"{before}seen", *ahead, interrupt=True))
+        assert shown == Shown(f"{before}seen", "", None)
+        screen = last_screen(console)
+        assert "seen …" in screen and "hidden" not in screen and screen.count("first") == bool(before)
+
+
 def test_models_do_not_steer_the_terminal() -> None:
     assert printable("a\x1b]0;x\x07\r\n\tb\x9b") == "a\\x1b]0;x\\x07\n\tb\\x9b"
     console = Console(file=Terminal(), width=60, height=40, force_terminal=True)

@@ -342,7 +342,14 @@ def test_overview() -> None:
     engine = FakeEngine()
     text = "\n".join(overview(settings, served(engine), ["http://127.0.0.1:1"]))
     engine.close()
-    for part in ("fake", "4096 tokens, 4 slots each", "http://127.0.0.1:1/llama", "/metrics", "2 keys", "after 9 s"):
+    for part in (
+        "fake",
+        "4096 tokens, 4 slots each",
+        "http://127.0.0.1:1/llama/ (open",
+        "/metrics",
+        "2 keys",
+        "after 9 s",
+    ):
         assert part in text
     assert layer_devices(["CPU", "RPC0"], Placement((0, 1), 1), 2) == [
         "layer 0: CPU", "layer 1: RPC0", "head: RPC0", "embedding: CPU",

@@ -27,7 +27,7 @@ from llamado.loglines import LineFormatter
 USAGE = """\
 llamado: serve and run GGUF language models, on one machine or on many
 
-  llamado serve -m MODEL        HTTP server with llama-server's and OpenAI's API
+  llamado serve -m MODEL        a page in the browser, and llama-server's, OpenAI's and other APIs
   llamado serve -m A -m B       several models behind one address (also --models-dir, --config)
   llamado wait URL              wait until a server answers requests
   llamado run [MODEL]           chat in the terminal
@@ -362,9 +362,9 @@ def _completions(_: Parsed, namespace: argparse.Namespace) -> int:
 
 def _print_completions(shell: str) -> int:
     if shell == "models":
-        from llamado.gguf.sources.cached import cached_models
+        from llamado.gguf.sources.stored import stored_models
 
-        print("\n".join(cached_models()))
+        print("\n".join(model.argument for model in stored_models() if model.whole))
         return 0
     from llamado.commands.completions import completed, script
 
@@ -373,7 +373,7 @@ def _print_completions(shell: str) -> int:
 
 
 COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
-    "serve": (_serve, "HTTP server with llama-server's and OpenAI's API"),
+    "serve": (_serve, "a page in the browser, and llama-server's, OpenAI's, Anthropic's and Ollama's API"),
     "wait": (_wait, "wait until a server answers requests"),
     "run": (_run, "chat in the terminal"),
     "pull": (_pull, "fetch a model and print its path"),
@@ -429,7 +429,8 @@ def _parser(command: str) -> FlagParser:
     elif command == "verify":
         parser.add_argument("urls", nargs="+", metavar="URL", help="http://host:port of each server")
     elif command == "top":
-        parser.add_argument("url", metavar="URL", nargs="?", default="http://127.0.0.1:8080", help="of a server")
+        about = "http://host:port of a server (default: http://127.0.0.1:8080)"
+        parser.add_argument("url", metavar="URL", nargs="?", default="http://127.0.0.1:8080", help=about)
     elif command == "cluster":
         parser.add_argument("action", choices=["init"], help="what to do")
     elif command == "completions":
@@ -449,7 +450,7 @@ def _parser(command: str) -> FlagParser:
         parser.add_argument("spec", metavar="MODEL", help="a GGUF path, a URL, or a name as -m takes it")
         parser.add_argument("--no-tensors", action="store_true", help="leave out the table of tensors")
     elif command == "list":
-        parser.add_argument("--models-dir", metavar="DIR", help="and those of a folder, as llamado serve takes it")
+        parser.add_argument("--models-dir", metavar="DIR", help="the models of this folder, too")
     elif command in ("show", "rm"):
         parser.add_argument(
             "spec", metavar="MODEL", help="as llamado list names it" + ", or a path" * (command == "show")
@@ -470,7 +471,9 @@ def _parser(command: str) -> FlagParser:
         parser.add_argument("--json", action="store_true", help="the clusters alone, for programs")
         parser.add_argument("--api-key", metavar="KEY", help="of servers that have one, to see their tokens/s")
     elif command == "down":
-        parser.add_argument("cluster", nargs="?", metavar="NAME", help="which, where several run")
+        parser.add_argument(
+            "cluster", nargs="?", metavar="NAME", help="the cluster's, where several run (--name of llamado up)"
+        )
     elif command in ("logs", "drain"):
         parser.add_argument("--cluster", metavar="NAME", help="of which cluster, where several run")
         many = {"nargs": "?"} if command == "logs" else {}

@@ -33,7 +33,7 @@ class MarkdownScreen:
 
     def show(self, answer: Answer) -> Shown:
         shown, drawn, began = Shown(), _Drawing(self._console), time.monotonic()
-        due = 0.0
+        due, pictured = 0.0, 0
         with _no_echo(), Live(console=self._console, auto_refresh=False, transient=True) as live:
             try:
                 live.update(Text("…", style="dim"), refresh=True)
@@ -44,9 +44,11 @@ class MarkdownScreen:
                     else:
                         if shown.thoughts and not shown.text:
                             drawn.fold(shown.thoughts, time.monotonic() - began)
+                            due = 0.0
                         shown.text += said.text
                         drawn.add(said.text)
                     if (now := time.monotonic()) >= due:
+                        pictured = len(shown.text)
                         drawn.settle()
                         live.update(_Tail(drawn.open if shown.text else _thinking(shown.thoughts)), refresh=True)
                         done = time.monotonic()
@@ -54,6 +56,9 @@ class MarkdownScreen:
             except StopIteration as end:
                 shown.figures = end.value
             except KeyboardInterrupt:
+                # What came after the last picture nobody saw: it is neither shown nor kept.
+                shown.text = shown.text[:pictured]
+                drawn.cut()
                 drawn.add(" …")
             finally:
                 answer.close()
@@ -69,6 +74,7 @@ class _Drawing:
 
     def __init__(self, console: Console) -> None:
         self._console, self._text, self._below = console, "", False
+        self._pictured = 0
 
     @property
     def open(self) -> RenderableType:
@@ -79,12 +85,17 @@ class _Drawing:
         self._text += printable(text)
 
     def settle(self) -> None:
-        """Print the blocks that are whole."""
+        """Print the blocks that are whole; what is there now is in the picture."""
+        self._pictured = len(self._text)
         # What stands in a line that has no end yet may become anything.
         whole = self._text[: self._text.rfind("\n") + 1]
         for block in blocks(whole)[:-1]:
             self._print(_markdown(block))
-            self._text = self._text[len(block) :]
+            self._text, self._pictured = self._text[len(block) :], self._pictured - len(block)
+
+    def cut(self) -> None:
+        """Forget what came after the last picture."""
+        self._text = self._text[: self._pictured]
 
     def fold(self, thoughts: str, seconds: float) -> None:
         """Thoughts are over: a line says that there were some."""

@@ -30,15 +30,6 @@ def cache_dir() -> Path:
     return Path(os.environ.get("LLAMADO_CACHE") or "~/.cache/llamado").expanduser()
 
 
-def model_folders() -> list[Path]:
-    """The folders that models are fetched to, as far as they are there: ours, and the Hugging Face hub's."""
-    from llamado.gguf.sources.urls import large_folder
-
-    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
-    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-    return [folder for folder in (cache_dir() / "models", large_folder(), hub) if folder.is_dir()]
-
-
 def resolve(
     spec: str | os.PathLike[str] | None = None,
     *,

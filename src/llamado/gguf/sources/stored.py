@@ -42,6 +42,12 @@ class StoredModel:
         return f"hf:{self.name}" if self.source == "hub" else self.name
 
     @property
+    def argument(self) -> str:
+        """What `-m` takes: a name that fetches nothing, or the path."""
+        named = self.source in ("hub", "ollama") or self.name in CATALOGUE or self.name in LARGE
+        return self.spec if named else str(self.path)
+
+    @property
     def whole(self) -> bool:
         """Whether it is there to its end."""
         if not self.path.is_file() or any(_begun(file) for file in self.files):
@@ -130,6 +136,11 @@ def _model_inside(folder: Path) -> Path | None:
     first = [path for path in files if "-00001-of-" in path.name]
     whole = [path for path in files if shard_names(path.name) is None]
     return next(iter(first or whole), None)
+
+
+def model_folders() -> list[Path]:
+    """The folders that models are fetched to, as far as they are there: ours, and the Hugging Face hub's."""
+    return [folder for folder in (cache_dir() / "models", large_folder(), hub_cache()) if folder.is_dir()]
 
 
 def hub_cache() -> Path:

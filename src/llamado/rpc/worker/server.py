@@ -21,7 +21,7 @@ from llamado.devices import limits
 from llamado.devices.device import Device
 from llamado.devices.registry import DeviceOptions, backend, kinds_here
 from llamado.errors import LlamadoError
-from llamado.gguf.sources.resolve import model_folders
+from llamado.gguf.sources.stored import model_folders
 from llamado.rpc.describe import debugging
 from llamado.rpc.endpoint import Endpoint, client_tls, server_tls
 from llamado.rpc.wire import LATEST, PROTOCOLS

@@ -22,6 +22,9 @@ def overview(settings: Settings, served: Served, addresses: list[str]) -> list[s
     ]
     for address in addresses:
         lines.append(f"  address  {address}{switches.api_prefix}")
+    if switches.page and not switches.static_path:
+        for address in [one for one in addresses if one.startswith("http")][:1]:
+            lines.append(f"  page     {address}{switches.api_prefix}/ (open it in a browser)")
     paths = ["OpenAI /v1", "health /health", "properties /props"]
     if switches.slots:
         paths.append("slots /slots")
