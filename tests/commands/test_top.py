@@ -52,6 +52,12 @@ def test_what_comes_from_a_workers_own_disk() -> None:
     ]  # fmt: skip
 
 
+def test_counts_of_requests_are_told() -> None:
+    console = Console(width=220, record=True, file=io.StringIO())
+    console.print(screen.screen(BODY, 1.0, (), {"running": 1, "waiting": 2, "ended": 30, "errors": 4, "cancelled": 5}))
+    assert "requests: 1 running, 2 waiting, 30 ended, 4 errors, 5 cancelled" in console.export_text()
+
+
 def test_what_is_on_the_screen() -> None:
     title, _, here, far, *rest = shown(BODY)
     assert "smol" in title and "41.3 tokens/s" in title
@@ -166,6 +172,8 @@ class Server:
                 body: Any = {**BODY, "tokens_per_second": outer.speed}
                 if self.path == "/slots":
                     body = SLOTS
+                elif self.path == "/live/requests":
+                    body = {"cancelled": 5}
                 else:
                     outer.asked += 1
                 while outer.hangs:
@@ -263,3 +271,4 @@ def test_a_pipe_gets_it_once(server: Server) -> None:
     command = [sys.executable, "-m", "llamado", "top", server.url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "41.3 tokens/s" in done.stdout and "\x1b" not in done.stdout and server.asked == 1
+    assert "requests: 5 cancelled" in done.stdout

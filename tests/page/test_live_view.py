@@ -107,13 +107,18 @@ def test_the_log_is_filtered_and_held(page: Page, smollm2_server: str) -> None:
 
 
 def test_how_requests_ended(page: Page) -> None:
-    with scripted_server(ScriptedEngine("All is well.")) as address:
+    engine = ScriptedEngine("All is well.")
+    with scripted_server(engine) as address:
         page.goto(f"{address}#/live")
         page.get_by_text("No request yet.").wait_for()
         httpx.post(f"{address}/completion", json={"prompt": "SECRET", "n_predict": 3})
         httpx.post(f"{address}/completion", json={"prompt": "a", "n_predict": "x"})
         page.get_by_text("token limit").wait_for()
         page.locator(".outcome.bad", has_text="400").wait_for()
+        engine.delay = 0.5
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{address}/completion", json={"prompt": "a", "n_predict": 12}, timeout=0.2)
+        page.locator(".tile", has_text="Cancelled").get_by_text("1", exact=True).wait_for()
         assert "SECRET" not in page.content()
         if AXE.exists():  # with npm ci in web/
             page.evaluate(AXE.read_text())

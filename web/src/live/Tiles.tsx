@@ -30,6 +30,7 @@ export function Tiles({ known }: { known: Known }) {
       <Tile title="Prompts" value={short(lately(samples.prompt) ?? 0)} more="tokens/s" />
       <Tile title="Slots at work" value={`${slots.filter((slot) => slot.busy).length}`} more={`of ${slots.length}`} />
       <Tile title="Waiting" value={count(known.waiting ?? 0)} more="requests" />
+      {known.counts && <Tile title="Cancelled" value={count(known.counts.cancelled)} more={`of ${count(known.counts.ended)} ended`} />}
       <Tile title="First token" value={last == null ? "–" : seconds(last)} />
       <Tile
         title="K/V cells"

@@ -88,6 +88,8 @@ interface Present {
   running: Asked[];
   cells: { used: number; total: number; shared: number };
   cache: Cache;
+  /** Requests since the server's start; cancelled: their clients left. */
+  counts: { ended: number; errors: number; cancelled: number };
   /** Of a router. */
   models: RoutedModel[];
 }

@@ -12,6 +12,8 @@ from rich.text import Text
 
 _COLOURS = {"ready": "green", "idle": "yellow", "lost": "red", "away": "red"}
 _MOST_EVENTS = 12
+_COUNTS = ("running", "waiting", "ended", "errors", "cancelled")
+"""Of `/live/requests`."""
 
 Device = Mapping[str, Any]
 
@@ -30,11 +32,12 @@ def screen(
     body: Mapping[str, Any],
     now: float,
     slots: Sequence[Mapping[str, Any]] = (),
+    requests: Mapping[str, Any] | None = None,
     *,
     sort: str = "",
     reverse: bool = False,
 ) -> RenderableType:
-    """What is shown of `/cluster` and `/slots` at a time (seconds since 1970).
+    """What is shown of `/cluster`, `/slots` and `/live/requests` at a time (seconds since 1970).
 
     `sort`: name of the column by which devices are sorted; "": as the server has them.
     """
@@ -43,6 +46,9 @@ def screen(
         parts.append(_devices(body["devices"], sort, reverse))
     else:
         parts.append(Text("The model is not divided: it runs on the server's machine alone."))
+    if requests:
+        counts = ", ".join(f"{requests[name]} {name}" for name in _COUNTS if name in requests)
+        parts.append(Text(f"requests: {counts}"))
     if slots:
         parts.append(_slots(slots))
     if ring := [f"{one['device']} → {next}" for one in body["devices"] for next in one.get("passes_to", ())]:

@@ -42,14 +42,14 @@ def show(url: str, *, key: str | None, interval: float, once: bool, as_json: boo
         if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
             # What is no terminal has no width; a row for each device is what a file or a pipe is read by.
             console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED)
-            console.print(screen(first, time.time(), slots(http, url)))
+            console.print(screen(first, time.time(), slots(http, url), requests(http, url)))
             return 0
         from llamado.commands.top.view import Look, View
 
         def look() -> Look:
-            return Look(cluster(http, url), slots(http, url), time.time())
+            return Look(cluster(http, url), slots(http, url), requests(http, url), time.time())
 
-        View(Look(first, slots(http, url), time.time()), look, interval).run()
+        View(Look(first, slots(http, url), requests(http, url), time.time()), look, interval).run()
     return 0
 
 
@@ -67,6 +67,16 @@ def cluster(http: httpx.Client, url: str) -> dict[str, Any]:
         stage = f" ({body['stage']})" if isinstance(body, dict) and body.get("stage") else ""
         raise TopError(f"{url}/cluster answers {answer.status_code}: {why}{stage}")
     return body
+
+
+def requests(http: httpx.Client, url: str) -> dict[str, Any]:
+    """`/live/requests`; nothing where the server does not tell."""
+    try:
+        answer = http.get(f"{url}/live/requests")
+        body = answer.json()
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return body if answer.status_code == 200 and isinstance(body, dict) else {}
 
 
 def slots(http: httpx.Client, url: str) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ class Look:
 
     cluster: Mapping[str, Any]
     slots: Sequence[Mapping[str, Any]]
+    requests: Mapping[str, Any]
     at: float
 
 
@@ -94,7 +95,7 @@ class View:
     def _lines(self, size: Size) -> list[str]:
         look = self._shown
         sort = COLUMNS[self._sort].name if self._sort >= 0 else ""
-        shown = screen(look.cluster, look.at, look.slots, sort=sort, reverse=self._reverse)
+        shown = screen(look.cluster, look.at, look.slots, look.requests, sort=sort, reverse=self._reverse)
         parts = [Text(self._why, style="red"), shown] if self._why else [shown]
         return _drawn(Group(*parts), size)
 

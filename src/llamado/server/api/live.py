@@ -1,6 +1,7 @@
 """`GET /live/events`: slots, requests, rates of the last hour, caches and the log, and how they change.
 
-Everything comes from snapshots, as `/metrics` does. No text of a prompt or an answer is in it.
+`GET /live/requests` is for who wants counts alone. Everything comes from snapshots, as `/metrics` does. No text of a
+prompt or an answer is in it.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from llamado.engine.request import EngineSnapshot, SlotSnapshot
+from llamado.http.answer import json_response
 from llamado.server.api.routes import Routes
 from llamado.server.live.stream import LiveStream
 from llamado.server.state import ServerState
 
 _EVENTS = {200: {"description": "all there is, then what changes", "content": {"text/event-stream": {"schema": {}}}}}
+_REQUESTS = {200: {"description": "counts of requests", "content": {"application/json": {"schema": {}}}}}
 
 
 def live_router(state: ServerState) -> Routes:
@@ -28,7 +32,19 @@ def live_router(state: ServerState) -> Routes:
         state.loaded()
         return LiveStream(ServerSource(state).read, state.ending)
 
+    @router.get("/live/requests", responses=_REQUESTS)
+    async def live_requests(_: Request) -> Response:
+        snapshot = state.loaded().snapshot()
+        counts = {"running": snapshot.requests_processing, "waiting": snapshot.requests_deferred}
+        return json_response(orjson.dumps(counts | _counts(state)))
+
     return router
+
+
+def _counts(state: ServerState) -> dict[str, int]:
+    """Requests since the start: answered or refused, refused, and left by their clients."""
+    requests = state.live.requests
+    return {"ended": requests.n_ended, "errors": requests.n_errors, "cancelled": state.traffic.cancelled}
 
 
 class ServerSource:
@@ -56,6 +72,7 @@ class ServerSource:
                 "shared": snapshot.kv_cells_shared,
             },
             "cache": _cache_json(snapshot),
+            "counts": _counts(state),
         }
         found = {name: value for name, value in now.items() if self._told.get(name) != value}
         if not self._told:

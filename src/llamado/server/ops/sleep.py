@@ -31,6 +31,7 @@ QUIET = HEALTH | {
     "/cluster",
     "/cluster/events",
     "/live/events",
+    "/live/requests",
     "/lab",
     "/api/tags",
     "/api/ps",
