@@ -1190,7 +1190,9 @@ def unknown_flag(argument: str, command: str) -> FlagError:
     name = argument.partition("=")[0]
     known = [n for f in FLAGS if command in f.commands for n in f.names + f.off_names]
     # A long name is compared without its dashes too, so that `-ctx-size` finds `--ctx-size`.
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, known, n=4, cutoff=0.6)
+    # Among names equally near, letters that changed places are likelier than others: --prot is --port, not --prio.
+    near.sort(key=lambda n: (difflib.SequenceMatcher(None, n, name).ratio(), sorted(n) == sorted(name)), reverse=True)
     if not near:
         bare = {n.lstrip("-"): n for n in known}
         near = [bare[m] for m in difflib.get_close_matches(name.lstrip("-"), list(bare), n=1, cutoff=0.5)]

@@ -203,6 +203,7 @@ def test_meaningless_flags_are_said_once_each() -> None:
     [
         ("--ctx-sise 4", "unknown flag --ctx-sise: did you mean --ctx-size?"),
         ("-ctx-size 4", "unknown flag -ctx-size: did you mean --ctx-size?"),
+        ("--prot 4", "unknown flag --prot: did you mean --port?"),
         ("--thread=4", "unknown flag --thread: did you mean --threads?"),
         ("-nlg 4", "did you mean -n"),
         ("stray", "unexpected argument 'stray'"),
