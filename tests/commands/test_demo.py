@@ -238,7 +238,8 @@ def test_a_download_that_broke_off_goes_on_and_is_kept(run: Run, clone: Path, tm
         variables = at_home(tmp_path, site)
         site.cut_after, site.cuts = 1 << 20, 100  # the network is down after each MB, and no attempt gets further
         site.ranges = False
-        broken = run("glm", **variables)
+        script(tmp_path / "hasty" / "sitecustomize.py", "from llamado.gguf.sources import fetch\n\nfetch.PAUSE = 0.01")
+        broken = run("glm", **variables, PYTHONPATH=f"{clone / 'src'}:{tmp_path / 'hasty'}")
         assert broken.returncode == 1 and "run the same command again, it goes on where it stopped" in broken.stdout
         (part,) = folder.glob("*.part")
         site.cuts, site.ranges = 0, True
