@@ -52,6 +52,12 @@ def test_what_comes_from_a_workers_own_disk() -> None:
     ]  # fmt: skip
 
 
+def test_before_the_first_token_no_time_of_one_is_told() -> None:
+    seconds = {"total": 0.0, "compute": 0.5, "link": 0.02, "waiting": 0.8}
+    title = shown({**BODY, "tokens_per_second": 0.0, "token_seconds": seconds})[0]
+    assert "no token yet" in title and "compute" not in title and "0.00" not in title
+
+
 def test_counts_of_requests_are_told() -> None:
     console = Console(width=220, record=True, file=io.StringIO())
     console.print(screen.screen(BODY, 1.0, (), {"running": 1, "waiting": 2, "ended": 30, "errors": 4, "cancelled": 5}))

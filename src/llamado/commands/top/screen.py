@@ -61,7 +61,9 @@ def screen(
 def _title(body: Mapping[str, Any]) -> Text:
     text = Text(str(body["model"]), style="bold")
     seconds = body.get("token_seconds")
-    if seconds:
+    if seconds and not seconds["total"]:
+        text.append("   no token yet", "")  # what the start measured is no token's time
+    elif seconds:
         parts = ", ".join(f"{name} {_ms(seconds[name])}" for name in ("compute", "link", "waiting"))
         text.append(f"   {body['tokens_per_second']:.1f} tokens/s   a token: {_ms(seconds['total'])} ({parts})", "")
     return text
