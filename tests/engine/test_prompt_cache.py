@@ -353,3 +353,17 @@ def test_a_worker_dies(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, w
         engine.close()
         home.forward.close()
         home.file.close()
+
+
+def test_who_looks_on_sees_the_sequences_and_when_they_were_of_use() -> None:
+    store = Store(None, 3, 4)
+    assert store.entries == ()
+    for first in (1, 100):
+        store.put(np.arange(first, first + 60, dtype=np.int32), lambda start, n: np.zeros(3 * n, np.uint8))
+    late, early = store.entries
+    assert (late.n_tokens, late.begins[:2], len(late.begins)) == (60, (100, 101), 48) and early.begins[0] == 1
+    assert late.n_bytes + early.n_bytes == store.nbytes and store.entries is store.entries
+    assert store.find(np.arange(1, 40, dtype=np.int32), 4) is not None
+    assert [one.begins[0] for one in store.entries] == [1, 100] and store.entries[0].used >= late.used
+    store.clear()
+    assert store.entries == ()

@@ -129,6 +129,22 @@ def test_how_requests_ended(page: Page) -> None:
         assert page.evaluate("document.activeElement.closest('.live') !== null")
 
 
+def test_what_the_prompt_cache_holds(page: Page, tmp_path: Path) -> None:
+    with serving(tmp_path, "-m", "smollm2", "-c", "1024", "-np", "1") as address:
+        page.goto(f"{address}#/live")
+        page.get_by_text("What it holds").click()
+        page.get_by_text("Nothing beside what slots hold.").wait_for()
+        for prompt in ("The rivers of Spain are long. " * 20, "Castles stand on hills. " * 20):
+            httpx.post(f"{address}/completion", json={"prompt": prompt, "n_predict": 2}, timeout=60)
+        row = page.locator(".cache-entries tbody tr")
+        expect(row).to_have_count(1)
+        expect(row).to_contain_text("The rivers of Spain are long.")
+        expect(row).to_contain_text("ago")
+        if AXE.exists():
+            page.evaluate(AXE.read_text())
+            assert [found["id"] for found in page.evaluate("axe.run()")["violations"]] == []
+
+
 def test_a_server_that_comes_back(page: Page) -> None:
     page.expected_errors.append("ERR_|Failed to load|404")  # type: ignore[attr-defined]
     with scripted_server(ScriptedEngine()) as address:

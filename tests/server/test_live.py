@@ -18,7 +18,7 @@ import pytest
 from fakes import FakeEngine, run
 from wire import Wire, serving
 
-from llamado.engine.request import Counters, EngineSnapshot, Histogram
+from llamado.engine.request import Counters, EngineSnapshot, Histogram, StoredPrompt
 from llamado.http.access import AccessRules
 from llamado.http.request_log import Record, current
 from llamado.server.live.live import Live
@@ -130,6 +130,19 @@ def test_how_requests_end(wire: Wire) -> None:
     assert httpx.get(f"{wire.url}/live/requests").json() == counts | {"running": 0, "waiting": 0}
     with Listener(wire.url) as heard:
         heard.until(lambda: heard.now.get("counts") == counts)
+
+
+def test_what_the_prompt_cache_holds_is_shown_with_the_permission_of_slots() -> None:
+    for slots in (True, False):
+        with serving(slots=slots) as wire:
+            served = wire.state.served
+            assert served is not None
+            tokens = tuple(served.tokenizer.encode("Once upon"))
+            kept = StoredPrompt(70, 5000, 12.5, tokens)
+            now = served.snapshot()._replace(stored=(kept,))
+            served.engine.snapshot = lambda now=now: now  # type: ignore[method-assign]
+            (told,) = httpx.get(f"{wire.url}/live/cache").json()["entries"]
+            assert told == {"tokens": 70, "bytes": 5000, "used": 12.5} | ({"text": "Once upon"} if slots else {})
 
 
 def test_a_key_is_needed() -> None:

@@ -673,4 +673,5 @@ class Engine:
             tuple(self._forward.away()),
             memory.n_shared,
             store.n_tokens if store is not None else 0,
+            store.entries if store is not None else (),
         )

@@ -418,6 +418,17 @@ class DiskCounters(NamedTuple):
     bytes: int = 0
 
 
+class StoredPrompt(NamedTuple):
+    """A sequence that is kept beside those in slots."""
+
+    n_tokens: int
+    n_bytes: int
+    used: float
+    """When it was kept or last of use, in seconds since 1970."""
+    begins: tuple[int, ...]
+    """Its first tokens."""
+
+
 class EngineSnapshot(NamedTuple):
     """The engine's state after a step."""
 
@@ -440,3 +451,5 @@ class EngineSnapshot(NamedTuple):
     """Cells with tokens of more than one sequence."""
     n_stored_tokens: int = 0
     """Of the sequences kept beside those in slots."""
+    stored: tuple[StoredPrompt, ...] = ()
+    """Those sequences, the one used last first."""

@@ -1,3 +1,4 @@
+import { CacheEntries as Entries } from "./CacheEntries";
 import { bytes, count, seconds, short } from "./format";
 import type { Known } from "./state";
 
@@ -65,6 +66,7 @@ export function CacheTiles({ known }: { known: Known }) {
           </>
         )}
       </dl>
+      <Entries cache={cache} ahead={known.ahead} />
     </section>
   );
 }

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 from llamado.engine.cache.snapshots import drop, thinned
 from llamado.engine.forward.contract import Cells, Scales, alike
+from llamado.engine.request import StoredPrompt
 from llamado.models.memory import Handle, Memory
 
 # Cells that are read to learn what reading costs: few, lest a slow link stop everything, and more where the few took no
 # longer than this. After how many sequences that were not worth it this is tried again.
 _PROBE_FEW, _PROBE_MORE, _PROBE_SECONDS, _PROBE_AGAIN = 8, 32, 0.1, 16
+_BEGINNING = 48  # tokens by which people know a sequence
 Read = Callable[[int, int], Cells]
 """Cells of a sequence from a position on, so many."""
 Tokens = NDArray[np.int32]
@@ -42,7 +44,7 @@ def shared(one: Tokens, other: Tokens) -> int:
 class Stored:
     """A sequence: its tokens, how strong adapters are in its cells, those in pieces, and tails."""
 
-    __slots__ = ("cells", "nbytes", "scales", "tails", "tokens")
+    __slots__ = ("cells", "nbytes", "scales", "tails", "tokens", "used")
 
     def __init__(
         self, tokens: Tokens, scales: Scales, cells: list[tuple[int, Cells]], tails: dict[int, Cells], nbytes: int
@@ -54,6 +56,7 @@ class Stored:
         self.tails = tails
         """By numbers of tokens."""
         self.nbytes = nbytes
+        self.used = time.time()
 
     def shared(self, tokens: Tokens, scales: Scales) -> int:
         """How many first cells are the same."""
@@ -188,6 +191,7 @@ class Store:
         self._tail_bytes = tail_bytes
         self._kept: list[Stored] = []
         self.nbytes = self.n_tokens = 0
+        self._entries: tuple[StoredPrompt, ...] | None = ()
         self.reserved = 0
         """Bytes of the limit that others have."""
 
@@ -291,9 +295,20 @@ class Store:
         if base is not None:
             self._drop(base)
         self._kept.append(Stored(tokens.copy(), scales, cells, kept, size))
+        self._entries = None
         self.nbytes += size
         self.n_tokens += tokens.size
         return True
+
+    @property
+    def entries(self) -> tuple[StoredPrompt, ...]:
+        """For who looks on, the one used last first; made anew only after a change: each step asks for it."""
+        if self._entries is None:
+            self._entries = tuple(
+                StoredPrompt(one.tokens.size, one.nbytes, one.used, tuple(one.tokens[:_BEGINNING].tolist()))
+                for one in reversed(self._kept)
+            )
+        return self._entries
 
     def all(self) -> list[Stored]:
         """The one used last first."""
@@ -301,14 +316,17 @@ class Store:
 
     def clear(self) -> None:
         self._kept.clear()
+        self._entries = None
         self.nbytes = self.n_tokens = 0
 
     def _use(self, stored: Stored) -> None:
+        stored.used, self._entries = time.time(), None
         if self._kept[-1] is not stored:
             self._kept.remove(stored)
             self._kept.append(stored)
 
     def _drop(self, stored: Stored) -> None:
         self._kept.remove(stored)
+        self._entries = None
         self.n_tokens -= stored.tokens.size
         self.nbytes -= stored.nbytes

@@ -30,6 +30,7 @@ QUIET = HEALTH | {
     "/metrics",
     "/cluster",
     "/cluster/events",
+    "/live/cache",
     "/live/events",
     "/live/requests",
     "/lab",
