@@ -365,5 +365,10 @@ def test_who_looks_on_sees_the_sequences_and_when_they_were_of_use() -> None:
     assert late.n_bytes + early.n_bytes == store.nbytes and store.entries is store.entries
     assert store.find(np.arange(1, 40, dtype=np.int32), 4) is not None
     assert [one.begins[0] for one in store.entries] == [1, 100] and store.entries[0].used >= late.used
+    for first in range(200, 320):
+        store.put(np.arange(first * 7, first * 7 + 60, dtype=np.int32), lambda start, n: np.zeros(3 * n, np.uint8))
+    assert len(store.entries) == 100 and store.entries[0].begins[0] == 319 * 7, (
+        "more are not looked through at each step"
+    )
     store.clear()
     assert store.entries == ()

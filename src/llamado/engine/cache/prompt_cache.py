@@ -22,6 +22,7 @@ from llamado.models.memory import Handle, Memory
 # longer than this. After how many sequences that were not worth it this is tried again.
 _PROBE_FEW, _PROBE_MORE, _PROBE_SECONDS, _PROBE_AGAIN = 8, 32, 0.1, 16
 _BEGINNING = 48  # tokens by which people know a sequence
+_SHOWN = 100  # sequences, at most: each change makes all of them anew
 Read = Callable[[int, int], Cells]
 """Cells of a sequence from a position on, so many."""
 Tokens = NDArray[np.int32]
@@ -302,11 +303,11 @@ class Store:
 
     @property
     def entries(self) -> tuple[StoredPrompt, ...]:
-        """For who looks on, the one used last first; made anew only after a change: each step asks for it."""
+        """Those used last, the last one first; made anew only after a change, as each step asks for them."""
         if self._entries is None:
             self._entries = tuple(
                 StoredPrompt(one.tokens.size, one.nbytes, one.used, tuple(one.tokens[:_BEGINNING].tolist()))
-                for one in reversed(self._kept)
+                for one in self._kept[: -_SHOWN - 1 : -1]
             )
         return self._entries
 
