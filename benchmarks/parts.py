@@ -180,6 +180,7 @@ PARTS = (
     Part("turns", ("turns.py",), 2, ("--turns", "4")),
     Part("constrained", ("constrained.py",), 3),
     Part("speculation", ("speculation.py", "--n", "6"), 2, table=speculation_table),
+    Part("page", ("page.py",), 0.3),
     Part("embeddings", ("embeddings.py",), 2),
     Part("depth-32k", (*_DEEPER, "--alternations", "1"), 12, table=speed_table),
     Part("rpc", ("rpc.py",), 8),

@@ -20,7 +20,6 @@ from llamado.server.live.stream import LiveStream
 from llamado.server.state import ServerState
 
 _EVENTS = {200: {"description": "all there is, then what changes", "content": {"text/event-stream": {"schema": {}}}}}
-_MOST_ENTRIES = 100
 _ENTRIES = {200: {"description": "what the prompt cache holds", "content": {"application/json": {"schema": {}}}}}
 _REQUESTS = {200: {"description": "counts of requests", "content": {"application/json": {"schema": {}}}}}
 
@@ -44,7 +43,7 @@ def live_router(state: ServerState) -> Routes:
     async def live_cache(_: Request) -> Response:
         served = state.loaded()
         told: list[dict[str, Any]] = []
-        for one in served.snapshot().stored[:_MOST_ENTRIES]:
+        for one in served.snapshot().stored:
             told.append({"tokens": one.n_tokens, "bytes": one.n_bytes, "used": round(one.used, 3)})
             if state.switches.slots:  # who may not see prompts in /slots sees none here
                 told[-1]["text"] = served.tokenizer.decode(one.begins, special=True)
