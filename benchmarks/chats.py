@@ -105,7 +105,8 @@ def main() -> None:
     n_ctx = -(-flags.chats * (each + 64) // 256) * 256
     settings = ["-t", str(flags.threads), "-np", str(flags.chats), "-c", str(n_ctx), "--kv-unified", "--metrics"]
     print(
-        f"{flags.model}: {flags.chats} chats of {flags.turns} turns behind {flags.system} tokens; {' '.join(settings)}"
+        f"{flags.model}: {flags.chats} chats of {flags.turns} turns behind {flags.system} tokens; {' '.join(settings)}",
+        end="\n\n",
     )
     print("| side | seconds in all | first turn | prompts' tokens computed / known | memory grown, MiB | peak, MiB |")
     print("|---|---:|---:|---:|---:|---:|", flush=True)
@@ -118,18 +119,21 @@ def main() -> None:
             done = asyncio.run(chats(to.port, flags.system, [*range(flags.chats)], flags.turns, at_once=True))
             grown, peak = (anonymous(to.pid) - before) / 2**20, to.peak_memory() / 2**20
             counts = f"{done.computed} / {done.cached}"
-            print(f"| {side} | {done.seconds:.1f} | {done.first_turn:.1f} | {counts} | {grown:+.0f} | {peak:.0f} |")
+            print(
+                f"| {side} | {done.seconds:.1f} | {done.first_turn:.1f} | {counts} | {grown:+.0f} | {peak:.0f} |",
+                flush=True,
+            )
             kept[side] = {**done._asdict(), "grown_mib": grown, "peak_mib": peak}
             if side == "llamado":
                 kept[side]["shared_cells"] = shared_cells(to)
-                print(f"cells that several chats have: {kept[side]['shared_cells']}", flush=True)
     if "llamado" in kept:
+        print(f"\nCells that several chats of llamado have: {kept['llamado']['shared_cells']}.")
         which = [*range(flags.chats if flags.alone < 0 else min(flags.alone, flags.chats))]
         alone = ["-t", str(flags.threads), "-np", "1", "-c", str(each + 64)]
         with server("llamado", path, alone) as to:
             right = asyncio.run(chats(to.port, flags.system, which, flags.turns, at_once=False)).answers
         same = sum(a == b for a, b in zip(kept["llamado"]["answers"], right, strict=False))
-        print(f"chats of llamado whose answers are those of the chat alone: {same} of {len(which)}")
+        print(f"Chats of llamado whose answers are those of the chat alone: {same} of {len(which)}.")
     if flags.json:
         flags.json.write_text(json.dumps(kept))
 
