@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,8 +110,8 @@ def make(tiny: Tiny, path: Path, *, wtype: str = "F32", wtypes: tuple[str, ...] 
     types = dict(enumerate(wtypes))
     for name, shape in tiny.shapes().items():
         values = tiny.values(rng, name, shape)
-        layer = name.split(".")[1]
-        type_name = types.get(int(layer), wtype) if layer.isdecimal() else wtype
+        layer = re.match(r"blk\.(\d+)\.", name)
+        type_name = wtype if layer is None else types.get(int(layer[1]), wtype)
         block = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]][0]
         if (
             type_name == "F32"
