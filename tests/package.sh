@@ -82,6 +82,7 @@ bin="$folder/pip/bin"
 stranger "$bin/pip" install --quiet --disable-pip-version-check "$wheel" </dev/null
 check "the wheel, by pip"
 bin="$folder/uv/bin"
+export UV_SYSTEM_CERTS=1 # as pip does: a machine may know more authorities than uv brings along
 stranger uv venv --quiet --python "$(readlink -f "$python")" "$folder/uv"
 stranger uv pip install --quiet --python "$bin/python" "$sdist"
 check "the sdist, by uv"
