@@ -46,7 +46,8 @@ PYTHONPATH=tests "$python" -c 'import sys; from pathlib import Path; from tiny_m
 
 # An empty folder and home, and nothing of this clone: what is installed has to do.
 mkdir "$folder/empty" "$folder/home"
-stranger() { (cd "$folder/empty" && env -i HOME="$folder/home" PATH="$folder/tools/bin:/usr/bin:/bin" LANG=C.UTF-8 \
+# UV_SYSTEM_CERTS: a machine may know more authorities than uv brings along; pip asks the machine by itself.
+stranger() { (cd "$folder/empty" && env -i HOME="$folder/home" PATH="$folder/tools/bin:/usr/bin:/bin" LANG=C.UTF-8 UV_SYSTEM_CERTS=1 \
   PIPX_HOME="$folder/pipx" PIPX_BIN_DIR="$folder/pipx/bin" "${@/#llamado/$bin/llamado}"); }
 # An index of one's own, if this machine has one.
 for name in PIP_INDEX_URL PIP_FIND_LINKS PIP_CONFIG_FILE UV_INDEX_URL UV_DEFAULT_INDEX UV_FIND_LINKS SSL_CERT_FILE http_proxy https_proxy; do
@@ -82,7 +83,6 @@ bin="$folder/pip/bin"
 stranger "$bin/pip" install --quiet --disable-pip-version-check "$wheel" </dev/null
 check "the wheel, by pip"
 bin="$folder/uv/bin"
-export UV_SYSTEM_CERTS=1 # as pip does: a machine may know more authorities than uv brings along
 stranger uv venv --quiet --python "$(readlink -f "$python")" "$folder/uv"
 stranger uv pip install --quiet --python "$bin/python" "$sdist"
 check "the sdist, by uv"
