@@ -23,6 +23,14 @@ def take_picture(page: Page, name: str) -> None:
     assert path.stat().st_size < 150_000
 
 
+def until(page: Page, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Waits for what no locator tells. (`wait_for_function` would evaluate text in the page, which it forbids.)"""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        page.wait_for_timeout(50)
+
+
 class serving:
     """`llamado serve` with arguments on a free port: its address inside the `with`; ended behind it.
 

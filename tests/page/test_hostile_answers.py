@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socketserver
 import threading
 import time
@@ -236,6 +237,7 @@ def test_the_page_stays_quick(chat: Page, engine: ScriptedEngine, what: str) -> 
         chat.evaluate(CLOCK)
         chat.keyboard.press("Enter")
         chat.get_by_role("button", name="Send", exact=True).wait_for(timeout=60_000)
+        expect(chat.locator("article.assistant")).to_contain_text(re.compile(r"\S"))
         chat.wait_for_timeout(500)
         found.append(chat.evaluate("globalThis.longest()"))
         assert chat.locator("article.assistant").inner_text().strip() and not chat.locator(".notice").count()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from browsing import serving, take_picture
+from browsing import serving, take_picture, until
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -39,10 +39,7 @@ def more_runs(page: Page, n: int) -> list[float]:
     found = []
     for _ in range(n):
         before = runs(page)
-        page.wait_for_function(
-            "n => Number(/(\\d+) answers/.exec(document.querySelector('.badge').innerText)?.[1] ?? 0) > n", arg=before,
-            timeout=60_000,
-        )  # fmt: skip
+        until(page, lambda before=before: runs(page) > before, 60)  # type: ignore[misc]
         found.append(float(page.locator(".figure strong").first.inner_text()))
     return found
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from browsing import take_picture
+from browsing import take_picture, until
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -46,7 +46,7 @@ def test_two_sides_stream_at_once_and_what_differs_is_marked(page: Page, address
     page.keyboard.press("Enter")
     page.get_by_text("2 of 12 words differ").wait_for()
     expect(page.locator(".compared .markdown")).to_have_text(["Short answer 1 of rivers.", "Long answer 1 of rivers."])
-    assert page.evaluate(MARKED) == ["Short", "Long"]
+    until(page, lambda: page.evaluate(MARKED) == ["Short", "Long"])
     expect(page.locator(".compared .took")).to_have_count(2)
     assert sorted(request.sampling.top_k for request in engine.requests) == [5, 40]
 
@@ -58,13 +58,13 @@ def test_two_sides_stream_at_once_and_what_differs_is_marked(page: Page, address
     assert engine.busy == 2
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Send", exact=True).wait_for()
-    assert len(engine.cancelled) == 2
+    until(page, lambda: len(engine.cancelled) == 2)
     assert (
         "Long answer 1 of **rivers**"
         in bytes(engine.requests[-1].prompt).decode() + bytes(engine.requests[-2].prompt).decode()
     )  # each side goes on from its own answers
     page.get_by_label("Mark what differs").click()
-    assert page.evaluate(MARKED) == []
+    until(page, lambda: page.evaluate(MARKED) == [])
     page.reload()
     expect(page.locator(".compare-head .what").last).to_have_text("fake · top_k 5")
 

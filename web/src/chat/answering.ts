@@ -109,7 +109,6 @@ async function answer(parent: string | null, from?: Message): Promise<void> {
   failure.value = "";
   const start: Message = from ?? blank("assistant", parent, "");
   const asked = from ? [...path(messages.value, parent), from] : path(messages.value, parent);
-  if (!from) await keep(start);
   running = new AbortController();
   let latest: Answer | null = null;
   const picture = new Pictures(() => {
@@ -118,6 +117,7 @@ async function answer(parent: string | null, from?: Message): Promise<void> {
   growing.value = { message: start, progress: undefined };
   let ended: Message = start;
   try {
+    if (!from) await keep(start);
     const found = await generate({
       messages: asked,
       settings: shownSettings(),
