@@ -62,6 +62,7 @@ def say(page: Page, text: str) -> None:
     """One turn, to its end."""
     page.get_by_label("Message", exact=True).fill(text)
     page.keyboard.press("Enter")
+    page.get_by_role("button", name="Stop", exact=True).wait_for()
     page.get_by_role("button", name="Send", exact=True).wait_for(timeout=120_000)
 
 
