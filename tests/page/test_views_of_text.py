@@ -84,6 +84,7 @@ def test_a_text_goes_on_in_place(page: Page, address: str, engine: ScriptedEngin
     page.goto(f"{address}#/complete")
     text = page.get_by_label("Text", exact=True)
     page.get_by_role("button", name="Settings").click()
+    page.get_by_label("top_k", exact=True).wait_for()
     page.get_by_label("Probabilities: ").fill("2")
     page.get_by_label("Probabilities: ").blur()
     page.get_by_label("top_k", exact=True).fill("3")
@@ -105,7 +106,7 @@ def test_a_text_goes_on_in_place(page: Page, address: str, engine: ScriptedEngin
     expect(text).to_have_value(re.compile("Upon a time more more"))
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("Stopped.").wait_for()
-    assert engine.cancelled and text.is_editable()
+    until(page, lambda: bool(engine.cancelled) and text.is_editable())
     page.get_by_role("button", name="Take back").click()
     expect(text).to_have_value("Upon a time ")
 
