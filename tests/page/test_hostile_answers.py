@@ -235,12 +235,11 @@ def test_the_page_stays_quick(chat: Page, engine: ScriptedEngine, what: str) -> 
         chat.get_by_label("Message", exact=True).fill("Go")
         chat.evaluate(CLOCK)
         chat.keyboard.press("Enter")
+        chat.get_by_role("button", name="Stop", exact=True).wait_for()
         chat.get_by_role("button", name="Send", exact=True).wait_for(timeout=60_000)
-        # Something of it stands there. (What is off the screen is not laid out, and has no text that shows.)
-        expect(chat.locator("article.assistant").locator(".markdown > *, .plain").first).to_be_attached()
         chat.wait_for_timeout(500)
         found.append(chat.evaluate("globalThis.longest()"))
-        assert not chat.locator(".notice").count()
+        assert chat.locator("article.assistant").inner_text().strip() and not chat.locator(".notice").count()
         if found[-1] < MOST_MS:
             break
     print(f"LONGEST {what}: {min(found):.0f} ms")
