@@ -163,14 +163,14 @@ class Part:
         return self.table not in (printed, speculation_table)
 
 
-_DEEP = ("speed.py", "smollm2", "synthetic-1b", "--depths", "8192", "--generate", "64", "--alternations", "1")
+_DEEP = ("speed.py", "--depths", "8192", "--generate", "64", "--alternations", "1", "--flash-attention", "auto,0")
 _DEEPER = ("speed.py", "synthetic-1b-1", "synthetic-a3b-1", "--depths", "32768", "--prompt", "256", "--generate", "32")
 
 PARTS = (
     Part("machine", ("machine.py",), 0.5, table=machine.table),
     Part("speed", ("speed.py",), 4, ("--quick",), speed_table),
     Part("batches", ("batches.py", "--alternations", "2"), 7, ("--quick",), batches_table),
-    Part("depth", _DEEP, 7, ("--generate", "16"), speed_table),
+    Part("depth", _DEEP, 9, ("--generate", "16"), speed_table),
     Part("startup", ("startup.py",), 1, ("--repeats", "1"), startup_table),
     Part("serving", ("serving.py",), 5, ("--quick",), serving_table),
     Part("roofline", ("roofline.py",), 1, table=roofline_table),

@@ -2,8 +2,9 @@
 measures both (behind as many tokens as `--depths` says, that are evaluated once).
 
 usage: speed.py [MODEL …] [--alternations 5 | --quick] [--prompt 512] [--generate 128] [--depths 0] [--threads 2]
-                [--json FILE]
+                [--flash-attention auto] [--json FILE]
 MODEL: smollm2, gemma3, synthetic-1b (these three by default), a path, or whatever `llamado -m` takes.
+--flash-attention: llama-bench's -fa; with several (auto,0) each runs in turn, and the faster counts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,14 +27,15 @@ _TIMEOUT = 3600.0
 
 @dataclass
 class Row:
-    """One test on one model: tokens per second and most bytes of memory by side, in order; our GB/s or GOP/s
-    at the median.
+    """One test on one model: tokens per second and most bytes of memory by side, in order, and the -fa that llama.cpp
+    was the fastest with; our GB/s or GOP/s at the median.
     """
 
     model: str
     test: str
     tokens_per_second: dict[str, list[float]] = field(default_factory=lambda: {side: [] for side in SIDES})
     peak_memory: dict[str, list[int]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    flash_attention: list[str] = field(default_factory=list)
     gigabytes_per_token: float | None = None
     gigaops_per_token: float | None = None
 
@@ -84,13 +87,20 @@ def measure_ours(rows: list[Row], path: Path, test: list[str]) -> None:
             row.gigaops_per_token = result["gigaops_per_second"] / rate
 
 
-def measure_theirs(rows: list[Row], path: Path, test: list[str]) -> None:
-    """One process of llama-bench; it does the same."""
-    done = measured([peer_program("llama-bench"), "-m", str(path), *test, "-r", "1", "-o", "json"], timeout=_TIMEOUT)
-    for row, result in zip(rows, json.loads(done.printed), strict=True):
-        assert row.test.startswith(f"pp{result['n_prompt']}" if result["n_prompt"] else f"tg{result['n_gen']}")
-        row.peak_memory["llama.cpp"].append(done.peak_memory)
-        row.tokens_per_second["llama.cpp"].append(result["avg_ts"])
+def measure_theirs(rows: list[Row], path: Path, test: list[str], flash_attention: Sequence[str]) -> None:
+    """A process of llama-bench for each value of its -fa; it does the same."""
+    command = [peer_program("llama-bench"), "-m", str(path), *test, "-r", "1", "-o", "json"]
+    found: list[list[tuple[float, int, str]]] = [[] for _ in rows]
+    for choice in flash_attention:
+        done = measured([*command, "-fa", choice], timeout=_TIMEOUT)
+        for row, rates, result in zip(rows, found, json.loads(done.printed), strict=True):
+            assert row.test.startswith(f"pp{result['n_prompt']}" if result["n_prompt"] else f"tg{result['n_gen']}")
+            rates.append((result["avg_ts"], done.peak_memory, choice))
+    for row, rates in zip(rows, found, strict=True):
+        rate, memory, choice = max(rates)
+        row.tokens_per_second["llama.cpp"].append(rate)
+        row.peak_memory["llama.cpp"].append(memory)
+        row.flash_attention.append(choice)
 
 
 def main() -> None:
@@ -103,6 +113,7 @@ def main() -> None:
     parser.add_argument("--generate", type=int, default=128)
     parser.add_argument("--depths", default="0", metavar="N,N", help="tokens that each test begins behind")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--flash-attention", default="auto", metavar="V,V", help="llama-bench's -fa; the faster counts")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     flags = parser.parse_args()
     machine = limits()
@@ -120,8 +131,11 @@ def main() -> None:
             options += ["-t", str(flags.threads), "-d", str(depth)]
             for turn in range(2 if flags.quick else flags.alternations):
                 # Who goes first changes, so that neither always finds the machine as the other left it.
-                for measure in (measure_ours, measure_theirs) if turn % 2 == 0 else (measure_theirs, measure_ours):
-                    measure(found, path, options)
+                for side in SIDES if turn % 2 == 0 else SIDES[::-1]:
+                    if side == SIDES[0]:
+                        measure_ours(found, path, options)
+                    else:
+                        measure_theirs(found, path, options, flags.flash_attention.split(","))
                 for row in found:
                     both = " and ".join(f"{row.tokens_per_second[side][-1]:.1f}" for side in SIDES)
                     print(f"{name} {row.test} {turn + 1}: {both} tokens/s", file=sys.stderr, flush=True)
