@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Page
@@ -29,6 +31,28 @@ def until(page: Page, condition: Callable[[], bool], seconds: float = 10.0) -> N
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         page.wait_for_timeout(50)
+
+
+@contextmanager
+def computing(page: Page) -> Iterator[list[float]]:
+    """The tasks of the page's main thread inside the `with`, in ms of the processor's time; there when it has ended.
+
+    Of that time a machine that is busy with other things takes none, unlike of the clock's.
+    """
+    browser = page.context.browser
+    assert browser is not None
+    tasks: list[float] = []
+    browser.start_tracing(page=page, categories=["toplevel"])
+    try:
+        yield tasks
+    finally:
+        events = json.loads(browser.stop_tracing())["traceEvents"]
+    threads = [event for event in events if event["name"] == "thread_name"]
+    main = {(one["pid"], one["tid"]) for one in threads if one["args"]["name"] == "CrRendererMain"}
+    for event in events:
+        if event["name"].endswith("RunTask") and (event["pid"], event["tid"]) in main:
+            tasks.append(event.get("tdur", 0) / 1000)
+    assert any(tasks), "the browser tells no time of threads"
 
 
 class serving:

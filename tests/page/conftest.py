@@ -21,8 +21,9 @@ CHROMIUM = os.environ.get("LLAMADO_CHROMIUM") or shutil.which("chromium") or shu
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("there is no Chromium (apt-get install chromium)")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=15_000)
     with sync_playwright() as playwright:
         # As root, as containers are, Chromium runs only without its sandbox; it opens nothing but our own page.
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

@@ -86,6 +86,26 @@ def test_stop_and_continue(chat: Page, engine: ScriptedEngine) -> None:
     assert bytes(engine.requests[-1].prompt).decode().rstrip().endswith("word")  # it was given what it had said
 
 
+def test_stopped_before_it_is_asked(chat: Page, engine: ScriptedEngine) -> None:
+    """From Enter on there is Stop, not Send, though the browser has to keep the question first; and it stops."""
+    chat.get_by_label("Message", exact=True).fill("Go")
+    words = chat.evaluate("""async () => {
+      document.querySelector(".composer").requestSubmit();
+      for (let turn = 0; turn < 20; turn++) await null; // the page draws; nothing else can happen meanwhile
+      const button = document.querySelector(".composer .primary");
+      button.click();
+      return button.textContent;
+    }""")
+    assert words == "Stop"
+    chat.get_by_text("Stopped.").wait_for()
+    expect(chat.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    expect(chat.locator("article.user .said")).to_have_text("Go")
+    assert engine.requests == []
+    chat.locator("article.assistant").get_by_role("button", name="Regenerate").click()
+    ended(chat, 1)
+    expect(answers(chat)).to_have_text(["Answer to 1."])
+
+
 def test_kept_searched_exported_and_imported(chat: Page, tmp_path: Path) -> None:
     say(chat, "Rivers of Spain")
     ended(chat, 1)

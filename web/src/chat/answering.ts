@@ -14,18 +14,29 @@ export const failure = signal("");
 /** The messages that are shown, in their order. */
 export const shownPath = computed(() => path(messages.value, current.value?.leaf ?? null));
 
-let running: AbortController | null = null;
+/** What is under way: from a question's Enter, before it is kept, to the last word of its answer. */
+const running = signal<ReadonlySet<AbortController>>(new Set());
+
+async function underWay(work: (stopped: AbortSignal) => Promise<void>): Promise<void> {
+  const mine = new AbortController();
+  running.value = new Set([...running.value, mine]);
+  try {
+    await work(mine.signal);
+  } finally {
+    running.value = new Set([...running.value].filter((one) => one !== mine));
+  }
+}
 
 /** Ids of the calls that are being made. */
 export const calling = signal<ReadonlySet<string>>(new Set());
 /** Whether the reader must wait, or stop what runs. */
-export const busy = computed(() => growing.value !== null || calling.value.size > 0);
+export const busy = computed(() => running.value.size > 0 || calling.value.size > 0);
 
 const MOST_ROUNDS = 10; // of tools that run by themselves, for one message of the reader's
 let callsRunning = new AbortController();
 
 export function stop(): void {
-  running?.abort();
+  for (const one of running.value) one.abort();
   callsRunning.abort();
   callsRunning = new AbortController();
 }
@@ -37,10 +48,12 @@ function blank(role: Message["role"], parent: string | null, content: string): M
 /** A message of the reader's behind `parent`, and its answer. */
 export async function send(content: string, attachments: Attachment[], parent: string | null): Promise<void> {
   if (busy.value) return;
-  if (!current.value) await create(content || attachments[0]?.name || "", shownSettings());
-  const message = { ...blank("user", parent, content), ...(attachments.length ? { attachments } : {}) };
-  await keep(message);
-  await answer(message.id);
+  await underWay(async (stopped) => {
+    if (!current.value) await create(content || attachments[0]?.name || "", shownSettings());
+    const message = { ...blank("user", parent, content), ...(attachments.length ? { attachments } : {}) };
+    await keep(message);
+    await answer(stopped, message.id);
+  });
 }
 
 /** What a tool said; when all calls of the message have their results, the model goes on. */
@@ -50,9 +63,11 @@ export async function sendResult(call: Message, toolCallId: string, content: str
   const results = shown.slice(at + 1).filter((one) => one.role === "tool");
   const last = results.at(-1) ?? call;
   const message: Message = { ...blank("tool", last.id, content), toolCallId };
-  await keep(message);
   const answered = new Set([...results.map((one) => one.toolCallId), toolCallId]);
-  if ((call.toolCalls ?? []).every((one) => answered.has(one.id))) await answer(message.id);
+  await underWay(async (stopped) => {
+    await keep(message);
+    if ((call.toolCalls ?? []).every((one) => answered.has(one.id))) await answer(stopped, message.id);
+  });
 }
 
 /** Makes a call of a message's and gives its result to the model. */
@@ -91,12 +106,12 @@ async function runByThemselves(message: Message): Promise<void> {
 
 /** Another answer beside this one. */
 export async function regenerate(message: Message): Promise<void> {
-  if (!busy.value) await answer(message.parent);
+  if (!busy.value) await underWay((stopped) => answer(stopped, message.parent));
 }
 
 /** More of an answer that has ended. */
 export async function goOn(message: Message): Promise<void> {
-  if (!busy.value) await answer(message.parent, message);
+  if (!busy.value) await underWay((stopped) => answer(stopped, message.parent, message));
 }
 
 /** The version of a message that is shown. */
@@ -105,11 +120,10 @@ export async function show(message: Message): Promise<void> {
 }
 
 /** Asks for the answer to the branch that ends with `parent`; `from`: for what follows in that answer. */
-async function answer(parent: string | null, from?: Message): Promise<void> {
+async function answer(stopped: AbortSignal, parent: string | null, from?: Message): Promise<void> {
   failure.value = "";
   const start: Message = from ?? blank("assistant", parent, "");
   const asked = from ? [...path(messages.value, parent), from] : path(messages.value, parent);
-  running = new AbortController();
   let latest: Answer | null = null;
   const picture = new Pictures(() => {
     if (latest) growing.value = { message: grown(start, latest), progress: latest.progress };
@@ -122,7 +136,7 @@ async function answer(parent: string | null, from?: Message): Promise<void> {
       messages: asked,
       settings: shownSettings(),
       serverTools: await offered(shownSettings().serverTools),
-      signal: running.signal,
+      signal: stopped,
       onGrown: (one) => {
         latest = one;
         picture.want();
@@ -136,7 +150,6 @@ async function answer(parent: string | null, from?: Message): Promise<void> {
     ended = { ...(latest ? grown(start, latest) : start), ending: "error", error: words };
   } finally {
     picture.end();
-    running = null;
     await keep(ended, { leaf: current.value?.leaf === ended.id || current.value?.leaf === start.parent });
     growing.value = null;
   }

@@ -79,6 +79,27 @@ test("a paragraph or a table that nobody reads is text, and what stands beside i
   expect(html(table)).toContain("<strong>loud</strong>");
 });
 
+test("behind so many elements that nobody reads them, the rest is one text, and nothing of it is lost", () => {
+  for (const end of ["\n", "\r"]) {
+    const found = html(`# h${end}`.repeat(10_000));
+    expect(found.split("<h1").length - 1).toBe(2000);
+    expect(found.split("<pre").length - 1).toBe(1);
+    expect(found.split("# h").length - 1).toBe(8000);
+  }
+});
+
+test("a large table is text wherever it stands, and a small one is a table", () => {
+  const rows = `|a|b|\n|-|:-:|\n${"|c|d|\n".repeat(600)}`;
+  for (const before of ["", "> ", "- "]) {
+    const found = html(`said\n\n${before}${rows.replaceAll("\n", `\n${before.replace("-", " ")}`)}\n\n**loud**`);
+    expect(found).not.toContain("<td");
+    expect(found.split("|c|d|").length - 1).toBe(600);
+    expect(found).toContain("<strong>loud</strong>");
+  }
+  expect(html(rows.slice(0, 600))).toContain("<td");
+  expect(html(`said\n${rows}`)).toContain("<p dir=\"auto\">said</p><pre");
+});
+
 test("heaps of marks are cut, letters with the marks of their script are not", () => {
   expect(html(`e${"\u0301".repeat(5000)}`).length).toBeLessThan(100);
   expect(html("ที่นี่ e\u0301\u0323 שָׁלוֹם")).toContain("ที่นี่ e\u0301\u0323 שָׁלוֹם");

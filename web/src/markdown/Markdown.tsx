@@ -4,7 +4,7 @@ import { memo } from "preact/compat";
 import { useMemo } from "preact/hooks";
 import { Code } from "./Code";
 import { Formula } from "./Formula";
-import { type Block, blocks, type Token } from "./parser";
+import { type Block, blocks, linesOf, type Token } from "./parser";
 import { Plain } from "./Plain";
 import { shown } from "./visible";
 
@@ -17,15 +17,18 @@ export function Markdown({ text, settled = true }: { text: string; settled?: boo
   const found = useMemo(() => (text.length > PLAIN_FROM ? null : blocks(text)), [text]);
   if (!found) return <pre class="plain" children={<Plain text={text} />} />;
   let all = 0;
+  const full = found.findIndex((block) => (all += block.elements > MOST_IN_BLOCK ? 1 : block.elements) > MOST_IN_ALL);
+  const rest = full < 0 ? "" : linesOf(text).slice(found[full]!.line).join("\n");
   return (
     <div class="markdown">
-      {found.map((block, index) => {
-        if (block.elements > MOST_IN_BLOCK || all + block.elements > MOST_IN_ALL) {
-          return <pre key={index} class="plain" children={<Plain text={block.source} />} />;
-        }
-        all += block.elements;
-        return <BlockView key={index} block={block} settled={settled || index < found.length - 1} />;
-      })}
+      {found.slice(0, full < 0 ? undefined : full).map((block, index) =>
+        block.elements > MOST_IN_BLOCK ? (
+          <pre key={index} class="plain" children={<Plain text={block.source} />} />
+        ) : (
+          <BlockView key={index} block={block} settled={settled || index < found.length - 1} />
+        ),
+      )}
+      {rest && <pre key={full} class="plain" children={<Plain text={rest} />} />}
     </div>
   );
 }
@@ -87,6 +90,8 @@ function leaf(token: Token, settled: boolean): ComponentChildren {
   switch (token.type) {
     case "inline":
       return h(Fragment, null, ...elements(token.children ?? [], settled));
+    case "long_table":
+      return <pre class="plain" children={<Plain text={token.content} />} />;
     case "long":
       return <Plain text={token.content} />;
     case "text":

@@ -22,8 +22,8 @@ export function parts(text: string): string[] {
   for (let start = 0; start < text.length; ) {
     let end = Math.min(text.length, start + PART);
     if (end < text.length) {
-      const line = text.lastIndexOf("\n", end - 1);
-      if (line >= start) end = line + 1;
+      const line = text.slice(start, end).lastIndexOf("\n");
+      if (line >= 0) end = start + line + 1;
       else if (/[\uD800-\uDBFF]/.test(text[end - 1]!)) end--; // the first half of a character
     }
     // Each part is a block of its own: the line's end behind it would be an empty line.

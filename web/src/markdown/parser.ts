@@ -6,6 +6,7 @@ export type MarkdownIt = InstanceType<typeof MarkdownItClass>;
 export type Token = ReturnType<MarkdownIt["parse"]>[number];
 
 const LONGEST_PARAGRAPH = 10_000; // characters
+const MOST_CELLS = 1_000; // of a table, or about that
 const SAFE_LINK = /^(https?:|mailto:)/i;
 
 function make(): MarkdownIt {
@@ -18,7 +19,32 @@ function make(): MarkdownIt {
       if (token.type === "inline" && token.content.length > LONGEST_PARAGRAPH) token.type = "long";
     }
   });
+  // Nor at the cells of so large a table: each of them would be parsed again with every picture.
+  md.block.ruler.before("table", "long_table", (state, first, last, silent) => {
+    if (first + 2 > last || !isBelowHead(line(state, first + 1))) return false;
+    let end = first;
+    let cells = 0;
+    while (end < last && !state.isEmpty(end) && state.sCount[end]! >= state.blkIndent) {
+      cells += line(state, end++).split("|").length - 1;
+    }
+    if (cells <= MOST_CELLS) return false;
+    if (silent) return true;
+    const token = state.push("long_table", "", 0);
+    token.content = state.getLines(first, end, state.blkIndent, true);
+    token.map = [first, end];
+    state.line = end;
+    return true;
+  });
   return md;
+}
+
+function line(state: { src: string; bMarks: number[]; eMarks: number[] }, at: number): string {
+  return state.src.slice(state.bMarks[at], state.eMarks[at]);
+}
+
+/** Whether it is the line between a table's head and its rows. */
+function isBelowHead(text: string): boolean {
+  return text.includes("|") && text.includes("-") && /^[\s>|:-]+$/.test(text);
 }
 
 const md = make();
@@ -30,13 +56,20 @@ export function parse(text: string): Token[] {
 export interface Block {
   /** The lines it is made of: what has the same source looks the same. */
   source: string;
+  /** The first of its lines. */
+  line: number;
   tokens: Token[];
   elements: number;
 }
 
+/** The text's lines, as the parser counts them. */
+export function linesOf(text: string): string[] {
+  return text.split(/\r\n?|\n/);
+}
+
 /** The text's outermost blocks. */
 export function blocks(text: string): Block[] {
-  const lines = text.split("\n");
+  const lines = linesOf(text);
   const found: Block[] = [];
   let depth = 0;
   let elements = 0;
@@ -48,7 +81,8 @@ export function blocks(text: string): Block[] {
     depth += token.nesting;
     elements += token.nesting >= 0 ? 1 + (token.children?.length ?? 0) : 0;
     if (depth === 0) {
-      found.push({ source: map ? lines.slice(map[0], map[1]).join("\n") : `${found.length}`, tokens, elements });
+      const source = map ? lines.slice(map[0], map[1]).join("\n") : `${found.length}`;
+      found.push({ source, line: map?.[0] ?? 0, tokens, elements });
       tokens = [];
       elements = 0;
     }
