@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,18 @@ def byte_characters() -> list[str]:
 
 def learn_merges(words: list[list[str]], n: int) -> list[tuple[str, str]]:
     """The `n` first merges that byte-pair encoding learns from `words`; fewer when nothing repeats."""
+    return [*_learned(tuple(map(tuple, words)), n)]
+
+
+@cache  # small models have the same few vocabularies
+def _learned(given: tuple[tuple[str, ...], ...], n: int) -> tuple[tuple[str, str], ...]:
+    words = [*map(list, given)]
     merges: list[tuple[str, str]] = []
     while len(merges) < n:
-        pairs = Counter(pair for word in words for pair in pairwise(word))
-        if not pairs or pairs.most_common(1)[0][1] < 2:
+        most = Counter(pair for word in words for pair in pairwise(word)).most_common(1)
+        if not most or most[0][1] < 2:
             break
-        a, b = pairs.most_common(1)[0][0]
+        ((a, b), _), *_ = most
         merges.append((a, b))
         for word in words:
             i = 0
@@ -68,7 +75,7 @@ def learn_merges(words: list[list[str]], n: int) -> list[tuple[str, str]]:
                 if word[i] == a and word[i + 1] == b:
                     word[i : i + 2] = [a + b]
                 i += 1
-    return merges
+    return tuple(merges)
 
 
 def _pad_vocabulary(tokens: list[str], types: list[int], n_vocab: int) -> None:

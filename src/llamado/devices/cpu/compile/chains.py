@@ -27,15 +27,17 @@ class Chain:
         """Appends a stage."""
         prefix = f"s{len(self.stages)}_"
         self.stages.append(stage)
-        self.fields.update({prefix + key: value for key, value in fields.items()})
+        for key, value in fields.items():
+            self.fields[prefix + key] = value
         self.names.append(name)
 
     def operand(
         self, stage: rows.Stage, operand: Tensor, like: Tensor, name: str, *, write: bool = False, **fields: float
     ) -> None:
         """Appends a stage that reads (or writes) a row of `operand` for each row of `like`."""
-        self.add(stage, name, x=self.out.place(operand), **strides(operand, like), **fields)
-        (self.writes if write else self.reads).append(self.out.span(operand))
+        span, (s1, s2, s3) = self.out.span(operand), row_strides(operand, like)
+        self.add(stage, name, x=span.place, s1=s1, s2=s2, s3=s3, **fields)
+        (self.writes if write else self.reads).append(span)
 
     def finish(self, shape: Tensor) -> None:
         """Emits the chain, for every row of `shape`."""
@@ -49,13 +51,12 @@ class Chain:
         out.emit(rows.rows_kernel(stages), {"stages": stages}, fields, self.reads, self.writes, label)
 
 
-def strides(operand: Tensor, like: Tensor) -> dict[str, int]:
+def row_strides(operand: Tensor, like: Tensor) -> tuple[int, int, int]:
     """Strides of an operand over the row numbers of `like`; a dimension of one is repeated."""
-    nb = [0 if operand.ne[d] == 1 and like.ne[d] != 1 else operand.nb[d] for d in (1, 2, 3)]
-    for d in (1, 2, 3):
-        if operand.ne[d] not in (1, like.ne[d]):
-            raise DeviceError(f"{like.op.name} repeats {list(operand.ne)} over {list(like.ne)}: not supported here")
-    return {"s1": nb[0], "s2": nb[1], "s3": nb[2]}
+    (_, m1, m2, m3), (_, n1, n2, n3), (_, s1, s2, s3) = operand.ne, like.ne, operand.nb
+    if (m1 != n1 and m1 != 1) or (m2 != n2 and m2 != 1) or (m3 != n3 and m3 != 1):
+        raise DeviceError(f"{like.op.name} repeats {list(operand.ne)} over {list(like.ne)}: not supported here")
+    return s1 if m1 == n1 else 0, s2 if m2 == n2 else 0, s3 if m3 == n3 else 0
 
 
 def move_rows(out: Emitter, label: str, x: Tensor, load: rows.Stage, y: Tensor, put: rows.Stage) -> None:

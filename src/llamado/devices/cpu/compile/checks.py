@@ -7,13 +7,14 @@ raises DeviceError or says no; nothing is computed.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 from llamado.devices.device import DeviceError
 from llamado.ggml.errors import ShapeError
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op
 from llamado.ggml.shapes import check_result
-from llamado.ggml.tensor import Tensor
+from llamado.ggml.tensor import BLOCK, Tensor
 from llamado.gguf.types import TensorType
 
 MAX_NODES = 16_384
@@ -99,26 +100,32 @@ def extent(tensor: Tensor) -> int:
     return row + (ne[1] - 1) * nb[1] + (ne[2] - 1) * nb[2] + (ne[3] - 1) * nb[3]
 
 
-def check_node(node: Tensor) -> None:
-    """Raises DeviceError where an operation's result and sources cannot belong together, or not here."""
-    size = node.type.row_bytes(node.ne[0]) * node.nrows if node.ne[0] % node.type.block_size == 0 else 0
-    if size > extent(node):
-        raise DeviceError(f"a result of {list(node.ne)} with strides {list(node.nb)} would overwrite itself")
+def check_node(node: Tensor, extent: Callable[[Tensor], int] = extent) -> None:
+    """Raises DeviceError where an operation's result and sources cannot belong together, or not here.
+
+    `extent` may remember what it has told.
+    """
+    ne, (block, size) = node.ne, BLOCK[node.type]
+    if ne[0] % block == 0 and ne[0] // block * size * node.nrows > extent(node):
+        raise DeviceError(f"a result of {list(ne)} with strides {list(node.nb)} would overwrite itself")
     for source in node.src:
         if source is not None:
             extent(source)
-    given = ", ".join(f"{s.type.name}{list(s.ne)}" for s in node.src if s is not None)
-    misfit = f"sources {given or 'missing'} do not fit a result of {node.type.name}{list(node.ne)}"
     try:
         check_result(node)
     except ShapeError as error:
-        raise DeviceError(f"{misfit}: {error.reason}") from None
-    if node.op is Op.ARANGE and not given:
+        raise DeviceError(f"{_misfit(node)}: {error.reason}") from None
+    if node.op is Op.ARANGE and not any(node.src):
         return
     if node.source(0) is None or any(s is not None and 0 in s.ne for s in node.src):
-        raise DeviceError(misfit)
+        raise DeviceError(_misfit(node))
     if not _is_possible(node):
-        raise DeviceError(f"{misfit} on this device")
+        raise DeviceError(f"{_misfit(node)} on this device")
+
+
+def _misfit(node: Tensor) -> str:
+    given = ", ".join(f"{s.type.name}{list(s.ne)}" for s in node.src if s is not None)
+    return f"sources {given or 'missing'} do not fit a result of {node.type.name}{list(node.ne)}"
 
 
 def flat(tensor: Tensor) -> bool:

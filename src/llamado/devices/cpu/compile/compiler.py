@@ -106,7 +106,7 @@ class Compiler:
         return out.finish()
 
     def _node(self, node: Tensor) -> None:
-        checks.check_node(node)
+        checks.check_node(node, self._out.extent)
         if node.op is Op.GET_ROWS and self._waits(node):
             assert node.src[0] is not None and node.src[1] is not None
             self._out.waiting[node] = node.src[0], node.src[1]
@@ -135,7 +135,7 @@ class Compiler:
             return False
         (reader,) = readers
         between = self.graph.nodes[numbers[node] + 1 : numbers[reader]]
-        checks.check_node(reader)
+        checks.check_node(reader, self._out.extent)
         return node.ne[1] == linear.n_seqs(reader) and reading.waits(self._out, node, reader, between)
 
     def _between(self, node: Tensor) -> Callable[[Tensor], list[Tensor] | None]:

@@ -5,7 +5,8 @@ Every family of operations (chains, copies, products, attention …) is written 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -20,6 +21,29 @@ from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 
 Fields = dict[str, int | float | Place]
+
+
+class MemoryAccess(NamedTuple):
+    """Memory an operation touches: bytes `start` to `stop` of a tensor without a place yet (`base`), or absolute ones.
+
+    `layout` says where each row lies, None where that is not known: the same for two accesses means that row i of one
+    is row i of the other.
+    """
+
+    base: Tensor | None
+    start: int
+    stop: int
+    write: bool
+    layout: tuple[int, ...] | None = None
+
+    def meets(self, other: MemoryAccess) -> bool:
+        """Whether one of the two writes what the other touches."""
+        return (
+            (self.write or other.write)
+            and self.base is other.base
+            and self.start < other.stop
+            and other.start < self.stop
+        )
 
 
 class Emitter:
@@ -43,34 +67,90 @@ class Emitter:
         """
         self._scratch_step = 0
         self._changes: dict[Tensor, int] = {}  # how often memory was written in place
+        # What does not change while the graph is compiled is asked for again and again.
+        self._extents: dict[Tensor, int] = {}
+        self._spans: dict[Tensor, ByteSpan] = {}
+        self._accesses: dict[Tensor, MemoryAccess] = {}
+        self._touched: dict[Tensor, list[MemoryAccess]] = {}
 
     # --- places ----------------------------------------------------------------------------------------------------
+    def extent(self, tensor: Tensor) -> int:
+        """Bytes from a tensor's first element to the end of its last: `checks.extent`."""
+        size = self._extents.get(tensor)
+        if size is None:
+            size = self._extents[tensor] = checks.extent(tensor)
+        return size
+
     def place(self, tensor: Tensor, offset: int = 0) -> Place:
-        """Where a tensor's first byte is."""
+        """Where a tensor's first byte is, or the one at `offset`."""
+        place = self.span(tensor).place
+        return Place(place.base, place.offset + offset) if offset else place
+
+    def span(self, tensor: Tensor) -> ByteSpan:
+        """The bytes of a tensor."""
+        span = self._spans.get(tensor)
+        if span is None:
+            span = self._spans[tensor] = ByteSpan(self._find(tensor), self.extent(tensor))
+        return span
+
+    def _find(self, tensor: Tensor) -> Place:
         root, inside = (tensor, 0) if tensor.view_src is None else tensor.root()
         buffer = root.buffer
         if buffer is not None:
             if not isinstance(buffer, CpuBuffer):
                 raise DeviceError(f"tensor {root.name or '?'} lies on another device")
-            start, size = root.offset + inside, checks.extent(tensor)
+            start, size = root.offset + inside, self.extent(tensor)
             if start < 0 or start + size > buffer.size:
                 raise DeviceError(
                     f"tensor {tensor.name or root.name or '?'} ends at byte {start + size} of a buffer of {buffer.size}"
                 )
-            return Place(None, buffer.address + start + offset)
+            return Place(None, buffer.address + start)
         if root.op is Op.NONE:
             raise DeviceError(f"tensor {root.name or '?'} has no memory: bind it before the graph runs")
-        whole = checks.extent(root)
-        if inside < 0 or inside + checks.extent(tensor) > whole:
+        whole = self.extent(root)
+        if inside < 0 or inside + self.extent(tensor) > whole:
             raise DeviceError(f"tensor {tensor.name or '?'} lies outside tensor {root.name or '?'}")
         temporary = self.places.get(root)
         if temporary is None:
             temporary = self.places[root] = Temporary(whole, keep=root in self.outputs)
-        return Place(temporary, inside + offset)
+        return Place(temporary, inside)
 
-    def span(self, tensor: Tensor) -> ByteSpan:
-        """The bytes of a tensor."""
-        return ByteSpan(self.place(tensor), checks.extent(tensor))
+    def access(self, tensor: Tensor) -> MemoryAccess:
+        """Reading a tensor, which need not have a place yet."""
+        access = self._accesses.get(tensor)
+        if access is None:
+            root, start = tensor.root()
+            base: Tensor | None = root
+            if isinstance(root.buffer, CpuBuffer):
+                base, start = None, root.buffer.address + root.offset + start
+            access = self._accesses[tensor] = MemoryAccess(base, start, start + self.extent(tensor), write=False)
+        return access
+
+    def touched(self, node: Tensor) -> list[MemoryAccess]:
+        """What an operation touches; the first is what it writes."""
+        touched = self._touched.get(node)
+        if touched is None:
+            base, start, stop, *_ = self.access(node)
+            touched = [
+                MemoryAccess(base, start, stop, write=True),
+                *(self.access(s) for s in node.src if s is not None),
+            ]
+            self._touched[node] = touched
+        return touched
+
+    def is_written(self, tensors: Iterable[Tensor], nodes: Iterable[Tensor]) -> bool:
+        """Whether one of some operations writes where tensors lie."""
+        mine = [self.access(tensor) for tensor in tensors]
+        return any(self.touched(node)[0].meets(each) for node in nodes if not node.is_noop for each in mine)
+
+    def may_be_written(self, tensor: Tensor, others: Iterable[Tensor], nodes: Iterable[Tensor]) -> bool:
+        """Whether a tensor can be written before some operations, which touch nothing of it, and lies apart from
+        others.
+        """
+        mine = self.touched(tensor)[0]
+        theirs = [self.access(other) for other in others]
+        theirs += [access for node in nodes if not node.is_noop for access in self.touched(node)]
+        return not any(mine.meets(access) for access in theirs)
 
     def constant(self, values: NDArray[Any]) -> Place:
         """Numbers that are there before the graph runs."""

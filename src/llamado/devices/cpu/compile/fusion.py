@@ -7,43 +7,17 @@ those that stand between in the graph.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from llamado.devices.cpu.compile import checks
-from llamado.devices.cpu.compile.chains import strides
+from llamado.devices.cpu.compile.chains import row_strides
 from llamado.devices.cpu.compile.checks import BINARY
-from llamado.devices.cpu.compile.emitter import Emitter
+from llamado.devices.cpu.compile.emitter import Emitter, MemoryAccess
 from llamado.devices.cpu.compile.stages import STAGES
-from llamado.devices.cpu.memory import CpuBuffer
 from llamado.ggml.ops import VIEW_OPS, Op
 from llamado.ggml.tensor import Tensor
 
 _FAR = 256
 """Operations ahead at which a chain looks for the next of its own."""
-
-
-@dataclass(frozen=True)
-class MemoryAccess:
-    """Memory an operation touches: bytes `start` to `stop` of a tensor without a place yet (`base`), or absolute ones.
-
-    `layout` says where each row lies, None where that is not known: the same for two accesses means that row i of one
-    is row i of the other.
-    """
-
-    base: Tensor | None
-    start: int
-    stop: int
-    write: bool
-    layout: tuple[int, ...] | None = None
-
-    def meets(self, other: MemoryAccess) -> bool:
-        """Whether one of the two writes what the other touches."""
-        return (
-            (self.write or other.write)
-            and self.base is other.base
-            and self.start < other.stop
-            and other.start < self.stop
-        )
 
 
 class Fusion:
@@ -54,10 +28,11 @@ class Fusion:
         self._out, self._nodes, self._numbers = out, nodes, numbers
         self._at = numbers.get(first, 0)
         self._touched: list[MemoryAccess] = []
+        self._new: list[Tensor] = []  # of the chain, not yet looked at
 
     def joined(self, node: Tensor) -> None:
         """The chain does this one, too."""
-        self._touched += _accesses(node)
+        self._new.append(node)
 
     def next(self, node: Tensor, consumers: Sequence[Tensor]) -> Tensor | None:
         """The one among `consumers` that takes over from `node`, the chain's last."""
@@ -73,7 +48,7 @@ class Fusion:
                 and self._may_come_early(reader)
             ):
                 self._out.subject = reader
-                checks.check_node(reader)
+                checks.check_node(reader, self._out.extent)
                 return reader
         return None
 
@@ -87,9 +62,12 @@ class Fusion:
 
     def _keeps_to_rows(self, reader: Tensor) -> bool:
         """Whether a chain with `reader` in it touches nothing of other rows."""
+        for node in self._new:
+            self._touched += _row_accesses(self._out, node)
+        self._new.clear()
         return not any(
             mine.meets(theirs) and (mine.layout is None or mine.layout != theirs.layout)
-            for mine in _accesses(reader)
+            for mine in _row_accesses(self._out, reader)
             for theirs in self._touched
         )
 
@@ -99,13 +77,16 @@ class Fusion:
         others = [node for node in between if node not in self._out.done and not node.is_noop]
         if not others:
             return True
-        mine = _all_accesses(reader)
+        mine = self._out.touched(reader)
         return not any(access.meets(theirs) for node in others for theirs in self._touches(node) for access in mine)
 
     def _touches(self, node: Tensor) -> list[MemoryAccess]:
         """What an operation touches, and what it was left to read."""
-        left = [self._out.waiting.get(s.root()[0], ()) for s in node.src if s is not None]
-        return [*_all_accesses(node), *(_access(tensor) for tensors in left for tensor in tensors)]
+        out = self._out
+        if not out.waiting:
+            return out.touched(node)
+        left = [out.waiting.get(s.root()[0], ()) for s in node.src if s is not None]
+        return [*out.touched(node), *(out.access(tensor) for tensors in left for tensor in tensors)]
 
 
 def _takes_over(reader: Tensor, node: Tensor) -> bool:
@@ -128,44 +109,23 @@ def _takes_over(reader: Tensor, node: Tensor) -> bool:
     return reader.src[0] is node
 
 
-def _access(tensor: Tensor, *, write: bool = False, like: Tensor | None = None) -> MemoryAccess:
-    root, start = tensor.root()
-    base: Tensor | None = root
-    if isinstance(root.buffer, CpuBuffer):
-        base, start = None, root.buffer.address + root.offset + start
-    layout = None
-    if like is not None:
-        steps = strides(tensor, like).values()
-        layout = (start, tensor.ne[0], *(s if n > 1 else 0 for s, n in zip(steps, like.ne[1:], strict=True)))
-    return MemoryAccess(base, start, start + checks.extent(tensor), write, layout)
-
-
-def _accesses(node: Tensor) -> list[MemoryAccess]:
+def _row_accesses(out: Emitter, node: Tensor) -> list[MemoryAccess]:
     """What a row operation touches, row by row where the chain's rows are meant."""
-    chosen = (Op.SET_ROWS, Op.GET_ROWS)
-    found = [_access(node, write=True, like=None if node.op is Op.SET_ROWS else node)]
+    chosen = node.op in (Op.SET_ROWS, Op.GET_ROWS)
+    written, *_ = out.touched(node)
+    found = [written if node.op is Op.SET_ROWS else _in_rows(written, node, node)]
     for i, source in enumerate(node.src):
         if source is None or (node.op is Op.SET_ROWS and i == 0):
             continue  # the rows a cache takes come in registers
-        aside = node.op in chosen or (node.op in (Op.ROPE, Op.SOFT_MAX, Op.ADD_ID) and i > 0)
-        found.append(_access(source, like=None if aside else node))
+        access = out.access(source)
+        aside = chosen or (i > 0 and node.op in (Op.ROPE, Op.SOFT_MAX, Op.ADD_ID))
+        found.append(access if aside else _in_rows(access, source, node))
     return found
 
 
-def _all_accesses(node: Tensor) -> list[MemoryAccess]:
-    """What any operation touches."""
-    return [_access(node, write=True), *(_access(s) for s in node.src if s is not None)]
-
-
-def is_written(tensors: Sequence[Tensor], nodes: Sequence[Tensor]) -> bool:
-    """Whether one of some operations writes where tensors lie."""
-    mine = [_access(tensor) for tensor in tensors]
-    return any(_access(node, write=True).meets(each) for node in nodes if not node.is_noop for each in mine)
-
-
-def may_be_written(tensor: Tensor, others: Sequence[Tensor], nodes: Sequence[Tensor]) -> bool:
-    """Whether a tensor can be written before some operations, which touch nothing of it, and lies apart from others."""
-    mine = _access(tensor, write=True)
-    theirs = [_access(other) for other in others]
-    theirs += [access for node in nodes if not node.is_noop for access in _all_accesses(node)]
-    return not any(mine.meets(access) for access in theirs)
+def _in_rows(access: MemoryAccess, tensor: Tensor, like: Tensor) -> MemoryAccess:
+    """The access to a tensor, a row of it for each row of `like`."""
+    base, start, stop, write, _ = access
+    (_, n1, n2, n3), (s1, s2, s3) = like.ne, row_strides(tensor, like)
+    layout = start, tensor.ne[0], s1 if n1 > 1 else 0, s2 if n2 > 1 else 0, s3 if n3 > 1 else 0
+    return MemoryAccess(base, start, stop, write, layout)

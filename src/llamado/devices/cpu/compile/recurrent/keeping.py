@@ -58,7 +58,7 @@ def keep(
         if numbers.get(last, -1) > numbers[node] and all(other.is_noop for other in between):
             ids = last.src[1]
             assert ids is not None
-            checks.check_node(last)
+            checks.check_node(last, out.extent)
             out.did(last)
             fields: Fields = {
                 "kept": out.place(last), "kept1": last.nb[1], "kept_rows": last.ne[1], "kept_ids": out.place(ids)

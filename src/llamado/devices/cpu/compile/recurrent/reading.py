@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from llamado.devices.cpu.compile.emitter import Emitter, Fields, nothing
-from llamado.devices.cpu.compile.fusion import is_written
 from llamado.devices.cpu.compile.program import ByteSpan
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
@@ -45,7 +44,7 @@ def waits(out: Emitter, node: Tensor, reader: Tensor, between: Sequence[Tensor])
         and table.root()[0].op is Op.NONE
         and ids.nb[0] == 4
         and node.ne[2:] == (1, 1)
-        and not is_written((table, ids), between)
+        and not out.is_written((table, ids), between)
     )
 
 

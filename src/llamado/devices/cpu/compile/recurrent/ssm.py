@@ -9,7 +9,6 @@ from llamado.devices.cpu.compile import checks, copies
 from llamado.devices.cpu.compile.checks import COPIES
 from llamado.devices.cpu.compile.copies import made, straight
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
-from llamado.devices.cpu.compile.fusion import is_written, may_be_written
 from llamado.devices.cpu.compile.recurrent.keeping import Keeping, Made
 from llamado.devices.cpu.kernels import ssm
 from llamado.devices.device import DeviceError
@@ -75,13 +74,15 @@ def stream(out: Emitter, node: Tensor, readers: Sequence[Tensor], between: Betwe
     if until_last is None or until_conv is None:
         return False
     others = [other for other in until_conv if other is not last]
-    if is_written((kernel,), others) or any(other is not conv for other in until_last):
+    if out.is_written((kernel,), others) or any(other is not conv for other in until_last):
         return False
-    if not (may_be_written(last, (before, x, kernel), ()) and may_be_written(conv, (before, x, kernel, last), others)):
+    if not out.may_be_written(last, (before, x, kernel), ()):
+        return False
+    if not out.may_be_written(conv, (before, x, kernel, last), others):
         return False
     for one in (conv, last):
         out.subject = one
-        checks.check_node(one)
+        checks.check_node(one, out.extent)
     vectors = 2 if n_channels >= 16 else 1 if n_channels >= 8 else 0
     fields: Fields = {
         "before": out.place(before), "before1": before.nb[1], "before2": before.nb[2],
