@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from browsing import take_picture, until
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 from scripted import ScriptedEngine, scripted_server
 
 pytestmark = pytest.mark.browser
@@ -166,6 +166,49 @@ def test_settings_reach_the_model(chat: Page, engine: ScriptedEngine) -> None:
     chat.get_by_label("JSON schema").blur()
     say(chat, "Again")
     chat.locator(".conversation > .notice").get_by_text("The JSON schema").wait_for()
+
+
+def test_what_is_typed_into_the_settings_stays(chat: Page, engine: ScriptedEngine) -> None:
+    """The server's table arrives while a person types; nothing of what is typed is set back."""
+    settings = chat.get_by_role("button", name="Settings", exact=True)
+    settings.click()
+    chat.get_by_label("top_k", exact=True).wait_for()
+    settings.click()
+    held: list[Route] = []
+    chat.route("**/props", lambda route: held.append(route))
+    settings.click()
+    fields = {"top_k": "12", "temperature": "0.5", "System prompt": "Be brief.", "Probabilities: ": "3"}
+    for name, text in fields.items():
+        field = chat.get_by_label(name, exact=name != "Probabilities: ")
+        field.press("ControlOrMeta+a")
+        field.press_sequentially(text)
+        until(chat, lambda: bool(held))
+        with chat.expect_response("**/props"):
+            held.pop().continue_()
+        chat.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        expect(field).to_have_value(text)
+        chat.locator("aside.settings h2").click()
+        settings.click()  # it is read anew
+        settings.click()
+    say(chat, "Hello")
+    ended(chat, 1)
+    request = engine.requests[-1]
+    assert (request.sampling.top_k, request.sampling.temperature, request.n_probs) == (12, 0.5, 3)
+    assert b"<system>Be brief.</>" in bytes(request.prompt)
+
+
+def test_what_cannot_be_read_stays_to_be_mended(chat: Page) -> None:
+    chat.get_by_role("button", name="Settings").click()
+    field = chat.get_by_label("temperature", exact=True)
+    field.fill("abc")
+    chat.get_by_text("expected a number").wait_for()
+    expect(field).to_have_value("abc")
+    chat.get_by_label("top_k", exact=True).fill("7")
+    chat.get_by_label("top_k", exact=True).blur()
+    chat.get_by_role("button", name="All as the server has it").click()
+    expect(field).to_have_value("")
+    expect(chat.get_by_label("top_k", exact=True)).to_have_value("")
+    expect(chat.get_by_text("expected a number")).to_have_count(0)
 
 
 def test_probabilities(chat: Page) -> None:

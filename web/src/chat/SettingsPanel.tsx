@@ -2,6 +2,7 @@ import { useEffect, useId, useState } from "preact/hooks";
 import { models } from "../api/server";
 import { ToolSettings } from "../tools/ToolSettings";
 import { Icon } from "../ui/Icon";
+import { useDraft } from "../ui/draft";
 import { type Parameter, parameters, read, readParameters, write } from "./parameters";
 import type { Settings } from "./settings";
 import { changeSettings, shownSettings } from "./store";
@@ -25,6 +26,11 @@ export function SettingsPanel({
 }: Given) {
   useEffect(() => void readParameters(settings.model).catch(() => undefined), [settings.model]);
   const id = useId();
+  const [resets, setResets] = useState(0);
+  const system = useDraft(settings.system, (text) => onChange({ system: text }));
+  const schema = useDraft(settings.schema, (text) => onChange({ schema: text }));
+  const tools = useDraft(settings.tools, (text) => onChange({ tools: text }));
+  const probs = useDraft(settings.probs, (text) => onChange({ probs: Math.max(0, Math.trunc(Number(text) || 0)) }));
   return (
     <aside class="settings" aria-label={title}>
       <div class="row">
@@ -52,7 +58,7 @@ export function SettingsPanel({
       {chat && (
         <label>
           System prompt
-          <textarea rows={3} value={settings.system} onChange={(event) => onChange({ system: event.currentTarget.value })} />
+          <textarea rows={3} {...system} />
         </label>
       )}
       <label>
@@ -61,8 +67,7 @@ export function SettingsPanel({
           rows={2}
           class="mono"
           placeholder='{"type": "object", …}'
-          value={settings.schema}
-          onChange={(event) => onChange({ schema: event.currentTarget.value })}
+          {...schema}
         />
       </label>
       {chat && <ToolSettings settings={settings} onChange={onChange} />}
@@ -73,20 +78,13 @@ export function SettingsPanel({
             rows={2}
             class="mono"
             placeholder='[{"type": "function", "function": {"name": …}}]'
-            value={settings.tools}
-            onChange={(event) => onChange({ tools: event.currentTarget.value })}
+            {...tools}
           />
         </label>
       )}
       <label>
         Probabilities: likeliest tokens at each place
-        <input
-          type="number"
-          min={0}
-          max={20}
-          value={settings.probs}
-          onChange={(event) => onChange({ probs: Math.max(0, Math.trunc(event.currentTarget.valueAsNumber || 0)) })}
-        />
+        <input type="number" min={0} max={20} {...probs} />
       </label>
       <fieldset>
         <legend>Parameters</legend>
@@ -94,7 +92,7 @@ export function SettingsPanel({
           .filter((one) => chat || !one.chat)
           .map((one) => (
           <Field
-            key={one.name}
+            key={`${one.name} ${resets}`}
             id={`${id}-${one.name}`}
             parameter={one}
             value={settings.parameters[one.name]}
@@ -105,7 +103,13 @@ export function SettingsPanel({
           />
         ))}
         {Object.keys(settings.parameters).length > 0 && (
-          <button type="button" onClick={() => onChange({ parameters: {} })}>
+          <button
+            type="button"
+            onClick={() => {
+              setResets(resets + 1);
+              onChange({ parameters: {} });
+            }}
+          >
             All as the server has it
           </button>
         )}
@@ -125,14 +129,16 @@ function Field({ id, parameter, value, onChange }: FieldGiven) {
   const [wrong, setWrong] = useState("");
   const { name, kind, description } = parameter;
   const usual = write(parameter.default);
-  function take(text: string) {
+  const draft = useDraft(write(value), (text) => {
     try {
       onChange(read(parameter, text));
       setWrong("");
     } catch (error) {
       setWrong(error instanceof Error ? error.message : String(error));
+      return false;
     }
-  }
+    return true;
+  });
   return (
     <div class={`parameter ${value === undefined ? "" : "changed"}`}>
       <label for={id} title={description}>
@@ -154,10 +160,9 @@ function Field({ id, parameter, value, onChange }: FieldGiven) {
           type="text"
           inputMode={kind === "number" || kind === "integer" ? "decimal" : "text"}
           placeholder={usual}
-          value={write(value)}
+          {...draft}
           aria-invalid={wrong !== ""}
           aria-describedby={`${id}-about`}
-          onChange={(event) => take(event.currentTarget.value)}
         />
       )}
       <small id={`${id}-about`}>{wrong || description}</small>
