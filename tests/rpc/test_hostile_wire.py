@@ -185,7 +185,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     buffers: list[Guarded]
     try:
         with guarded() as buffers:
-            device = CpuDevice(2, jit=Jit(folder=folder / "kernels"))
+            # The same graphs have the same kernels in each run; a hundred thousand others are not to be kept.
+            device = CpuDevice(2, jit=Jit(folder=folder / "kernels" if "LLAMADO_FUZZ" in os.environ else None))
             with running(device, mem=256 << 20) as worker:
                 worker.shared.kernels = Budgets(1 << 30)
                 worker.shared.dialling.allowed = False  # noise is no reason to connect to anybody
