@@ -8,6 +8,7 @@ import time
 import pytest
 
 from llamado.cluster.lab import Lab, LabError
+from llamado.cluster.state import ClusterState, ServiceState
 from llamado.cluster.taps import LinkSettings
 from llamado.rpc.endpoint import Endpoint
 
@@ -55,3 +56,17 @@ def test_links_change_and_own_workers_die_and_return() -> None:
 def test_no_tap_reads_what_is_encrypted() -> None:
     with pytest.raises(LabError, match="encrypted"):
         Lab(["tls://127.0.0.1:9"], 0)
+
+
+def test_a_cluster_knows_the_workers_that_it_started() -> None:
+    """Behind a tap, too; not those of other machines, and nobody who is no worker."""
+    services = [
+        ServiceState("worker1", "worker", "127.0.0.1:1", log="1.log"),
+        ServiceState("worker2", "worker", "10.0.0.2:2"),
+        ServiceState("tap1", "tap", "127.0.0.1:3", log="3.log"),
+        ServiceState("tap2", "tap", "127.0.0.1:4", log="4.log"),
+        ServiceState("server", "server", "127.0.0.1:5", log="5.log"),
+    ]
+    state = ClusterState("c", "http://127.0.0.1:5", "logs", services=services)
+    assert [state.worker_at(f"127.0.0.1:{port}") for port in (1, 3)] == [services[0]] * 2
+    assert [state.worker_at(a) for a in ("10.0.0.2:2", "127.0.0.1:4", "127.0.0.1:5", "127.0.0.1:9")] == [None] * 4

@@ -183,6 +183,23 @@ def test_one_that_follows_is_started_again_after_what_it_needs(run_fakes: Run) -
     run_fakes(make, test)
 
 
+def test_a_worker_is_killed_on_demand_and_nothing_else_is(run_fakes: Run) -> None:
+    def make(fakes: Fakes) -> list[Service]:
+        return [fakes.service("worker"), fakes.service("server", needs=("worker",))]
+
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: fakes.supervisor.ready)
+        worker, server = fakes.pid("worker"), fakes.pid("server")
+        for name in ("server", "nobody", str(os.getpid())):
+            fakes.supervisor.kill(name)
+        fakes.supervisor.kill("worker")
+        await fakes.until(lambda: fakes.pid("worker") not in (0, worker) and fakes.supervisor.ready)
+        states = {name: one.state for name, one in fakes.supervisor.standings.items()}
+        assert (states["worker"].restarts, states["server"].restarts, fakes.pid("server")) == (1, 0, server)
+
+    run_fakes(make, test)
+
+
 def test_a_crash_loop_has_a_name(run_fakes: Run) -> None:
     def make(fakes: Fakes) -> list[Service]:
         return [fakes.service("worker")]

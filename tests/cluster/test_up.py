@@ -59,6 +59,43 @@ def test_from_nothing_to_an_answer_and_each_killed_in_turn(up: Up) -> None:
 
 
 @pytest.mark.slow
+def test_the_lab_kills_a_worker_and_it_returns(up: Up) -> None:
+    """Whoever looks sees both, and only workers of this cluster can be killed."""
+    stranger = subprocess.Popen(["sleep", "600"])
+    up.processes.append(stranger)  # type: ignore[arg-type]
+    up.start("--nodes", "3", "--latency", "1", "--", "-c", "256", "--lab", "--rpc-failover", "1")
+    url = up.ready()["url"]
+    expected = answer(url)
+    links = httpx.get(f"{url}/lab").json()["links"]
+    assert [(link["own"], link["running"], link["watched"]) for link in links] == [(True, True, True)] * 2
+    for link in links:  # the first is behind a tap of the cluster's own
+        before = {service["name"]: service["pid"] for service in up.ready()["services"]}
+        seen: list[str] = []
+        with httpx.stream("GET", f"{url}/cluster/events", timeout=GUARD) as told:
+            for line in told.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                devices = json.loads(line[6:])["devices"]
+                state = next(one["state"] for one in devices if one.get("endpoint") == link["endpoint"])
+                if not seen:
+                    killed = httpx.post(f"{url}/lab/kill", json={"endpoint": link["endpoint"]}, timeout=GUARD)
+                    assert killed.status_code == 200, killed.text
+                if seen[-1:] != [state]:
+                    seen.append(state)
+                if len(seen) > 1 and state == "ready":
+                    break
+        assert seen[0] == "ready" and len(seen) > 1, seen
+        after = {service["name"]: service["pid"] for service in up.ready()["services"]}
+        assert {name for name in after if after[name] != before[name]} == {f"worker{links.index(link) + 1}"}
+        assert answer(url) == expected
+    for wrong in (str(stranger.pid), f"127.0.0.1:{httpx.URL(url).port}", stranger.pid, links[0]["worker"]):
+        assert httpx.post(f"{url}/lab/kill", json={"endpoint": wrong}).status_code == 400
+    assert httpx.post(f"{url}/lab/start", json={"endpoint": links[0]["endpoint"]}).status_code == 400
+    assert stranger.poll() is None
+    assert all(service["restarts"] == int(service["role"] == "worker") for service in up.ready()["services"])
+
+
+@pytest.mark.slow
 def test_a_worker_is_drained_while_it_is_asked_by_https_below_a_path(up: Up) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert("elsewhere.example")  # no name of this machine's

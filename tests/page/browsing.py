@@ -45,6 +45,8 @@ def computing(page: Page) -> Iterator[list[float]]:
     browser.start_tracing(page=page, categories=["toplevel"])
     try:
         yield tasks
+        # What was asked last is told before its task has ended; this one comes behind it.
+        page.evaluate("() => new Promise((done) => setTimeout(done))")
     finally:
         events = json.loads(browser.stop_tracing())["traceEvents"]
     threads = [event for event in events if event["name"] == "thread_name"]

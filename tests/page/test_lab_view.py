@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -120,6 +125,57 @@ def test_a_worker_is_killed_and_started_again(page: Page, lab: str) -> None:
     expect(page.locator("fieldset .state.ready")).to_have_count(2, timeout=30_000)
     more_runs(page, 2)
     expect(page.locator(".badge")).to_contain_text("Bytes are equal")
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[str]:
+    """`llamado up` with two workers and the lab: its address."""
+    command = [sys.executable, "-m", "llamado", "up", "-m", "smollm2", "--nodes", "3", "--port", "0", "--"]
+    command += ["--lab", "-c", "2048", "-np", "2", "--rpc-failover", "1"]
+    (folder / "run").mkdir()
+    with (folder / "log").open("wb") as log:
+        environment = os.environ | {"XDG_RUNTIME_DIR": str(folder / "run")}
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    try:
+        end = time.monotonic() + 120
+        while (found := re.search(r"ready: (\S+)", (folder / "log").read_text())) is None:
+            assert process.poll() is None and time.monotonic() < end, (folder / "log").read_text()
+            time.sleep(0.02)
+        yield found[1]
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+WATCH = """() => {
+  const began = performance.now();
+  globalThis.seen = [];
+  const look = () => {
+    const state = [...document.querySelectorAll("fieldset .state")].at(-1).classList[1];
+    if (state !== (globalThis.seen.at(-1)?.[1] ?? "ready")) globalThis.seen.push([performance.now() - began, state]);
+  };
+  const all = { subtree: true, attributes: true, childList: true };
+  new MutationObserver(look).observe(document.querySelector(".links"), all);
+}"""
+"""Keeps which states the last worker is shown in, and since when (ms)."""
+
+
+def test_a_worker_of_a_cluster_dies_and_returns_by_itself(page: Page, tmp_path: Path) -> None:
+    """`llamado up` started it, ends it, and starts it again; the map shows each."""
+    with cluster(tmp_path) as address:
+        page.goto(f"{address}/#/lab")
+        more_runs(page, 1)
+        kill = page.get_by_role("button", name="Kill this worker")
+        expect(kill).to_have_count(2)
+        page.evaluate(WATCH)
+        kill.last.click()
+        until(page, lambda: page.evaluate("globalThis.seen.at(-1)?.[1]") in ("ready", "idle"), 60)
+        print("SEEN", page.evaluate("globalThis.seen"))
+        assert page.evaluate("globalThis.seen[0][1]") == "lost"
+        expect(kill.last).to_be_enabled()
+        expect(page.get_by_role("button", name="Start it again")).to_have_count(0)
+        more_runs(page, 2)
+        expect(page.locator(".badge")).to_contain_text("Bytes are equal")
 
 
 def test_it_is_closed_unless_the_server_opens_it(page: Page) -> None:

@@ -6,16 +6,20 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
+from llamado.cluster.state import ClusterState, ServiceState, StateFolder, own_cluster
 from llamado.cluster.taps import LinkSettings, Taps
 from llamado.errors import LlamadoError
 from llamado.installation import own_command
 from llamado.processes.guarded import GuardedProcess, Watchdog
+from llamado.processes.identity import is_same
 from llamado.rpc.endpoint import Endpoint
 
 _START_SECONDS = 60.0
 _GRACE = 2.0
+_KILL_SECONDS = 10.0
 _MOST_MS = 10_000.0
 _LEAST_BANDWIDTH = 1e4  # bits per second: less would not carry a token's state in a minute
 
@@ -96,14 +100,22 @@ class Lab:
         self._links = dict.fromkeys(self.endpoints, LinkSettings())
 
     def view(self) -> list[dict[str, object]]:
-        """The links as they are; `own`: whether the worker behind one was started here, `running`: whether it runs."""
+        """The links as they are; `own`: whether the worker behind one can be killed, `running`: whether it runs.
+
+        `watched`: `llamado up` started it, and starts it again.
+        """
+        cluster = own_cluster()
+        watched = {one: found for one in self._links if (found := self._watched(cluster, one)) is not None}
+        runs = {one: worker.running for one, worker in self._workers.items()}
+        runs |= {one: found.pid != 0 for one, found in watched.items()}
         return [
             {
                 "endpoint": endpoint,
                 "worker": self._targets[endpoint],
                 **settings._asdict(),
-                "own": endpoint in self._workers,
-                "running": endpoint not in self._workers or self._workers[endpoint].running,
+                "own": endpoint in runs,
+                "running": runs.get(endpoint, True),
+                "watched": endpoint in watched,
             }
             for endpoint, settings in self._links.items()
         ]
@@ -122,12 +134,36 @@ class Lab:
             self._taps.set([*self._links.values()])
 
     def kill(self, endpoint: str) -> None:
-        """Kills a worker that was started here. Raises LabError."""
-        self._mine(endpoint).end(signal.SIGKILL)
+        """Kills a worker that was started here, or by the `llamado up` that started this server. Raises LabError."""
+        self._known(endpoint)
+        if endpoint in self._workers:
+            self._workers[endpoint].end(signal.SIGKILL)
+            return
+        cluster = own_cluster()
+        worker = self._watched(cluster, endpoint)
+        if cluster is None or worker is None:
+            raise LabError(f"the worker behind {endpoint} was not started here, and is not ended here")
+        # It is ended by who started it: from here, its number might be another process's by now.
+        folder = StateFolder(cluster.name)
+        folder.ask_kill(worker.name)
+        os.kill(cluster.pid, signal.SIGUSR1)
+        until = time.monotonic() + _KILL_SECONDS
+        while worker.pid and is_same(worker.pid, worker.mark):
+            if time.monotonic() > until:
+                raise LabError(f"llamado up does not end {worker.name}")
+            time.sleep(0.01)
 
     def start(self, endpoint: str) -> None:
-        """Starts one of them again. Raises LabError."""
-        self._mine(endpoint).start()
+        """Starts one of this server's own again. Raises LabError."""
+        self._known(endpoint)
+        if endpoint not in self._workers:
+            raise LabError(f"the worker behind {endpoint} was not started here: who started it starts it again")
+        self._workers[endpoint].start()
+
+    def _watched(self, cluster: ClusterState | None, endpoint: str) -> ServiceState | None:
+        if cluster is None or endpoint in self._workers:
+            return None
+        return cluster.worker_at(self._targets[endpoint])
 
     def close(self) -> None:
         """Ends all that was started."""
@@ -142,9 +178,3 @@ class Lab:
     def _known(self, endpoint: str) -> None:
         if endpoint not in self._targets:
             raise LabError(f"{endpoint} is no link of the lab: there are {', '.join(self._targets)}")
-
-    def _mine(self, endpoint: str) -> LabWorker:
-        self._known(endpoint)
-        if endpoint not in self._workers:
-            raise LabError(f"the worker behind {endpoint} was not started here, and is not ended here")
-        return self._workers[endpoint]

@@ -59,6 +59,15 @@ class ClusterState:
     phase: str = STARTING
     services: list[ServiceState] = field(default_factory=list)
 
+    def worker_at(self, address: str) -> ServiceState | None:
+        """The worker that this cluster started and that is reached at an address, by itself or behind its tap."""
+        found = next((one for one in self.services if one.address == address), None)
+        if found is not None and found.role == "tap":
+            name = "worker" + found.name.removeprefix("tap")
+            found = next((one for one in self.services if one.name == name), None)
+        # One that was started elsewhere has no log here.
+        return found if found is not None and found.role == "worker" and found.log else None
+
 
 def root() -> Path:
     """The folder of all clusters' folders."""
@@ -72,7 +81,8 @@ class StateFolder:
     def __init__(self, name: str) -> None:
         self.name = name
         self.path = root() / name
-        self._state, self._lock, self._drains = self.path / "state.json", self.path / "lock", self.path / "drain"
+        self._state, self._lock = self.path / "state.json", self.path / "lock"
+        self._drains, self._kills = self.path / "drain", self.path / "kill"
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -82,13 +92,14 @@ class StateFolder:
                 "a cluster of processes needs Linux or macOS; here, start llamado worker and llamado serve --rpc, "
                 "each by itself"
             )
-        self._drains.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for asked in (self._drains, self._kills):
+            asked.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(self._lock, "ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise self._taken() from None
-            for request in self._drains.iterdir():
+            for request in (*self._drains.iterdir(), *self._kills.iterdir()):
                 request.unlink()
             self._end_leftovers()
             try:
@@ -144,9 +155,15 @@ class StateFolder:
 
     def drains(self) -> Iterator[str]:
         """The services that others asked to drain; each is asked for until the next one is taken."""
-        for path in sorted(self._drains.iterdir()):
-            yield path.name
-            path.unlink(missing_ok=True)
+        yield from _taken(self._drains)
+
+    def ask_kill(self, service: str) -> None:
+        """Ask the cluster's process to kill a worker that it started."""
+        (self._kills / service).touch()
+
+    def kills(self) -> Iterator[str]:
+        """The workers that others asked to kill."""
+        yield from _taken(self._kills)
 
     def asks_drain(self, service: str) -> bool:
         """Whether a service is to be drained of which the cluster's process does not know yet."""
@@ -158,6 +175,12 @@ class StateFolder:
         left = [] if state is None else state.services
         end_processes([(service.pid, service.mark) for service in left], _LEFTOVER_GRACE)
         self._state.unlink(missing_ok=True)
+
+
+def _taken(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.iterdir()):
+        yield path.name
+        path.unlink(missing_ok=True)
 
 
 def end_processes(processes: Sequence[tuple[int, str]], grace: float) -> None:
@@ -178,6 +201,15 @@ def all_clusters() -> list[ClusterState]:
     """The clusters that have a state, those that were killed as well."""
     folders = sorted(root().iterdir()) if root().is_dir() else []
     return [state for path in folders if (state := StateFolder(path.name).read()) is not None]
+
+
+def own_cluster() -> ClusterState | None:
+    """The running cluster of which this process is a service."""
+    own = os.getpid(), start_mark(os.getpid())
+    return next(
+        (state for state in all_clusters() if state.phase != GONE and own in ((s.pid, s.mark) for s in state.services)),
+        None,
+    )
 
 
 def find_cluster(name: str | None) -> ClusterState:

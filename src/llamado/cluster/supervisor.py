@@ -187,6 +187,12 @@ class Supervisor:
             one.drained = True
             self._task(self._drain(one))
 
+    def kill(self, name: str) -> None:
+        """Kill a worker that was started here, as if its machine lost its power; it is started again."""
+        one = self.standings.get(name)
+        if one is not None and one.service.role is ServiceRole.WORKER and one.process is not None and one.running:
+            one.process.signal(signal.SIGKILL)
+
     async def _drain_worker(self, one: Standing) -> None:
         worker = self.standings[one.service.needs[0]] if one.service.role is ServiceRole.TAP else one
         around = [other for other in self.standings.values() if worker.service.name in other.service.needs]

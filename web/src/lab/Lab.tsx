@@ -102,10 +102,11 @@ function On() {
 function Link({ link }: { link: LabLink }) {
   const device = cluster.value?.devices.find((one) => one.endpoint === link.endpoint);
   const name = device ? shortName(device.device) : link.worker;
+  const runs = link.watched ? device?.state === "ready" || device?.state === "idle" : link.running;
   const set = (change: Partial<LabLink>) => setLink(link.endpoint, change);
   const power = link.bandwidth === null ? NO_LIMIT : Math.log10(link.bandwidth);
   return (
-    <fieldset class={link.running ? "" : "dead"}>
+    <fieldset class={runs ? "" : "dead"}>
       <legend>
         {name} <small>{link.worker}</small>
       </legend>
@@ -124,8 +125,12 @@ function Link({ link }: { link: LabLink }) {
         <span class={`state ${device?.state ?? ""}`}>{device ? (device.holds ?? device.state) : "not there"}</span>
         {device && <span class="share">{cost(secondsOnLink(link, [device]), device.predicted.runs)}</span>}
         {link.own &&
-          (link.running ? (
-            <button type="button" onClick={() => void act("lab/kill", { endpoint: link.endpoint })}>
+          (runs || link.watched ? (
+            <button
+              type="button"
+              disabled={!runs}
+              onClick={() => void act("lab/kill", { endpoint: link.endpoint })}
+            >
               Kill this worker
             </button>
           ) : (

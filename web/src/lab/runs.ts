@@ -15,6 +15,8 @@ export interface LabLink {
   bandwidth: number | null;
   own: boolean;
   running: boolean;
+  /** Whether `llamado up` started the worker, and starts it again by itself. */
+  watched: boolean;
 }
 
 export interface Run {

@@ -4,7 +4,7 @@ import type { LabLink } from "./runs";
 import { secondsOnLinks, secondsReckoned, theory } from "./theory";
 
 const link = (endpoint: string, latency_ms: number, jitter_ms = 0, bandwidth: number | null = null): LabLink => ({
-  endpoint, latency_ms, jitter_ms, bandwidth, worker: "w", own: true, running: true,
+  endpoint, latency_ms, jitter_ms, bandwidth, worker: "w", own: true, running: true, watched: false,
 });
 const device = (endpoint: string, runs: number, bytes: number) => ({ endpoint, predicted: { seconds: 0, bytes, runs } }) as Device;
 

@@ -175,7 +175,7 @@ class _Run:
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(sig, self._stop)
-        loop.add_signal_handler(signal.SIGUSR1, self._drain)
+        loop.add_signal_handler(signal.SIGUSR1, self._asked)
         self._folder.write(self._state)
         if not sys.stdout.isatty():
             await self._supervisor.run()
@@ -202,9 +202,11 @@ class _Run:
         self._state.phase = STOPPING
         self._supervisor.stop()
 
-    def _drain(self) -> None:
+    def _asked(self) -> None:
         for name in self._folder.drains():
             self._supervisor.drain(name)
+        for name in self._folder.kills():
+            self._supervisor.kill(name)
 
     def _changed(self, one: Standing) -> None:
         state = one.state
