@@ -1186,7 +1186,9 @@ def _is_off(flag: Flag, value: Any) -> bool:
 def unknown_flag(argument: str, command: str) -> FlagError:
     """The error for an argument that no flag of the command takes, naming the nearest one."""
     if not argument.startswith("-") or argument == "-":
-        return FlagError(f"unexpected argument {argument!r}: see llamado {command} --help")
+        takes = any(command in flag.commands and flag.key == "model" for flag in FLAGS)
+        model = f"a model is given with -m {argument}; " if takes else ""
+        return FlagError(f"unexpected argument {argument!r}: {model}see llamado {command} --help")
     name = argument.partition("=")[0]
     known = [n for f in FLAGS if command in f.commands for n in f.names + f.off_names]
     # A long name is compared without its dashes too, so that `-ctx-size` finds `--ctx-size`.

@@ -18,6 +18,7 @@ from llamado.commands.serve import serve_settings, serves_many
 from llamado.devices.split.placement import ALL_LAYERS
 from llamado.flags import FlagError, FlagParser, Kind, Parsed, add_flags, parse
 from llamado.models.keys import FILE_ROPE, RopeOptions
+from llamado.quantize.file_types import COPY, FILE_TYPES
 from llamado.text.grammar.source import GrammarSource
 
 ROOT = Path(__file__).parents[2]
@@ -263,6 +264,8 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--rpc h:1 -ts 3,x", "-ts/--tensor-split: expected auto, memory, or proportions"),
         ("--rpc h:1 -ts 3,-1", "-ts/--tensor-split: expected"),
         ("--rpc h:1 -ts ,", "-ts/--tensor-split: expected"),
+        ("-ts 3,x", "-ts/--tensor-split: expected auto, memory, or proportions"),
+        ("-ngl many", "-ngl/--gpu-layers: expected a whole number, all or auto"),
         ("--rpc h:1 -ngl many", "-ngl/--gpu-layers: expected a whole number, all or auto"),
         ("--rpc h:1 -sm row", "-sm/--split-mode row: devices share whole layers only"),
         ("--rpc h:1 -sm none -mg -1", "-mg/--main-gpu: expected a device's number"),
@@ -276,7 +279,7 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--logit-bias x", "-l/--logit-bias: expected TOKEN_ID+BIAS"),
         ("--chat-template-kwargs [1]", "expected a JSON object"),
         ("--api-key ,", "no key in it"),
-        ("--api-key-file /nonexistent", "--api-key-file /nonexistent"),
+        ("--api-key-file /nonexistent", "--api-key-file /nonexistent: it cannot be read: No such file or directory"),
         ("--chat-template-file /nonexistent", "--chat-template-file /nonexistent"),
         ("--ssl-key-file x", "give both or none"),
         ("--embeddings --cluster-token t", "--embeddings: texts are made into vectors on this machine alone"),
@@ -480,6 +483,8 @@ def test_exit_codes_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "-m", "a", "-m", "b"]) == 2 and "one model is expected" in capsys.readouterr().err
     assert cli.main(["wait", "http://h", "--timeout", "0"]) == 2 and "--timeout" in capsys.readouterr().err
     assert cli.main(["serve", "--nonsense"]) == 2
+    assert cli.main(["serve", "smollm2"]) == 2 and "a model is given with -m smollm2" in capsys.readouterr().err
+    assert cli.main(["worker", "smollm2"]) == 2 and "-m smollm2" not in capsys.readouterr().err
     assert cli.main(["pull"]) == 2
     assert cli.main(["inspect", "/nonexistent.gguf"]) == 1
     assert cli.main(["worker", "-t", "0"]) == 2 and "-t/--threads" in capsys.readouterr().err
@@ -498,6 +503,17 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as exit:
             cli.main([command, "--help"])
         assert exit.value.code == 0 and command in capsys.readouterr().out
+
+
+def test_types_of_files_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["quantize", "--help"])
+    shown = [line.split() for line in capsys.readouterr().out.partition("TYPE, bits a weight")[2].splitlines()[1:]]
+    assert {row[0] for row in shown if row} == {kind.name for kind in (*FILE_TYPES, COPY)}
+    bits = [float(row[1]) for row in shown if row and row[0] != "COPY"]
+    assert bits == sorted(bits) and len(bits) == len(FILE_TYPES)
+    for kind in FILE_TYPES:  # a mixture lies near the type that most of its tensors get
+        assert abs(kind.bits - 8 * kind.default.block_bytes / kind.default.block_size) < 0.25, kind.name
 
 
 def test_help_shows_numbers_as_numbers(capsys: pytest.CaptureFixture[str]) -> None:

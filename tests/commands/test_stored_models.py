@@ -118,7 +118,11 @@ def test_what_a_model_is(capsys: pytest.CaptureFixture[str], machine: Path) -> N
         assert shown["context_length"] == 512 and shown["metadata"]["llama.block_count"] == 2
     assert cli.main(["show", "own"]) == 0 and "context length" in capsys.readouterr().out
     assert cli.main(["show", "own", "--template"]) == 0 and capsys.readouterr().out == "{{ messages }}\n"
-    for name, words in (("far-0123456789ab", "in part"), ("nobody", "no model 'nobody'"), (__file__, "no GGUF file")):
+    for name, words in (
+        ("far-0123456789ab", "in part"),
+        ("nobody", "no model 'nobody'"),
+        (__file__, "not a GGUF file"),
+    ):
         assert cli.main(["show", name]) == 1 and words in capsys.readouterr().err
 
 

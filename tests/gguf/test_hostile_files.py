@@ -29,7 +29,9 @@ def one(tensor: bytes, data: int = 4096) -> bytes:
 CASES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "empty"),
     "short magic": (b"GG", "not a GGUF file"),
-    "no magic": (b"ABCD" + bytes(100), "not a GGUF file"),
+    "no magic": (b"ABCD" + bytes(100), "not a GGUF file: it begins with b'ABCD"),
+    "safetensors": (b"\x3d" + bytes(7) + b'{"w": {"dtype": "F32"}}', "it looks like safetensors: .*convert_hf_to_gguf"),
+    "JSON": (b'{"a": 1}', "it looks like JSON"),
     "web page": (b"<!DOCTYPE html><html>404</html>", "web page"),
     "zip": (b"PK\3\4" + bytes(50), "zip archive"),
     "git-lfs": (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),

@@ -30,6 +30,13 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         resolve.resolve(str(tmp_path))
     with pytest.raises(SourceError, match=r"no file .*none\.gguf; check the path.*smollm2"):
         resolve.resolve("none.gguf")
+    with pytest.raises(SourceError, match=r"no file smolm2: did you mean smollm2\? Or give"):
+        resolve.resolve("smolm2")
+    with pytest.raises(SourceError, match=r"did you mean .*/model\.gguf\?"):
+        resolve.resolve(str(tmp_path / "modle.gguf"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match=r"empty is a directory without a \.gguf file; name a model's file"):
+        resolve.resolve(str(tmp_path / "empty"))
     with pytest.raises(SourceError, match="hf:me/model:Q8_0"):
         resolve.resolve("me/model:Q8_0")
     with pytest.raises(SourceError, match="only http and https URLs are fetched"):

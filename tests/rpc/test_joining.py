@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -75,13 +77,17 @@ def test_it_joins_once_the_server_is_ready_and_is_drained_when_it_leaves(server:
     assert [path for path, *_ in asked].count("/cluster/drain") == 1
 
 
-def test_one_that_never_joined_leaves_without_a_word(server: FakeServer) -> None:
+def test_one_that_never_joined_leaves_without_a_word(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "llamado")
     server.answers = [(401, {"error": {"message": "no"}})]
     membership = ServerMembership(f"http://127.0.0.1:{server.server_port}", "wrong", {}, None)
     membership.start()
     server.asked.get(timeout=60)
+    while not caplog.messages:
+        time.sleep(0.01)
     membership.leave()
     membership.join(60)
+    assert "401: no; it is asked again every 0.01 s" in caplog.messages[0]
     asked = []
     while not server.asked.empty():
         asked.append(server.asked.get()[0])

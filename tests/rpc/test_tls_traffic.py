@@ -240,7 +240,8 @@ def test_a_certificate_of_another_authority_is_refused(
 def test_a_client_without_tls_is_refused(strict_worker: WorkerProcess) -> None:
     done = list_devices(Endpoint(*strict_worker.endpoint.address))
     assert done.returncode != 0
-    assert f"if it wants TLS, it is {strict_worker.endpoint}" in done.stdout + done.stderr
+    hint = f"if it wants TLS, it is {strict_worker.endpoint}, and its --allow has to name this machine"
+    assert hint in done.stdout + done.stderr
     wait_for("the client does not speak TLS", strict_worker.log)
 
 

@@ -340,6 +340,8 @@ def test_overview() -> None:
         switches=Switches(metrics=True, api_prefix="/llama", sleep_idle_seconds=9),
     )
     engine = FakeEngine()
+    text = "\n".join(overview(settings, served(engine), ["http://0.0.0.0:1"]))
+    assert "http://127.0.0.1:1/llama/ (open it in a browser, elsewhere by this machine's name)" in text
     text = "\n".join(overview(settings, served(engine), ["http://127.0.0.1:1"]))
     engine.close()
     for part in (

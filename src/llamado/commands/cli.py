@@ -264,6 +264,7 @@ def _log_to_stderr(flags: Parsed) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(verbose=flags.verbose, timed=flags.log_timestamps))
     logging.basicConfig(level=level, handlers=[handler])
+    logging.getLogger("httpx").setLevel(max(level, logging.WARNING))  # each of its requests would be a line
 
 
 def _tap(flags: Parsed, _: argparse.Namespace) -> int:
@@ -417,9 +418,11 @@ def _parser(command: str) -> FlagParser:
     if command == "run":
         parser.add_argument("spec", nargs="?", metavar="MODEL", help="instead of -m (default: smollm2)")
     elif command == "quantize":
-        from llamado.commands.files.quantize import types_text
+        from llamado.commands.files.quantize import types_table
 
-        parser.add_argument("words", nargs="*", metavar="IN.gguf [OUT.gguf] TYPE [THREADS]", help=types_text())
+        about = "a model, where to write it, one of the types below, and how many threads"
+        parser.add_argument("words", nargs="*", metavar="IN.gguf [OUT.gguf] TYPE [THREADS]", help=about)
+        parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, types_table()
         parser.usage = "llamado quantize [flags] IN.gguf [OUT.gguf] TYPE [THREADS]"
     elif command == "wait":
         parser.add_argument("url", metavar="URL", help="http://host:port of a server, or tcp://host:port of a worker")

@@ -354,5 +354,7 @@ def read_file(flag: str, path: str) -> str:
     """The text of a file that a flag names. Raises FlagError."""
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FlagError(f"{flag} {path}: {error}") from None
+    except OSError as error:
+        raise FlagError(f"{flag} {path}: it cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise FlagError(f"{flag} {path}: it is no UTF-8 text: {error}") from None

@@ -35,6 +35,8 @@ def workers(given: list[str]) -> tuple[str, ...]:
 def split_options(flags: Parsed) -> SplitOptions | None:
     """How the model is divided among machines; None where there are no others. Raises FlagError."""
     given = [key for key in ("rpc", "cluster_token", "discover", "lab") if flags.values.get(key)]
+    # What has no effect without others is read all the same: nonsense is nonsense on one machine, too.
+    tensor_split, n_gpu_layers = _tensor_split(flags.tensor_split), _gpu_layers(flags.gpu_layers)
     if not given:
         return None
     for key, label in (("embedding", "--embeddings"), ("rerank", "--reranking")):
@@ -55,8 +57,8 @@ def split_options(flags: Parsed) -> SplitOptions | None:
         raise FlagError("--rpc-cert and --rpc-key: give both or none")
     return SplitOptions(
         rpc=endpoints,
-        tensor_split=_tensor_split(flags.tensor_split),
-        n_gpu_layers=_gpu_layers(flags.gpu_layers),
+        tensor_split=tensor_split,
+        n_gpu_layers=n_gpu_layers,
         devices=_devices(flags),
         overrides=(*_overrides(flags.override_tensor or []), *_kept_here(flags)),
         failover=flags.rpc_failover,

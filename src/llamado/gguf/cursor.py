@@ -32,7 +32,7 @@ class Cursor:
         if n > self.size - self.pos:
             self.truncated(
                 f"the file ends too early: {n} bytes are due and {self.size - self.pos} are left; "
-                "it is damaged or was not fetched whole",
+                "it is damaged or was not fetched whole: fetch it again",
                 field,
             )
 
@@ -53,7 +53,12 @@ class Cursor:
         at = self.pos
         n = self.u64(field)
         if n > (self.size - self.pos) // least_bytes:
-            self.truncated(f"{n} does not fit the {self.size - self.pos} bytes that are left; it is damaged", field, at)
+            self.truncated(
+                f"{n} does not fit the {self.size - self.pos} bytes that are left; "
+                "it is damaged or was not fetched whole: fetch it again",
+                field,
+                at,
+            )
         if limit is not None and n > limit:
             self.fail(f"{n} is more than the {limit} this reader accepts", field, at)
         return n

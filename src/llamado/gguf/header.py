@@ -44,7 +44,9 @@ _STRANGERS = {
     b"lmgg": "an old ggml model, from before GGUF",
     b"version https://git-lfs": "a git-lfs pointer, not the file itself: run `git lfs pull`",
     b"<": "a web page, probably an error that was saved as a file",
+    b"{": "JSON, perhaps the configuration of a model",
 }
+_CONVERT = "llama.cpp's convert_hf_to_gguf.py makes GGUF of a model's folder, or fetch a GGUF of it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +171,12 @@ def key_spans(cursor: Cursor) -> dict[str, tuple[int, int]]:
 def _read_version(cursor: Cursor) -> int:
     head = cursor.memory[: len(MAGIC)]
     if head != MAGIC:
-        start = cursor.memory[:32]
+        start = bytes(cursor.memory[:32])
         stranger = next((text for magic, text in _STRANGERS.items() if start.startswith(magic)), None)
-        cursor.fail(f"not a GGUF file: it looks like {stranger}" if stranger else "not a GGUF file", "magic")
+        if start[8:10] == b'{"':  # the length of a header in JSON stands before it
+            stranger = f"safetensors: {_CONVERT}"
+        what = f"it looks like {stranger}" if stranger else f"it begins with {start[:8]!r}"
+        cursor.fail(f"not a GGUF file: {what}", "magic")
     cursor.pos = len(MAGIC)
     at = cursor.pos
     version = cursor.u32("version")
@@ -259,7 +264,7 @@ def place_tensors(cursor: Cursor, table: Table, shard: int) -> list[TensorInfo]:
         if offset + nbytes > data_size:
             cursor.truncated(
                 f"the tensor needs data bytes {offset} to {offset + nbytes} and the file has {data_size}; "
-                "it is damaged or was not fetched whole",
+                "it is damaged or was not fetched whole: fetch it again",
                 name,
                 at,
             )

@@ -10,55 +10,56 @@ from llamado.quantize.errors import QuantizeError
 
 @dataclass(frozen=True)
 class FileType:
-    """A kind of file: `number` is `general.file_type`, `about` its bits a weight, or what llama-quantize says of it."""
+    """A kind of file: `number` is `general.file_type`, `bits` those of a weight in most tensors, `about` its use."""
 
     name: str
     number: int
     default: T
+    bits: float
     about: str
 
 
 FILE_TYPES = (
-    FileType("Q1_0", 40, T.Q1_0, "1.125 bits a weight"),
-    FileType("Q2_0", 41, T.Q2_0, "2.25 bits a weight (groups of 64)"),
-    FileType("Q4_0", 2, T.Q4_0, "4.5 bits a weight, one scale a block"),
-    FileType("Q4_1", 3, T.Q4_1, "5 bits a weight, scale and least value"),
-    FileType("MXFP4_MOE", 38, T.MXFP4, "experts in 4.25 bits (MXFP4), the rest in Q8_0"),
-    FileType("Q5_0", 8, T.Q5_0, "5.5 bits a weight, one scale a block"),
-    FileType("Q5_1", 9, T.Q5_1, "6 bits a weight, scale and least value"),
-    FileType("IQ2_XXS", 19, T.IQ2_XXS, "2.06 bits a weight, needs --imatrix"),
-    FileType("IQ2_XS", 20, T.IQ2_XS, "2.31 bits a weight, needs --imatrix"),
-    FileType("IQ2_S", 28, T.IQ2_XS, "2.5 bits a weight, needs --imatrix"),
-    FileType("IQ2_M", 29, T.IQ2_S, "2.7 bits a weight, needs --imatrix"),
-    FileType("IQ1_S", 24, T.IQ1_S, "1.56 bits a weight, needs --imatrix"),
-    FileType("IQ1_M", 31, T.IQ1_M, "1.75 bits a weight, needs --imatrix"),
-    FileType("TQ1_0", 36, T.TQ1_0, "1.69 bits a weight, ternary"),
-    FileType("TQ2_0", 37, T.TQ2_0, "2.06 bits a weight, ternary"),
-    FileType("Q2_K", 10, T.Q2_K, "2.63 bits a weight and more for some tensors"),
-    FileType("Q2_K_S", 21, T.Q2_K, "2.63 bits a weight, needs --imatrix"),
-    FileType("IQ3_XXS", 23, T.IQ3_XXS, "3.06 bits a weight, needs --imatrix"),
-    FileType("IQ3_S", 26, T.IQ3_S, "3.44 bits a weight"),
-    FileType("IQ3_M", 27, T.IQ3_S, "3.66 bits a weight"),
-    FileType("Q3_K", 12, T.Q3_K, "another name of Q3_K_M"),
-    FileType("IQ3_XS", 22, T.IQ3_S, "3.3 bits a weight, needs --imatrix"),
-    FileType("Q3_K_S", 11, T.Q3_K, "3.44 bits a weight"),
-    FileType("Q3_K_M", 12, T.Q3_K, "3.44 bits a weight and more for some tensors"),
-    FileType("Q3_K_L", 13, T.Q3_K, "as Q3_K_M, with more for these"),
-    FileType("IQ4_NL", 25, T.IQ4_NL, "4.5 bits a weight, levels that are not equally far apart"),
-    FileType("IQ4_XS", 30, T.IQ4_XS, "4.25 bits a weight, levels that are not equally far apart"),
-    FileType("Q4_K", 15, T.Q4_K, "another name of Q4_K_M"),
-    FileType("Q4_K_S", 14, T.Q4_K, "4.5 bits a weight"),
-    FileType("Q4_K_M", 15, T.Q4_K, "4.5 bits a weight and more for some tensors"),
-    FileType("Q5_K", 17, T.Q5_K, "another name of Q5_K_M"),
-    FileType("Q5_K_S", 16, T.Q5_K, "5.5 bits a weight"),
-    FileType("Q5_K_M", 17, T.Q5_K, "5.5 bits a weight and more for some tensors"),
-    FileType("Q6_K", 18, T.Q6_K, "6.56 bits a weight"),
-    FileType("Q8_0", 7, T.Q8_0, "8.5 bits a weight"),
-    FileType("F16", 1, T.F16, "16 bits a weight"),
-    FileType("BF16", 32, T.BF16, "16 bits a weight"),
-    FileType("F32", 0, T.F32, "32 bits a weight"),
+    FileType("Q1_0", 40, T.Q1_0, 1.125, "for models trained with one bit"),
+    FileType("Q2_0", 41, T.Q2_0, 2.25, "for models trained with two bits"),
+    FileType("Q4_0", 2, T.Q4_0, 4.5, "one scale a block: simple; Q4_K_M is better"),
+    FileType("Q4_1", 3, T.Q4_1, 5, "scale and least value a block; Q4_K_M is better"),
+    FileType("MXFP4_MOE", 38, T.MXFP4, 4.25, "mixtures of experts: the experts so, the rest in Q8_0"),
+    FileType("Q5_0", 8, T.Q5_0, 5.5, "one scale a block: simple; Q5_K_M is better"),
+    FileType("Q5_1", 9, T.Q5_1, 6, "scale and least value a block; Q5_K_M is better"),
+    FileType("IQ2_XXS", 19, T.IQ2_XXS, 2.06, "very small, needs --imatrix"),
+    FileType("IQ2_XS", 20, T.IQ2_XS, 2.31, "very small, needs --imatrix"),
+    FileType("IQ2_S", 28, T.IQ2_XS, 2.5, "very small, needs --imatrix"),
+    FileType("IQ2_M", 29, T.IQ2_S, 2.7, "very small, needs --imatrix"),
+    FileType("IQ1_S", 24, T.IQ1_S, 1.56, "the smallest, needs --imatrix"),
+    FileType("IQ1_M", 31, T.IQ1_M, 1.75, "nearly the smallest, needs --imatrix"),
+    FileType("TQ1_0", 36, T.TQ1_0, 1.69, "for models trained with ternary weights"),
+    FileType("TQ2_0", 37, T.TQ2_0, 2.06, "for models trained with ternary weights: larger, faster"),
+    FileType("Q2_K", 10, T.Q2_K, 2.63, "small, loses much; more bits for some tensors"),
+    FileType("Q2_K_S", 21, T.Q2_K, 2.63, "small, loses much, needs --imatrix"),
+    FileType("IQ3_XXS", 23, T.IQ3_XXS, 3.06, "small, needs --imatrix"),
+    FileType("IQ3_S", 26, T.IQ3_S, 3.44, "small; better than Q3_K_S"),
+    FileType("IQ3_M", 27, T.IQ3_S, 3.66, "small; more bits for some tensors"),
+    FileType("Q3_K", 12, T.Q3_K, 3.44, "another name of Q3_K_M"),
+    FileType("IQ3_XS", 22, T.IQ3_S, 3.3, "small, needs --imatrix"),
+    FileType("Q3_K_S", 11, T.Q3_K, 3.44, "small, loses much"),
+    FileType("Q3_K_M", 12, T.Q3_K, 3.44, "small; more bits for some tensors"),
+    FileType("Q3_K_L", 13, T.Q3_K, 3.44, "as Q3_K_M, with more for these"),
+    FileType("IQ4_NL", 25, T.IQ4_NL, 4.5, "levels that are not equally far apart, for rows that fit no Q4_K"),
+    FileType("IQ4_XS", 30, T.IQ4_XS, 4.25, "smaller than Q4_K_S and about as good"),
+    FileType("Q4_K", 15, T.Q4_K, 4.5, "another name of Q4_K_M"),
+    FileType("Q4_K_S", 14, T.Q4_K, 4.5, "a little smaller than Q4_K_M"),
+    FileType("Q4_K_M", 15, T.Q4_K, 4.5, "good to begin with; more bits for some tensors"),
+    FileType("Q5_K", 17, T.Q5_K, 5.5, "another name of Q5_K_M"),
+    FileType("Q5_K_S", 16, T.Q5_K, 5.5, "a little smaller than Q5_K_M"),
+    FileType("Q5_K_M", 17, T.Q5_K, 5.5, "close to the original; more bits for some tensors"),
+    FileType("Q6_K", 18, T.Q6_K, 6.56, "very close to the original"),
+    FileType("Q8_0", 7, T.Q8_0, 8.5, "nearly the original"),
+    FileType("F16", 1, T.F16, 16, "half precision: to quantize from"),
+    FileType("BF16", 32, T.BF16, 16, "half precision with the range of F32: to quantize from"),
+    FileType("F32", 0, T.F32, 32, "single precision"),
 )
-COPY = FileType("COPY", 0, T.F32, "tensors as they are")
+COPY = FileType("COPY", 0, T.F32, 0, "tensors as they are")
 GUESSED = 1024
 """Is added to a file's number where the file itself says none."""
 

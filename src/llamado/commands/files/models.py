@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llamado.errors import LlamadoError
+from llamado.gguf import GGUFFile
 from llamado.gguf.errors import SourceError
 from llamado.gguf.inspect import size_text, value_text
 from llamado.gguf.sources.stored import StoredModel, find_stored, models_in, parts_of, remove, stored_models
@@ -86,10 +87,11 @@ def run_show(name: str, *, template: bool, as_json: bool) -> int:
     path = Path(name).expanduser()
     stored = None if path.is_file() else find_stored(name)
     facts = read_facts(path if stored is None else stored.path)
+    if facts is None and stored:
+        raise SourceError(f"{name}: it is here in part only; llamado pull {name}")
     if facts is None:
-        raise SourceError(
-            f"{name}: {'it is here in part only' if stored else 'this is no GGUF file'}; llamado pull {name}"
-        )
+        GGUFFile.open(path).close()  # says what is wrong with it
+        raise SourceError(f"{name}: it says too little of itself to be shown; llamado inspect {name}")
     if template:
         print(facts.template)
         return 0

@@ -49,9 +49,12 @@ def run_quantize(flags: Parsed, words: list[str]) -> int:
     return 0
 
 
-def types_text() -> str:
-    """The kinds of files, for `--help`."""
-    return "; ".join(f"{kind.name} ({kind.about})" for kind in (*FILE_TYPES, COPY))
+def types_table() -> str:
+    """The kinds of files for `--help`, fewest bits first: name, bits a weight, what it is for."""
+    kinds = sorted(FILE_TYPES, key=lambda kind: kind.bits)
+    rows = [f"  {kind.name:<9}  {kind.bits:>5g}  {kind.about}" for kind in kinds]
+    rows.append(f"  {COPY.name:<9}  {'':>5}  {COPY.about}")
+    return "\n".join(["TYPE, bits a weight of most tensors, and what it is for:", *rows])
 
 
 def _words(words: list[str]) -> tuple[Path, Path | None, FileType, int | None]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -232,8 +233,9 @@ def _names() -> str:
 
 def _directory(path: Path) -> SourceError:
     files = sorted(file.name for file in path.glob("*.gguf"))
-    hint = f"name one of its files: {', '.join(files[:5])}" if files else "and holds no .gguf file; name a model file"
-    return SourceError(f"{path} is a directory; {hint}")
+    if files:
+        return SourceError(f"{path} is a directory; name one of its files: {', '.join(files[:5])}")
+    return SourceError(f"{path} is a directory without a .gguf file; name a model's file")
 
 
 def _missing(path: Path, text: str) -> SourceError:
@@ -241,4 +243,9 @@ def _missing(path: Path, text: str) -> SourceError:
         return SourceError(f"{text}: only http and https URLs are fetched; give one, a path, or hf:user/model")
     repo = text.partition(":")[0]
     hub = f"hf:{text}" if repo.count("/") == 1 and not text.endswith(".gguf") else "hf:user/model"
-    return SourceError(f"there is no file {path}; check the path, or give {hub}, ollama:name, or {_names()}")
+    folder = path.parent
+    beside = {file.stem: str(folder / file.name) for file in folder.glob("*.gguf")} if folder.is_dir() else {}
+    known = {**beside, **{name: name for name in (*CATALOGUE, *LARGE) if name not in beside}}
+    near = get_close_matches(path.name.removesuffix(".gguf"), known, n=1, cutoff=0.7)
+    meant = f": did you mean {known[near[0]]}? Or" if near else "; check the path, or"
+    return SourceError(f"there is no file {path}{meant} give {hub}, ollama:name, or {_names()}")

@@ -140,7 +140,7 @@ class WorkerConnection:
                 "serves one client at a time: is another one connected?"
             ) from None
         except DeviceLost as lost:
-            hint = f"; if it wants TLS, it is tls://{self.endpoint}"
+            hint = f"; if it wants TLS, it is tls://{self.endpoint}, and its --allow has to name this machine"
             if self.endpoint.tls:
                 # TLS 1.3 refuses a certificate after the handshake, and a reset may overtake the alert that says so.
                 hint = "" if _CERTIFICATE in lost.why else f"; if it refused our certificate, {_CERTIFICATE}"

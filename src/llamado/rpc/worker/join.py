@@ -93,6 +93,8 @@ class ServerMembership(threading.Thread):
                     found = f"joined; {holds}"
             except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
                 found = f"cannot be joined: {error}"
+            if self._endpoint is None:
+                found += f"; it is asked again every {_RETRY:g} s"
             if found != self._said and not self._leaving.is_set():
                 self._said = found
                 log.info("%s: %s", self._url, found)

@@ -24,7 +24,10 @@ def overview(settings: Settings, served: Served, addresses: list[str]) -> list[s
         lines.append(f"  address  {address}{switches.api_prefix}")
     if switches.page and not switches.static_path:
         for address in [one for one in addresses if one.startswith("http")][:1]:
-            lines.append(f"  page     {address}{switches.api_prefix}/ (open it in a browser)")
+            # The address that stands for all of a machine's is none that a browser elsewhere can open.
+            everywhere = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+            elsewhere = ", elsewhere by this machine's name" if everywhere != address else ""
+            lines.append(f"  page     {everywhere}{switches.api_prefix}/ (open it in a browser{elsewhere})")
     paths = ["OpenAI /v1", "health /health", "properties /props"]
     if switches.slots:
         paths.append("slots /slots")
