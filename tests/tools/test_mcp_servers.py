@@ -202,7 +202,7 @@ def test_grandchildren_end_with_it() -> None:
 
 
 @pytest.mark.slow
-def test_servers_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_that_do_not_start(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(mcp_servers, "LIST_SECONDS", 1.0)
 
     async def test() -> None:
@@ -212,6 +212,7 @@ def test_servers_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
             began = time.monotonic()
             assert len(await box.tools()) == 11  # those that failed are not waited for again
             assert time.monotonic() - began < 30
+            assert "MCP server none is gone: /no/such/command: No such file or directory" in caplog.messages
             assert await use("a_echo", "x") == {"plain_text_response": "x\necho"}
 
     run(test)

@@ -129,3 +129,9 @@ def test_an_image_that_is_none(place: Path) -> None:
     for spec in ("docker:none", "docker:", "docker:--privileged", "podman:x"):
         with pytest.raises(ToolsError):
             Toolbox(ToolSettings(builtin=("all",), folder=str(place), runtime=spec))
+
+
+def test_a_program_that_is_not_installed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(place))
+    with pytest.raises(ToolsError, match="docker cannot be run: No such file or directory; is it installed"):
+        Toolbox(ToolSettings(builtin=("all",), folder=str(place), runtime="docker:there"))

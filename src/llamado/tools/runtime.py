@@ -89,7 +89,9 @@ class Container:
                     command, environment(), self._commands.guard, ended=lambda _: ended.set(), stderr=subprocess.DEVNULL
                 )
             except OSError as error:
-                raise ToolsError(f"{self._engine}: {error.strerror}") from None
+                raise ToolsError(
+                    f"--tools-runtime: {self._engine} cannot be run: {error.strerror}; is it installed, and in PATH?"
+                ) from None
             deadline = time.monotonic() + _START_SECONDS
             while not (note.exists() and (found := note.read_text().strip())):
                 if ended.wait(0.05) or time.monotonic() > deadline:

@@ -251,5 +251,6 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, OSError):
-        return error.strerror or str(error)
+        reason = error.strerror or str(error)
+        return f"{error.filename}: {reason}" if error.filename else reason
     return str(error) or type(error).__name__
