@@ -25,7 +25,7 @@ def take_picture(page: Page, name: str) -> None:
     assert path.stat().st_size < 150_000
 
 
-def until(page: Page, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(page: Page, condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Waits for what no locator tells. (`wait_for_function` would evaluate text in the page, which it forbids.)"""
     end = time.monotonic() + seconds
     while not condition():

@@ -56,7 +56,7 @@ def test_no_serious_violation(browser: Browser, scheme: Any, width: int) -> None
                 page.get_by_label("Message", exact=True).fill("Hello")
                 page.keyboard.press("Enter")
                 page.locator(".hljs-keyword").first.wait_for()
-                page.wait_for_timeout(200)
+                page.get_by_role("button", name="Send", exact=True).wait_for()
                 look(f"{view}, answered")
             elif view == "complete":
                 page.get_by_label("Text", exact=True).fill("Hello")
