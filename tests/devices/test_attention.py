@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -276,6 +277,22 @@ def test_unseen_cells_do_not_matter_whatever_they_hold(best: CpuDevice) -> None:
         assert spoiled.run(best, q[i : i + 1], mask[i : i + 1]).tobytes() == right[i : i + 1].tobytes()
 
 
+@pytest.mark.parametrize("heads", [(1, 1), (6, 2), (16, 1)])
+def test_no_number_reaches_only_who_sees_it(device: CpuDevice, heads: tuple[int, int]) -> None:
+    """Bits: cells in the middle of a block, which some of a tile's tokens see, hold no numbers."""
+    attention = Attention(32, *heads, 256)
+    n, seen = 64, 30  # tokens in tiles of eight and more; those that do not see cell 70
+    q, mask = attention.queries(n), causal(n, 256, 40)
+    right = attention.run(device, q, mask)
+    for spoiled in (attention.keys, attention.values):
+        spoiled[70:76], spoiled[76:] = np.nan, np.inf
+        found = attention.run(device, q, mask)
+        assert found[:seen].tobytes() == right[:seen].tobytes()
+        assert all(found[i].tobytes() != right[i].tobytes() for i in range(seen, n))
+        for i in (0, seen - 1, seen):
+            assert attention.run(device, q[i : i + 1], mask[i : i + 1]).tobytes() == found[i].tobytes(), i
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("type", CACHES, ids=ids)
 @pytest.mark.parametrize("heads", [(6, 2), (14, 1)])
@@ -390,13 +407,44 @@ def test_what_masks_show_is_found(best: CpuDevice, n_kv: int) -> None:
         starts = row[8 + 8 * n_words :].view(np.int32)
         assert starts[:n].tolist() == blocks[::SEGMENT].tolist()
         assert starts[n] == max(blocks, default=-1) + 1
-    n_tiles, heads = tiles[:2]
-    found = tiles[2 : 2 + 5 * n_tiles].reshape(n_tiles, 5)
-    assert heads == 3
+    n_tiles, heads, key_heads = tiles[:3]
+    found = tiles[3 : 3 + 5 * n_tiles].reshape(n_tiles, 5)
+    assert (heads, key_heads) == (3, 1)
     assert [t for _, first, n, _, _ in found for t in range(first, first + n)] == list(range(6))
     together = found[:, 1:3].tolist()
     assert [0, 1] in together  # sees nothing, its neighbour everything
     assert [4, 2] in together or n_kv == 20
+
+
+@pytest.mark.parametrize(
+    ("sequences", "threads", "n_key_heads", "together"),
+    [
+        ([4 * SEGMENT], 1, 3, 3),
+        ([4 * SEGMENT], 2, 3, 3),
+        ([3 * SEGMENT], 2, 8, 4),  # in equal parts, where six would do
+        ([SEGMENT + 1], 2, 8, 2),
+        ([4 * SEGMENT], 16, 8, 1),
+        ([20] * 8, 2, 3, 3),
+        ([4, 4, 200], 2, 2, 1),
+    ],
+)
+def test_key_heads_are_taken_together_where_threads_stay_busy(
+    best: CpuDevice, sequences: list[int], threads: int, n_key_heads: int, together: int
+) -> None:
+    """`sequences`: blocks that each of them sees."""
+    blocks = np.cumsum([0, *sequences])
+    n_kv = int(blocks[-1]) * BLOCK
+    cell = np.arange(n_kv)
+    seen = [(cell >= a * BLOCK) & (cell < b * BLOCK) for a, b in pairwise(blocks)]
+    mask = np.where(seen, 0.0, -np.inf).astype(np.float16)
+    n, n_words = len(sequences), visible.words_of(n_kv)
+    step, tiles = visible.MaskRow.bytes(n_words), np.zeros(3 + 5 * n * n_words, np.int64)
+    rows = np.zeros(n * step, np.uint8)
+    fields = (mask.ctypes.data, 2 * n_kv, n_kv, n_words, n, rows.ctypes.data, step)
+    call(best, visible.visible_blocks, fields, masked=True)
+    rest = (step, 0, n, 1, n_key_heads, 3, 64, 4 * threads, threads, tiles.ctypes.data)
+    call(best, visible.find_tiles, (*fields, *rest), masked=True, divided=n == 1)
+    assert tiles[:3].tolist() == [n if n > 1 else -(-sequences[0] // SEGMENT), 3, together]
 
 
 def call(device: CpuDevice, kernel: Kernel, fields: tuple[int, ...], **parameters: int) -> None:

@@ -66,7 +66,7 @@ class Viewers(NamedTuple):
     list: Value
     first: Value
 
-    def query(self, c: Code, s: int) -> Value:
+    def query(self, c: Code, s: int | Value) -> Value:
         return c.load(I64, self.list + (self.first + s) * 8)
 
 
@@ -179,7 +179,7 @@ def score_here(
         for first in range(0, 8, together):
             sums = [[c.var(c.const(type_, 0.0)) for _ in range(together)] for _ in at]
             with c.range(0, keys.head, turn) as d0:
-                for d in (d0 + e for e in range(0, turn, 8)):
+                for step, d in enumerate(d0 + e for e in range(0, turn, 8)):
                     q = [c.load(F32x8, a + d * 4) for a in at]
                     q = [c.concat(v, v) for v in q] if lanes == 16 else q
                     for i in range(together):
@@ -190,8 +190,9 @@ def score_here(
                             key = _load(c, keys.type, own, d, 8)
                         for s in range(n):
                             sums[s][i].value = c.fma(q[s], key, sums[s][i].value)
-                for i in (first + i + half for i in range(together) for half in range(0, lanes, 8)):
-                    _ask(c, keys, block.ahead + (k + i), d0, turn)
+                        if i * (turn // 8) // together == step:  # evenly: memory takes a few requests at a time
+                            for half in range(0, lanes, 8):
+                                _ask(c, keys, block.ahead + (k + first + i + half), d0, turn)
             for s in range(n):
                 products[s] += [v.value for v in sums[s]]
         for s, query in enumerate(queries):
@@ -202,16 +203,17 @@ def score_here(
 def _keep(c: Code, product: Value, query: Value, scores: Value, k: Value, block: KeyBlock, scoring: Scoring) -> None:
     """Stores the scores of the block's keys from `k` on."""
     lanes = product.type.lanes
+    inside = c.const(I32._replace(lanes=lanes), list(range(lanes))) < (block.here - k).to(I32).splat(lanes)
     score = product * scoring.scale.splat(lanes)
     if scoring.softcap is not None:
         score = maths.tanh(c, score) * scoring.softcap.splat(lanes)  # `scale` has the division by the cap in it
     if scoring.masked:
         mask = c.load(F16._replace(lanes=lanes), c.load(I64, query + Query.MASK) + (block.first + k) * 2)
         weight = mask.to(product.type)
+        inside = inside & (weight > float("-inf"))  # whatever an unseen key holds, NaN as well
         if scoring.biased:
             weight = weight * c.splat_load(product.type, query + Query.SLOPE)
         score = score + weight
-    inside = c.const(I32._replace(lanes=lanes), list(range(lanes))) < (block.here - k).to(I32).splat(lanes)
     c.store(scores + k * 4, c.select(inside, score, c.const(product.type, float("-inf"))))
 
 
@@ -251,6 +253,9 @@ def mix(
 ) -> None:  # fmt: skip
     """outputs = outputs · fade + Σ weight · value, key by key, for `n_registers` registers from element `start` on;
     `fetch`: asks for the same of the block ahead.
+
+    What an unseen key has for a value may be no number, and 0 · NaN is not 0. That shows in the sums, which then are
+    computed again without keys of no weight: so others need not look.
     """
     type_ = Type("f32", lanes)
     outputs = [c.load(I64, chosen.query(c, s) + Query.RESULT) + (start * 4 + SegmentResult.OUTPUTS) for s in range(n)]
@@ -268,6 +273,30 @@ def mix(
                 sums[s][i].value = c.fma(weight[s], value, sums[s][i].value)
         if fetch:
             _ask(c, values, block.ahead + k, start, lanes * n_registers)
-    for at, row_ in zip(outputs, sums, strict=True):
-        for i, total in enumerate(row_):
-            c.store(at + 4 * lanes * i, total.value)
+    finite = _finite(c, [total.value for row_ in sums for total in row_])
+    with c.when(finite):
+        for at, row_ in zip(outputs, sums, strict=True):
+            for i, total in enumerate(row_):
+                c.store(at + 4 * lanes * i, total.value)
+    with c.when(finite ^ 1), c.range(0, n) as number:
+        query = chosen.first + number
+        fade = c.load(F32, fades + query * 4).splat(lanes)
+        to = c.load(I64, chosen.query(c, number) + Query.RESULT) + (start * 4 + SegmentResult.OUTPUTS)
+        with c.range(0, 4 * lanes * n_registers, 4 * lanes) as offset:
+            c.store(to + offset, c.load(type_, to + offset) * fade)
+        with c.range(0, block.here) as k:
+            own = c.load(F32, scores + query * (4 * BLOCK) + k * 4)
+            with c.when(own.equals(0.0) ^ 1), c.range(0, n_registers) as register:
+                value = _load(c, values.type, row + k * values.step, start + register * lanes, lanes)
+                out = to + register * (4 * lanes)
+                c.store(out, c.fma(own.splat(lanes), value, c.load(type_, out)))
+
+
+def _finite(c: Code, registers: list[Value]) -> Value:
+    """Whether all lanes are, and their sums, too."""
+    while len(registers) > 1:
+        pairs = zip(registers[::2], registers[1::2], strict=False)
+        registers = [a + b for a, b in pairs] + registers[len(registers) & -2 :]
+    (total,) = registers
+    lanes = (total * 0.0).equals(0.0)
+    return lanes.bits(Type(f"i{total.type.lanes}")).equals(-1)

@@ -76,7 +76,8 @@ def flash_attention(
     biased: bool,
     shared: bool,
 ) -> None:
-    """One unit of work is a tile: queries of neighbouring tokens (`visible.find_tiles`), of the heads of one key head.
+    """One unit of work is a tile: queries of neighbouring tokens (`visible.find_tiles`), of the heads of one key head
+    or, block by block, of several: cells are rows of all key heads, which memory gives faster from end to end.
 
     `most`: queries of a tile. Blocks that at most `few` of them see are read where they lie. `lanes`, 8 or 16: numbers
     of a register. `divided`: a unit is one segment, whose result goes to `partials`. `sinks`: each head has one more
@@ -92,22 +93,27 @@ def flash_attention(
     n_tiles = c.load(I64, a.tiles + Tile.COUNT)
     n_heads = c.max(c.load(I64, a.tiles + Tile.HEADS), c.i64(1))  # of a program that is left there may be none
     pieces = (a.group + n_heads - 1) // n_heads
-    table = c.scratch(Query.BYTES * (most + 1))
-    everyone, some, fades = c.scratch(8 * (most + _FOUR)), c.scratch(8 * (most + _FOUR)), c.scratch(4 * (most + _FOUR))
+    together = c.max(c.load(I64, a.tiles + Tile.KEY_HEADS), c.i64(1))
+    sets = (a.n_heads_kv + together - 1) // together
+    table, everyone = c.scratch(Query.BYTES * (most + 1)), c.scratch(8 * _FOUR * most)
+    some, fades = c.scratch(8 * (most + _FOUR)), c.scratch(4 * (most + _FOUR))
 
-    with c.shares(work, n_tiles * a.n_heads_kv * pieces, c.i64(1)) as unit:
+    with c.shares(work, n_tiles * sets * pieces, c.i64(1)) as unit:
         # the longest tiles (the last tokens see most keys) are handed out first
-        tile = a.tiles + Tile.LIST + (n_tiles - 1 - unit // (a.n_heads_kv * pieces)) * Tile.BYTES
-        head, piece = unit % (a.n_heads_kv * pieces) // pieces, unit % pieces
+        tile = a.tiles + Tile.LIST + (n_tiles - 1 - unit // (sets * pieces)) * Tile.BYTES
+        first_key_head, piece = unit % (sets * pieces) // pieces * together, unit % pieces
+        key_heads = c.min(together, a.n_heads_kv - first_key_head)
         stream, segment0 = c.load(I64, tile + Tile.STREAM), c.load(I64, tile + Tile.START)
-        first_head = head * a.group + piece * n_heads
         heads = c.min(n_heads, a.group - piece * n_heads)
-        count = c.load(I64, tile + Tile.TOKENS) * heads
+        tokens = c.load(I64, tile + Tile.TOKENS)
+        count = tokens * heads  # queries of a key head
+        listed = (count + (_FOUR - 1)) * 8
         stop = c.var(c.i64(0))
-        with c.range(0, c.load(I64, tile + Tile.TOKENS)) as t, c.range(0, heads) as i:
-            j, token, h = t * heads + i, c.load(I64, tile + Tile.FIRST) + t, first_head + i
-            query = table + j * Query.BYTES
-            c.store(everyone + j * 8, query)
+        with c.range(0, key_heads) as g, c.range(0, tokens) as t, c.range(0, heads) as i:
+            j, token = t * heads + i, c.load(I64, tile + Tile.FIRST) + t
+            h = (first_key_head + g) * a.group + piece * n_heads + i
+            query = table + (g * count + j) * Query.BYTES
+            c.store(everyone + g * listed + j * 8, query)
             c.store(query + Query.Q, a.q + token * a.q_token + h * a.q_head + stream * a.q_stream)
             mask = a.mask + token * a.mask_token + h * a.mask_head + stream * a.mask_stream
             c.store(query + Query.MASK, mask)
@@ -130,13 +136,12 @@ def flash_attention(
         if biased:
             c.store(nobody + Query.SLOPE, c.f32(0.0))
         results.clear(c, own + 2 * most * size, head_v)
-        _fill_up(c, everyone, count, nobody)
+        with c.range(0, key_heads) as g:
+            _fill_up(c, everyone + g * listed, count, nobody)
 
-        keys_ = Cells(a.k + head * a.k_head + stream * a.k_stream, k_cell, TensorType[keys], head_k)
-        values_ = Cells(a.v + head * a.v_head + stream * a.v_stream, v_cell, TensorType[values], head_v)
         with c.range(segment0, c.load(I64, tile + Tile.STOP)) as segment:
             start, end = c.var(c.i64(1 << 40)), c.var(c.i64(0))
-            with c.range(0, count) as j:
+            with c.range(0, key_heads * count) as j:
                 query = table + j * Query.BYTES
                 if not divided:  # the first segment's result, to which all others are added
                     further = c.min(segment, c.i64(1)) * size
@@ -148,7 +153,7 @@ def flash_attention(
                     end.value = c.max(end.value, bounds[1])
             with c.range(start.value // WORD, (end.value + (WORD - 1)) // WORD) as word:
                 all_, any_ = c.var(c.i64(-1)), c.var(c.i64(0))
-                with c.range(0, count) as j:
+                with c.range(0, key_heads * count) as j:
                     query = table + j * Query.BYTES
                     bounds, has = _bounds(c, query, segment, a.n_words)
                     inside = below(c, bounds[1] - word * WORD) & (below(c, bounds[0] - word * WORD) ^ -1)
@@ -162,35 +167,42 @@ def flash_attention(
                     any_.value = any_.value & (any_.value - 1)
                     first = (word * WORD + number) * BLOCK
                     if masked:  # rows of a mask are far apart, too
-                        with c.range(0, count // heads) as t:
+                        with c.range(0, tokens) as t:
                             mask = c.load(I64, table + t * heads * Query.BYTES + Query.MASK)
                             c.prefetch(mask + (first + _AHEAD) * 2, near=False)
-                    list_, n = c.var(everyone), c.var(count)
-                    with c.when((all_.value >> number & 1).equals(0)):
-                        n.value = _choose(c, table, count, number, some)
-                        _fill_up(c, some, n.value, nobody)
-                        list_.value = some
                     # of what is not there nothing is asked for, but of this block again
                     ahead = c.select(first + _AHEAD < stop.value, first + _AHEAD, first)
                     block = KeyBlock(first, c.min(stop.value - first, BLOCK), a.n_kv, ahead)
-                    here = (n.value <= few) & (first + BLOCK <= a.n_kv)
-                    with c.when(here):
-                        _few(
-                            c, keys_, values_, list_.value, n.value, scores, fades, block, scoring, lanes, shared=shared
-                        )  # fmt: skip
-                    with c.when(here ^ 1):
-                        for cells in (keys_,) if shared else (keys_, values_):
-                            _fetch(c, cells, first + _AHEAD, c.min(first + (_AHEAD + BLOCK), stop.value))
-                        turn_over(c, keys_, block, k_block, lanes)
-                        expanded = expand(c, values_, block, v_block)
-                        _many(c, k_block, head_k, expanded, list_.value, n.value, scores, fades, block, scoring, lanes)
+                    with c.range(0, key_heads) as g:
+                        head = first_key_head + g
+                        keys_ = Cells(a.k + head * a.k_head + stream * a.k_stream, k_cell, TensorType[keys], head_k)
+                        values_ = Cells(a.v + head * a.v_head + stream * a.v_stream, v_cell, TensorType[values], head_v)
+                        list_, n = c.var(everyone + g * listed), c.var(count)
+                        with c.when((all_.value >> number & 1).equals(0)):
+                            n.value = _choose(c, table + g * count * Query.BYTES, count, number, some)
+                            _fill_up(c, some, n.value, nobody)
+                            list_.value = some
+                        here = (n.value <= few) & (first + BLOCK <= a.n_kv)
+                        with c.when(here):
+                            _few(
+                                c, keys_, values_, list_.value, n.value, scores, fades, block, scoring, lanes,
+                                shared=shared,
+                            )  # fmt: skip
+                        with c.when(here ^ 1):
+                            for cells in (keys_,) if shared else (keys_, values_):
+                                _fetch(c, cells, first + _AHEAD, c.min(first + (_AHEAD + BLOCK), stop.value))
+                            turn_over(c, keys_, block, k_block, lanes)
+                            _many(
+                                c, k_block, head_k, expand(c, values_, block, v_block), list_.value, n.value, scores,
+                                fades, block, scoring, lanes,
+                            )  # fmt: skip
             if not divided:
-                with c.when(segment > 0), c.range(0, count) as j:
+                with c.when(segment > 0), c.range(0, key_heads * count) as j:
                     _, has = _bounds(c, table + j * Query.BYTES, segment, a.n_words)
                     with c.when(has):
                         results.add(c, own + j * (2 * size), own + j * (2 * size) + size, head_v)
         if not divided:
-            with c.range(0, count) as j:
+            with c.range(0, key_heads * count) as j:
                 query = table + j * Query.BYTES
                 sink = c.load(F32, query + Query.SINK) if sinks else None
                 results.finish(c, own + j * (2 * size), sink, c.load(I64, query + Query.OUT), head_v)

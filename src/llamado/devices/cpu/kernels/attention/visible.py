@@ -8,6 +8,7 @@ one. So a token's segments are the same wherever its sequence lies, in however m
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.simd import I16, I32, I64, Code, I16x32, Value, Var, Work
@@ -18,6 +19,9 @@ SEGMENT = 64
 """Blocks per segment, the same everywhere too: results of segments are put together one after the other."""
 WORD = 64
 """Blocks in a word of a bitmap."""
+
+_EVEN = 4
+"""Of what a thread has to do, the part by which the last unit of work may keep the others waiting."""
 
 _HIDDEN = -1024
 """0xFC00: −inf in f16."""
@@ -46,12 +50,13 @@ def words_of(n_kv: int) -> int:
 
 class Tile:
     """Tokens that are taken together, in i64: their stream, the first one, how many, the first segment and the last
-    one + 1. The list of them begins with how many there are, and how many heads of a group are taken at once.
+    one + 1. The list of them begins with how many there are, how many heads of a group are taken at once, and how many
+    key heads.
     """
 
     STREAM, FIRST, TOKENS, START, STOP = 0, 8, 16, 24, 32
     BYTES = 40
-    COUNT, HEADS, LIST = 0, 8, 16
+    COUNT, HEADS, KEY_HEADS, LIST = 0, 8, 16, 24
 
 
 @kernel("mask", "nb1", "n_kv", "n_words", "n_rows", "rows", "row_step")
@@ -105,7 +110,7 @@ def find_tiles(c: Code, a: SimpleNamespace, work: Work, *, masked: bool, divided
         heads = (a.group + pieces.value - 1) // pieces.value
         share = c.max(parts.value // a.units, c.i64(1))
         room = c.min(share, a.most // heads)
-        n = c.var(c.i64(0))
+        n, tiled = c.var(c.i64(0)), _Tiled(*(c.var(c.i64(1)) for _ in _Tiled._fields))
         with c.range(0, a.n_streams) as stream:
             first = c.var(c.i64(0))
             with c.range(0, a.n_tokens) as token:
@@ -116,10 +121,28 @@ def find_tiles(c: Code, a: SimpleNamespace, work: Work, *, masked: bool, divided
                 with c.when(ends.value.equals(0)), c.when(_alike(c, row, row + a.token_step, a.n_words).equals(0)):
                     ends.value = c.i64(1)
                 with c.when(ends.value.differs(0)):
-                    _write(c, a, stream, first.value, token + 1, n, divided=divided)
+                    _write(c, a, stream, first.value, token + 1, n, tiled, divided=divided)
                     first.value = token + 1
         c.store(a.tiles + Tile.COUNT, n.value)
         c.store(a.tiles + Tile.HEADS, heads)
+        c.store(a.tiles + Tile.KEY_HEADS, c.select(heads < a.group, c.i64(1), _key_heads(c, a, tiled)))
+
+
+class _Tiled(NamedTuple):
+    """Of all tiles: the most tokens, blocks of the longest unit for one key head and of all of them, for all tokens."""
+
+    tokens: Var
+    longest: Var
+    total: Var
+
+
+def _key_heads(c: Code, a: SimpleNamespace, tiled: _Tiled) -> Value:
+    """How many key heads a unit of work has: so many that no thread waits long for the last one, and in equal parts."""
+    even = tiled.total.value * a.n_heads_kv // c.max(tiled.longest.value * (a.threads - 1) * _EVEN, c.i64(1))
+    room = c.min(a.n_heads_kv, a.most // (tiled.tokens.value * a.group))
+    sets: Value = (a.n_heads_kv - 1) // c.max(c.min(even, room), c.i64(1)) + 1
+    together: Value = (a.n_heads_kv + (sets - 1)) // sets
+    return together
 
 
 def _segments(c: Code, a: SimpleNamespace, row: Value, mask: Value, *, masked: bool) -> None:
@@ -153,6 +176,14 @@ def _n_parts(c: Code, row: Value) -> Value:
     return c.max(c.load(I32, row + MaskRow.SEGMENTS).to(I64), c.i64(1))
 
 
+def _n_seen(c: Code, row: Value, n_words: Value) -> Value:
+    """Blocks that a row sees."""
+    n = c.var(c.i64(0))
+    with c.range(0, n_words) as word:
+        n.value = n.value + c.count_ones(c.load(I64, row + MaskRow.BITS + word * 8))
+    return n.value
+
+
 def _alike(c: Code, one: Value, other: Value, n_words: Value) -> Value:
     """1 where two rows see more blocks in common than not, else 0."""
     common, all_ = c.var(c.i64(0)), c.var(c.i64(0))
@@ -163,12 +194,20 @@ def _alike(c: Code, one: Value, other: Value, n_words: Value) -> Value:
     return (common.value * 2 >= all_.value).zext(I64)
 
 
-def _write(c: Code, a: SimpleNamespace, stream: Value, first: Value, stop: Value, n: Var, *, divided: bool) -> None:
+def _write(
+    c: Code, a: SimpleNamespace, stream: Value, first: Value, stop: Value, n: Var, tiled: _Tiled, *, divided: bool
+) -> None:
     """Appends the tile of the tokens from `first` to `stop`, or one for each of its segments."""
-    most = c.var(c.i64(1))
+    most, seen = c.var(c.i64(1)), c.var(c.i64(0))
     with c.range(first, stop) as token:
         row = a.rows + stream * a.stream_step + token * a.token_step
         most.value = c.max(most.value, _n_parts(c, row))
+        seen.value = c.max(seen.value, _n_seen(c, row, a.n_words))
+    tokens = stop - first
+    tiled.tokens.value = c.max(tiled.tokens.value, tokens)
+    tiled.total.value = tiled.total.value + seen.value * tokens
+    unit = c.min(seen.value, SEGMENT) if divided else seen.value
+    tiled.longest.value = c.max(tiled.longest.value, unit * tokens)
     with c.range(0, most.value if divided else 1) as part:
         at = a.tiles + Tile.LIST + n.value * Tile.BYTES
         c.store(at + Tile.STREAM, stream)
