@@ -8,9 +8,11 @@ and llamado is imported and used.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -186,10 +188,12 @@ except OSError as error:
 
 
 def without(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-c", _AWAY + script, *arguments], capture_output=True, text=True, timeout=300,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    """Runs a script there, with kernels of its own: this system's wait for each other in another way."""
+    with tempfile.TemporaryDirectory() as cache:
+        return subprocess.run(
+            [sys.executable, "-P", "-c", _AWAY + script, *arguments], capture_output=True, text=True, timeout=300,
+            stdin=subprocess.DEVNULL, env=os.environ | {"LLAMADO_CACHE": cache},
+        )  # fmt: skip
 
 
 def test_all_modules_are_imported() -> None:
