@@ -137,6 +137,55 @@ def test_kept_searched_exported_and_imported(chat: Page, tmp_path: Path) -> None
     expect(answers(chat)).to_have_text(["Answer to 1."])
 
 
+def test_what_is_typed_behind_a_click_goes_where_the_click_led(chat: Page) -> None:
+    """However soon it comes: no picture is drawn between the two."""
+    say(chat, "Rivers of Spain")
+    ended(chat, 1)
+    chat.evaluate("""() => {
+      document.querySelector(".new").click();
+      document.getElementById("message").value = "Mountains of Peru";
+      document.querySelector(".composer").requestSubmit();
+    }""")
+    expect(chat.get_by_role("heading", level=1)).to_have_text("Mountains of Peru")
+    ended(chat, 1)
+    expect(chat.locator("article.user .said")).to_have_text(["Mountains of Peru"])
+    chat.evaluate("""() => {
+      document.querySelector(".chats-row:last-child a").click();
+      document.getElementById("message").value = "and lakes?";
+      document.querySelector(".composer").requestSubmit();
+    }""")
+    expect(answers(chat)).to_have_text(["Answer to 1.", "Answer to 2."])
+    expect(chat.locator("article.user .said")).to_have_text(["Rivers of Spain", "and lakes?"])
+    chat.go_back()
+    expect(chat.locator("article.user .said")).to_have_text(["Mountains of Peru"])
+
+
+def test_another_chat_while_an_answer_is_made(chat: Page, engine: ScriptedEngine) -> None:
+    """It is shown at once, and the answer comes into its own."""
+    say(chat, "Rivers of Spain")
+    ended(chat, 1)
+    chat.get_by_role("link", name="New chat").click()
+    engine.say, engine.delay, engine.piece = "word " * 100 + "end", 0.02, 5
+    say(chat, "Mountains of Peru")
+    expect(answers(chat)).to_contain_text("word word")
+    chat.get_by_role("link", name="Rivers of Spain").click()
+    expect(answers(chat)).to_have_text(["Answer to 1."])
+    chat.get_by_role("link", name="Mountains of Peru").click()
+    expect(answers(chat)).to_contain_text("word word")
+    chat.get_by_role("link", name="New chat").click()
+    expect(answers(chat)).to_have_count(0)
+    chat.get_by_role("link", name="Live", exact=True).click()
+    chat.get_by_role("link", name="Chat", exact=True).click()
+    expect(answers(chat)).to_contain_text("word word")  # from another view one comes back to what is being made
+    chat.get_by_role("link", name="Rivers of Spain").click()
+    chat.get_by_role("button", name="Send", exact=True).wait_for()
+    expect(answers(chat)).to_have_text(["Answer to 1."])
+    chat.get_by_role("link", name="Mountains of Peru").click()
+    expect(answers(chat)).to_have_text([re.compile("word end$")])
+    chat.reload()
+    expect(answers(chat)).to_have_text([re.compile("word end$")])
+
+
 def test_renamed_by_a_button(chat: Page) -> None:
     say(chat, "Rivers of Spain")
     ended(chat, 1)

@@ -534,12 +534,15 @@ def test_events_and_logs(start_router: Start) -> None:
     router.ask("a")
     router.ask("b")
     router.http.post("/models/unload", json={"model": "a"})
-    wait_for(lambda: "a" not in router.running())
-    statuses = [e["data"]["status"] for e in seen if e["model"] == "a" and e["event"] == "model_status"]
-    assert statuses == ["loading", "loading", "loaded", "unloaded"]
-    real = [e["data"] for e in seen if e["model"] == "a" and e["event"] == "status_change"]
+
+    def told(event: str) -> list[dict[str, Any]]:
+        return [one["data"] for one in tuple(seen) if one["model"] == "a" and one["event"] == event]
+
+    wait_for(lambda: "a" not in router.running() and len(told("model_status")) >= 4 and len(told("status_change")) >= 3)
+    assert [one["status"] for one in told("model_status")] == ["loading", "loading", "loaded", "unloaded"]
+    real = told("status_change")
     assert real[0]["progress"]["value"] == 0.5 and real[1]["info"]["id"] == "A" and real[2]["exit_code"] == 0
-    assert "[a] A listens" in router.http.get("/logs").text and "[b] B listens" in router.log.read_text()
+    wait_for(lambda: "[a] A listens" in router.http.get("/logs").text and "[b] B listens" in router.log.read_text())
     # Both streams end when the router does, and do not hold it up.
     router.server.should_exit = True
     for thread in threads:

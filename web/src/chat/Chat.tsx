@@ -1,11 +1,11 @@
 // The chat: conversations at the left, one of them in the middle, what is asked of the model at the right.
-import { signal } from "@preact/signals";
+import { effect, signal, untracked } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { props } from "../api/server";
 import { shown } from "../markdown/visible";
 import { go, route } from "../shell/route";
 import { readServerTools } from "../tools/offered";
-import { busy, failure, growing, send, shownPath, stop } from "./answering";
+import { busy, failure, growing, send, stop } from "./answering";
 import { Composer } from "./Composer";
 import { MessageList } from "./MessageList";
 import { SettingsPanel } from "./SettingsPanel";
@@ -15,19 +15,21 @@ import "./chat.css";
 
 const panel = signal<"" | "list" | "settings">("");
 
+// The address says which conversation is shown, from the moment that it is asked for.
+effect(() => {
+  const [view, id] = route.value;
+  if (!view || view === "chat") untracked(() => void open(id || null));
+});
+
 export function Chat() {
-  const wanted = route.value[0] === "chat" ? route.value[1] || null : null;
   useEffect(() => void readConversations(), []);
   useEffect(() => {
-    if (!growing.peek()) void open(wanted);
-  }, [wanted]);
-  const id = current.value?.id;
-  useEffect(() => {
-    if (id && route.peek()[1] !== id) go("chat", id);
-  }, [id]);
+    // From another view one comes back to the answer that is being made.
+    const now = growing.peek();
+    if (now && !route.peek()[1]) go("chat", now.message.conversation);
+  }, []);
   useEffect(() => void readServerTools(), [props.value]);
 
-  const leaf = shownPath.value.at(-1)?.id ?? null;
   return (
     <div class={`chat ${panel.value && `shows-${panel.value}`}`}>
       <Sidebar onChosen={() => (panel.value = "")} />
@@ -57,7 +59,7 @@ export function Chat() {
             {failure.value}
           </p>
         )}
-        <Composer busy={busy.value} onStop={stop} onSend={(text, attachments) => send(text, attachments, leaf)} />
+        <Composer busy={busy.value} onStop={stop} onSend={send} />
       </section>
       {panel.value === "settings" && <SettingsPanel onClose={() => (panel.value = "")} />}
     </div>

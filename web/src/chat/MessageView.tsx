@@ -4,7 +4,7 @@ import { Markdown } from "../markdown/Markdown";
 import { shown } from "../markdown/visible";
 import { Copy } from "../ui/Copy";
 import { Icon } from "../ui/Icon";
-import { busy as isBusy, goOn, regenerate, send, show } from "./answering";
+import { busy as isBusy, goOn, regenerate, sendAgain, show } from "./answering";
 import { Probabilities } from "./Probabilities";
 import { keep, removeMessage } from "./store";
 import { ToolCalls } from "./ToolCalls";
@@ -150,7 +150,7 @@ function Editor({ message, onDone }: { message: Message; onDone: () => void }) {
     event.preventDefault();
     const content = field.current!.value;
     onDone();
-    if (message.role === "user") void send(content, message.attachments ?? [], message.parent);
+    if (message.role === "user") void sendAgain(message, content);
     else void keep({ ...message, content }, { leaf: false });
   }
 

@@ -4,7 +4,9 @@ import { ApiFailure } from "../api/http";
 import { offered, serverTools } from "../tools/offered";
 import { Pictures } from "../ui/pictures";
 import { type Answer, generate } from "./generate";
-import { change, create, current, keep, messages, newId, shownSettings } from "./store";
+import { go } from "../shell/route";
+import type { Settings } from "./settings";
+import { change, conversations, create, current, keep, messages, newId, opened, shownSettings } from "./store";
 import { type Attachment, type Message, newestLeaf, path, type ToolCall } from "./tree";
 
 /** The message that is being made, and how it stands: a new object for each picture of the screen. */
@@ -41,19 +43,52 @@ export function stop(): void {
   callsRunning = new AbortController();
 }
 
-function blank(role: Message["role"], parent: string | null, content: string): Message {
-  return { id: newId(), conversation: current.value!.id, parent, role, content, created: Date.now() };
+/** What a question is asked of. The reader may go to another conversation before its answer has come. */
+interface Thread {
+  conversation: string;
+  settings: Settings;
+  messages: Message[];
 }
 
-/** A message of the reader's behind `parent`, and its answer. */
-export async function send(content: string, attachments: Attachment[], parent: string | null): Promise<void> {
+/** The conversation that is shown, down to a message. */
+function thread(leaf: string | null): Thread {
+  return { conversation: current.value!.id, settings: shownSettings(), messages: path(messages.value, leaf) };
+}
+
+function blank(role: Message["role"], behind: Thread, content: string): Message {
+  const parent = behind.messages.at(-1)?.id ?? null;
+  return { id: newId(), conversation: behind.conversation, parent, role, content, created: Date.now() };
+}
+
+function extended(behind: Thread, message: Message): Thread {
+  return { ...behind, messages: [...behind.messages, message] };
+}
+
+/** A message of the reader's and its answer, at the end of what is shown. */
+export async function send(content: string, attachments: Attachment[]): Promise<void> {
   if (busy.value) return;
   await underWay(async (stopped) => {
-    if (!current.value) await create(content || attachments[0]?.name || "", shownSettings());
-    const message = { ...blank("user", parent, content), ...(attachments.length ? { attachments } : {}) };
-    await keep(message);
-    await answer(stopped, message.id);
+    await opened();
+    let created: Promise<void> | undefined;
+    if (!current.value) {
+      created = create(content || attachments[0]?.name || "", shownSettings());
+      go("chat", current.value!.id);
+    }
+    const behind = thread(shownPath.value.at(-1)?.id ?? null);
+    await created;
+    await ask(stopped, behind, content, attachments);
   });
+}
+
+/** Another wording of a message of the reader's, beside it, and its answer. */
+export async function sendAgain(message: Message, content: string): Promise<void> {
+  if (!busy.value) await underWay((stopped) => ask(stopped, thread(message.parent), content, message.attachments ?? []));
+}
+
+async function ask(stopped: AbortSignal, behind: Thread, content: string, attachments: Attachment[]): Promise<void> {
+  const message = { ...blank("user", behind, content), ...(attachments.length ? { attachments } : {}) };
+  await keep(message);
+  await answer(stopped, extended(behind, message));
 }
 
 /** What a tool said; when all calls of the message have their results, the model goes on. */
@@ -61,12 +96,12 @@ export async function sendResult(call: Message, toolCallId: string, content: str
   const shown = shownPath.value;
   const at = shown.findIndex((one) => one.id === call.id);
   const results = shown.slice(at + 1).filter((one) => one.role === "tool");
-  const last = results.at(-1) ?? call;
-  const message: Message = { ...blank("tool", last.id, content), toolCallId };
+  const behind = thread((results.at(-1) ?? call).id);
+  const message: Message = { ...blank("tool", behind, content), toolCallId };
   const answered = new Set([...results.map((one) => one.toolCallId), toolCallId]);
   await underWay(async (stopped) => {
     await keep(message);
-    if ((call.toolCalls ?? []).every((one) => answered.has(one.id))) await answer(stopped, message.id);
+    if ((call.toolCalls ?? []).every((one) => answered.has(one.id))) await answer(stopped, extended(behind, message));
   });
 }
 
@@ -106,12 +141,12 @@ async function runByThemselves(message: Message): Promise<void> {
 
 /** Another answer beside this one. */
 export async function regenerate(message: Message): Promise<void> {
-  if (!busy.value) await underWay((stopped) => answer(stopped, message.parent));
+  if (!busy.value) await underWay((stopped) => answer(stopped, thread(message.parent)));
 }
 
 /** More of an answer that has ended. */
 export async function goOn(message: Message): Promise<void> {
-  if (!busy.value) await underWay((stopped) => answer(stopped, message.parent, message));
+  if (!busy.value) await underWay((stopped) => answer(stopped, thread(message.parent), message));
 }
 
 /** The version of a message that is shown. */
@@ -119,11 +154,10 @@ export async function show(message: Message): Promise<void> {
   await change({ leaf: newestLeaf(messages.value, message.id) });
 }
 
-/** Asks for the answer to the branch that ends with `parent`; `from`: for what follows in that answer. */
-async function answer(stopped: AbortSignal, parent: string | null, from?: Message): Promise<void> {
+/** Asks for the answer to a thread; `from`: for what follows in that answer, which stands behind the thread. */
+async function answer(stopped: AbortSignal, behind: Thread, from?: Message): Promise<void> {
   failure.value = "";
-  const start: Message = from ?? blank("assistant", parent, "");
-  const asked = from ? [...path(messages.value, parent), from] : path(messages.value, parent);
+  const start: Message = from ?? blank("assistant", behind, "");
   let latest: Answer | null = null;
   const picture = new Pictures(() => {
     if (latest) growing.value = { message: grown(start, latest), progress: latest.progress };
@@ -133,9 +167,9 @@ async function answer(stopped: AbortSignal, parent: string | null, from?: Messag
   try {
     if (!from) await keep(start);
     const found = await generate({
-      messages: asked,
-      settings: shownSettings(),
-      serverTools: await offered(shownSettings().serverTools),
+      messages: from ? [...behind.messages, from] : behind.messages,
+      settings: behind.settings,
+      serverTools: await offered(behind.settings.serverTools),
       signal: stopped,
       onGrown: (one) => {
         latest = one;
@@ -150,7 +184,8 @@ async function answer(stopped: AbortSignal, parent: string | null, from?: Messag
     ended = { ...(latest ? grown(start, latest) : start), ending: "error", error: words };
   } finally {
     picture.end();
-    await keep(ended, { leaf: current.value?.leaf === ended.id || current.value?.leaf === start.parent });
+    const leaf = conversations.value.find((one) => one.id === ended.conversation)?.leaf;
+    await keep(ended, { leaf: leaf === ended.id || leaf === start.parent });
     growing.value = null;
   }
   if (current.value?.id === ended.conversation) await runByThemselves(ended);

@@ -56,3 +56,29 @@ test("a message goes with what follows it", async () => {
   expect([...store.messages.value.keys()].sort()).toEqual(["a", "q"]);
   expect(store.current.value!.leaf).toBe("q");
 });
+
+test("a message is kept in its own conversation, whichever is shown", async () => {
+  const { id } = store.current.value!;
+  const late = message("late", "q", "Duero");
+  await store.open(null);
+  await store.keep(late);
+  expect([store.current.value, store.messages.value.size]).toEqual([null, 0]);
+  await store.open(id);
+  expect(store.current.value!.leaf).toBe("late");
+  expect([...store.messages.value.keys()].sort()).toEqual(["a", "late", "q"]);
+});
+
+test("what is kept while a conversation is opened stays, and what was asked for last is shown", async () => {
+  const { id } = store.current.value!;
+  const newer = message("late", "q", "Guadiana");
+  await store.open(null);
+  const opening = store.open(id);
+  expect([store.current.value!.id, store.isOpen.value]).toEqual([id, false]);
+  const keeping = store.keep(newer);
+  await Promise.all([opening, keeping]);
+  expect(store.messages.value.get("late")!.content).toBe("Guadiana");
+  await store.open(null);
+  const first = store.open(id);
+  await Promise.all([store.open(null), first]);
+  expect([store.current.value, store.messages.value.size, store.isOpen.value]).toEqual([null, 0, true]);
+});

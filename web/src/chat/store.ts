@@ -24,16 +24,16 @@ export interface Exported {
 const VERSION = 1;
 const TITLE_LENGTH = 60;
 
-let opened: Promise<IDBPDatabase> | undefined;
+let store: Promise<IDBPDatabase> | undefined;
 
 function database(): Promise<IDBPDatabase> {
-  opened ??= openDB("llamado", VERSION, {
+  store ??= openDB("llamado", VERSION, {
     upgrade(db) {
       db.createObjectStore("conversations", { keyPath: "id" });
       db.createObjectStore("messages", { keyPath: "id" }).createIndex("conversation", "conversation");
     },
   });
-  return opened;
+  return store;
 }
 
 /** All conversations, the one that was used last first. */
@@ -57,7 +57,10 @@ function sorted(all: Conversation[]): Conversation[] {
 }
 
 export async function readConversations(): Promise<void> {
-  conversations.value = sorted((await (await database()).getAll("conversations")) as Conversation[]);
+  const all = (await (await database()).getAll("conversations")) as Conversation[];
+  // What was kept meanwhile is newer than what was read.
+  const byId = new Map([...all, ...conversations.value].map((one) => [one.id, one]));
+  conversations.value = sorted([...byId.values()]);
   isRead.value = true;
 }
 
@@ -65,29 +68,48 @@ async function messagesOf(id: string): Promise<Message[]> {
   return (await (await database()).getAllFromIndex("messages", "conversation", id)) as Message[];
 }
 
-/** Shows a conversation; one that is not there is a new one. */
-export async function open(id: string | null): Promise<void> {
-  if (id !== null && current.value?.id === id) return;
-  if (id !== null && !current.value) isOpen.value = false;
-  const found = id === null ? undefined : ((await (await database()).get("conversations", id)) as Conversation | undefined);
-  messages.value = new Map(found ? (await messagesOf(found.id)).map((one) => [one.id, one]) : []);
-  current.value = found ?? null;
+let asked: string | null = null;
+let opening: Promise<void> = Promise.resolve();
+
+/** Shows a conversation, at once, and its messages when they have been read; one that is not there is a new one. */
+export function open(id: string | null): Promise<void> {
+  if (id === asked && (current.value?.id ?? null) === id) return opening;
+  asked = id;
+  messages.value = new Map();
+  current.value = conversations.value.find((one) => one.id === id) ?? null;
+  isOpen.value = id === null;
+  opening = id === null ? Promise.resolve() : read(id);
+  return opening;
+}
+
+/** When what `open` was asked for is there. */
+export async function opened(): Promise<void> {
+  await opening.catch(() => undefined); // whoever opened it has said it
+}
+
+async function read(id: string): Promise<void> {
+  const [all] = await Promise.all([messagesOf(id), current.value ? undefined : readConversations()]);
+  if (asked !== id) return;
+  current.value ??= conversations.value.find((one) => one.id === id) ?? null;
+  // What was kept meanwhile is newer than what was read.
+  messages.value = new Map([...all.map((one) => [one.id, one] as const), ...messages.value]);
   isOpen.value = true;
 }
 
-/** Begins a conversation with what its first message says as its title. */
-export async function create(firstMessage: string, settings: Settings): Promise<Conversation> {
+/** Begins a conversation, and shows it, with what its first message says as its title. */
+export async function create(firstMessage: string, settings: Settings): Promise<void> {
   const now = Date.now();
   const title = firstMessage.replace(/\s+/g, " ").trim().slice(0, TITLE_LENGTH) || "New chat";
   const conversation: Conversation = { id: newId(), title, created: now, updated: now, leaf: null, settings };
+  asked = conversation.id;
   messages.value = new Map();
+  current.value = conversation;
   isOpen.value = true;
   await put(conversation);
-  return conversation;
 }
 
 async function put(conversation: Conversation): Promise<void> {
-  current.value = conversation;
+  if (current.value?.id === conversation.id) current.value = conversation;
   conversations.value = sorted([conversation, ...conversations.value.filter((one) => one.id !== conversation.id)]);
   await (await database()).put("conversations", conversation);
 }
@@ -108,13 +130,13 @@ export function shownSettings(): Settings {
   return { ...NO_SETTINGS, ...(current.value?.settings ?? lastSettings.value) };
 }
 
-/** Keeps a message; `leaf`: the branch that ends with it is shown. */
+/** Keeps a message, of whichever conversation; `leaf`: the branch that ends with it is the one to show. */
 export async function keep(message: Message, { leaf = true } = {}): Promise<void> {
-  if (current.value?.id === message.conversation) {
-    messages.value = new Map(messages.value).set(message.id, message);
-    if (leaf) await change({ leaf: message.id, updated: Date.now() });
-  }
-  await (await database()).put("messages", message);
+  const kept = database().then((one) => one.put("messages", message));
+  if (current.value?.id === message.conversation) messages.value = new Map(messages.value).set(message.id, message);
+  const conversation = conversations.value.find((one) => one.id === message.conversation);
+  if (leaf && conversation) await put({ ...conversation, leaf: message.id, updated: Date.now() });
+  await kept;
 }
 
 /** Removes a message and all that follows it; what is shown then ends before it. */
@@ -143,9 +165,7 @@ export async function removeConversation(id: string): Promise<void> {
 
 export async function rename(conversation: Conversation, title: string): Promise<void> {
   const renamed = { ...conversation, title: title.trim() || conversation.title };
-  if (current.value?.id === conversation.id) return put(renamed);
-  conversations.value = conversations.value.map((one) => (one.id === renamed.id ? renamed : one));
-  await (await database()).put("conversations", renamed);
+  await put(renamed);
 }
 
 /** Ids of the conversations whose title or any message holds the text, whatever its case. */

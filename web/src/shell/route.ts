@@ -8,14 +8,31 @@ function parse(): string[] {
 /** The address by its parts: the view's name, then what the view makes of the rest. */
 export const route = signal<string[]>(parse());
 
-addEventListener("hashchange", () => {
-  route.value = parse();
+function read(): void {
+  const found = parse();
+  if (found.join("/") !== route.peek().join("/")) route.value = found;
+}
+
+addEventListener("hashchange", read); // typed, or one step back
+
+// Links are followed at once: what is typed behind a click must find the view that was asked for.
+addEventListener("click", (event) => {
+  const { button, altKey, ctrlKey, metaKey, shiftKey, target } = event;
+  const link = (target as Element).closest<HTMLAnchorElement>('a[href^="#/"]');
+  if (!link || button || altKey || ctrlKey || metaKey || shiftKey || event.defaultPrevented) return;
+  event.preventDefault();
+  follow(link.hash);
 });
+
+function follow(hash: string): void {
+  if (hash !== location.hash) history.pushState(null, "", hash);
+  read();
+}
 
 export function address(...parts: string[]): string {
   return `#/${parts.map(encodeURIComponent).join("/")}`;
 }
 
 export function go(...parts: string[]): void {
-  location.hash = address(...parts);
+  follow(address(...parts));
 }
