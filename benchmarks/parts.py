@@ -163,8 +163,10 @@ class Part:
         return self.table not in (printed, speculation_table)
 
 
-_DEEP = ("speed.py", "--depths", "8192", "--generate", "64", "--alternations", "1", "--flash-attention", "auto,0")
-_DEEPER = ("speed.py", "synthetic-1b-1", "synthetic-a3b-1", "--depths", "32768", "--prompt", "256", "--generate", "32")
+_ONCE = ("--alternations", "1", "--flash-attention", "auto,0")
+_DEEP = ("speed.py", "--depths", "8192", "--generate", "64", *_ONCE)
+_ONE_LAYER = ("synthetic-1b-1", "synthetic-a3b-1")
+_DEEPER = ("speed.py", *_ONE_LAYER, "--depths", "32768", "--prompt", "256", "--generate", "32", *_ONCE)
 
 PARTS = (
     Part("machine", ("machine.py",), 0.5, table=machine.table),
@@ -181,8 +183,9 @@ PARTS = (
     Part("constrained", ("constrained.py",), 3),
     Part("speculation", ("speculation.py", "--n", "6"), 2, table=speculation_table),
     Part("page", ("page.py",), 0.3),
+    Part("arm", ("arm.py",), 0.3),
     Part("embeddings", ("embeddings.py",), 2),
-    Part("depth-32k", (*_DEEPER, "--alternations", "1"), 12, table=speed_table),
+    Part("depth-32k", _DEEPER, 5, table=speed_table),
     Part("rpc", ("rpc.py",), 8),
 )
 """In the order of what is wanted most."""

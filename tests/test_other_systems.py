@@ -12,11 +12,12 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 from tiny_models import make_llama
+
+from llamado.gguf.sources.resolve import cache_dir
 
 pytestmark = pytest.mark.slow
 
@@ -189,11 +190,10 @@ except OSError as error:
 
 def without(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a script there, with kernels of its own: this system's wait for each other in another way."""
-    with tempfile.TemporaryDirectory() as cache:
-        return subprocess.run(
-            [sys.executable, "-P", "-c", _AWAY + script, *arguments], capture_output=True, text=True, timeout=300,
-            stdin=subprocess.DEVNULL, env=os.environ | {"LLAMADO_CACHE": cache},
-        )  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-P", "-c", _AWAY + script, *arguments], capture_output=True, text=True, timeout=300,
+        stdin=subprocess.DEVNULL, env=os.environ | {"LLAMADO_CACHE": str(cache_dir() / "other-systems")},
+    )  # fmt: skip
 
 
 def test_all_modules_are_imported() -> None:

@@ -93,6 +93,11 @@ def test_the_lab_kills_a_worker_and_it_returns(up: Up) -> None:
     assert httpx.post(f"{url}/lab/start", json={"endpoint": links[0]["endpoint"]}).status_code == 400
     assert stranger.poll() is None
     assert all(service["restarts"] == int(service["role"] == "worker") for service in up.ready()["services"])
+    # A worker that is drained is known to the server by its link: layers are moved, not lost.
+    assert up.command("drain", "worker2").stdout == "worker2 is drained\n"
+    devices = {one.get("endpoint"): one for one in httpx.get(f"{url}/cluster").json()["devices"]}
+    assert links[1]["endpoint"] not in devices and devices[links[0]["endpoint"]]["state"] == "ready"
+    assert answer(url) == expected
 
 
 @pytest.mark.slow

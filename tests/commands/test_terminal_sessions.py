@@ -88,8 +88,10 @@ def test_a_session(terminal: Open, model: Path, tmp_path: Path) -> None:
     assert other.exit_code() == 0
 
 
-def test_what_is_stopped_is_not_lost(terminal: Open, model: Path) -> None:
-    one = terminal(str(model), "--ignore-eos", "-s", "1", "-c", "65536", "-n", "60000")
+def test_what_is_stopped_is_not_lost(terminal: Open, tmp_path: Path) -> None:
+    # Its context lasts for minutes, so that nobody who reads slowly finds the answer at its end.
+    model = make_llama(tmp_path / "slow.gguf", n_vocab=320, n_ctx=16384, n_layer=60)
+    one = terminal(str(model), "--ignore-eos", "-s", "1", "-n", "16000")
     one.prompt()
     one.type("a story\r")
     one.until("a story\n+.*\\w", 30)

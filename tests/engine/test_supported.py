@@ -76,9 +76,9 @@ def test_architectures_and_experts() -> None:
         check_supported(Header("it", Metadata({"general.architecture": name}), {}))
     for name, says in (
         ("glm4moelite", "take the file of the Hugging Face hub"),
-        ("dream", r"A text is filled in steps.*llama-diffusion-cli.* docs/models\.md"),
-        ("gemma33", r"Of names like it gemma3[,;].* docs/models\.md"),
-        ("zebra", r"All that do are in docs/models\.md: \d+ architectures"),
+        ("dream", r"A text is filled in steps.*llama-diffusion-cli.* All that do: python -m"),
+        ("gemma33", r"Of names like it gemma3[,;].* all that do, \d+"),
+        ("zebra", r"All that do, \d+ architectures, among them .*: python -m llamado\.models\.architectures\.page"),
     ):
         with pytest.raises(UnsupportedModel, match=f"it: .*'{name}' do not run here. .*{says}"):
             check_supported(Header("it", Metadata({"general.architecture": name}), {}))

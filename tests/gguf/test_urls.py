@@ -8,11 +8,15 @@ import gguf
 import numpy as np
 import pytest
 from stand_in_sites import Site, serve
+from tiny_models import make_llama
 
+from llamado.engine.options import EngineOptions, ModelSource
 from llamado.gguf.errors import SourceError
 from llamado.gguf.header import Header
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources.resolve import read_header, resolve
+from llamado.server.load import load_served
+from llamado.server.settings import Settings
 
 
 def test_a_url_is_fetched_once(tmp_path: Path) -> None:
@@ -22,6 +26,23 @@ def test_a_url_is_fetched_once(tmp_path: Path) -> None:
         assert resolve(f"{site.url}/b/model.gguf?x=1", cache_dir=tmp_path).read_bytes() == b"GGUF two"
         asked = len(site.asked)
         assert resolve(f"{site.url}/a/model.gguf", cache_dir=tmp_path) == one and len(site.asked) == asked
+
+
+@pytest.mark.slow
+def test_a_server_says_in_its_log_what_it_fetches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path / "cache"))
+    content = make_llama(tmp_path / "made.gguf").read_bytes()
+    with serve(Site(files={"/model.gguf": content})) as site, caplog.at_level("INFO", "llamado.server"):
+        settings = Settings(source=ModelSource(spec=f"{site.url}/model.gguf"), engine=EngineOptions(n_threads=1))
+        for lines in (2, 0):  # the second finds it here
+            caplog.clear()
+            load_served(settings, lambda share, what: None).close(1)
+            said = [text for text in caplog.messages if text.startswith(f"fetching {site.url}/model.gguf: ")]
+            assert len(said) >= lines and bool(said) == bool(lines)
+            size = f"{len(content) / 1e6:.1f}"
+            assert not said or said[-1].endswith(f": {size} of {size} MB")
 
 
 def test_a_url_that_leads_nowhere(tmp_path: Path) -> None:

@@ -161,15 +161,20 @@ def test_what_is_typed_behind_a_click_goes_where_the_click_led(chat: Page) -> No
 
 
 def test_another_chat_while_an_answer_is_made(chat: Page, engine: ScriptedEngine) -> None:
-    """It is shown at once, and the answer comes into its own."""
+    """It is shown at once, takes questions of its own, and each answer comes into its own chat."""
     say(chat, "Rivers of Spain")
     ended(chat, 1)
     chat.get_by_role("link", name="New chat").click()
-    engine.say, engine.delay, engine.piece = "word " * 100 + "end", 0.02, 5
+    engine.say = lambda prompt: "Lakes." if "lakes" in prompt else "word " * 300 + "end"
+    engine.delay, engine.piece = 0.02, 5
     say(chat, "Mountains of Peru")
     expect(answers(chat)).to_contain_text("word word")
     chat.get_by_role("link", name="Rivers of Spain").click()
     expect(answers(chat)).to_have_text(["Answer to 1."])
+    say(chat, "and lakes?")
+    ended(chat, 2)
+    expect(answers(chat)).to_have_text(["Answer to 1.", "Lakes."])
+    assert not engine.cancelled
     chat.get_by_role("link", name="Mountains of Peru").click()
     expect(answers(chat)).to_contain_text("word word")
     chat.get_by_role("link", name="New chat").click()
@@ -178,10 +183,15 @@ def test_another_chat_while_an_answer_is_made(chat: Page, engine: ScriptedEngine
     chat.get_by_role("link", name="Chat", exact=True).click()
     expect(answers(chat)).to_contain_text("word word")  # from another view one comes back to what is being made
     chat.get_by_role("link", name="Rivers of Spain").click()
-    chat.get_by_role("button", name="Send", exact=True).wait_for()
-    expect(answers(chat)).to_have_text(["Answer to 1."])
+    engine.say = "never " * 300
+    say(chat, "and this")
+    expect(answers(chat).last).to_contain_text("never never")
+    chat.get_by_role("button", name="Stop").click()
+    chat.get_by_text("Stopped.").wait_for()
     chat.get_by_role("link", name="Mountains of Peru").click()
+    chat.get_by_role("button", name="Send", exact=True).wait_for()
     expect(answers(chat)).to_have_text([re.compile("word end$")])
+    assert len(engine.cancelled) == 1
     chat.reload()
     expect(answers(chat)).to_have_text([re.compile("word end$")])
 

@@ -176,7 +176,8 @@ def test_one_line_a_request(log: io.StringIO) -> None:
         async with client(engine) as http:
             headers = {"X-Request-Id": "r1"}
             await http.post("/completion", json={"prompt": "abc", "n_predict": 2}, headers=headers)
-            await http.get("/health")
+            for looked_at in ("/health", "/slots", "/props"):
+                assert (await http.get(looked_at)).status_code == 200
             await http.get("/no%1b[31m%0awhere", headers={"X-Request-Id": "r2"})
 
     run(work())

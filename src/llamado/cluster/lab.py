@@ -120,6 +120,10 @@ class Lab:
             for endpoint, settings in self._links.items()
         ]
 
+    def link_to(self, worker: str) -> str:
+        """The link's endpoint, by which the engine knows the worker at an address; the address where there is none."""
+        return next((endpoint for endpoint, target in self._targets.items() if target == worker), worker)
+
     def set(self, links: Mapping[str, tuple[float, float, float | None]]) -> None:
         """Makes links as slow as said, each by a LinkSettings. Raises LabError, TapsEnded."""
         wanted = {endpoint: LinkSettings(*settings) for endpoint, settings in links.items()}

@@ -403,6 +403,11 @@ def _engine(
     jit = compiler_of(here)
     top_rows = TopRows(jit)
     jit.rest()
+    if jit.compiled and not os.access(jit.folder, os.W_OK):
+        log.warning(
+            "compiled kernels (%d) cannot be kept in %s: every start compiles them anew; name a folder that can be "
+            "written with $LLAMADO_CACHE", jit.compiled, jit.folder,
+        )  # fmt: skip
     split, cache_ram = options.split, prompt_memory(options.cache_ram, memory().total)
     disk = None
     if options.cache_disk is not None and cache_ram:

@@ -35,17 +35,18 @@ def find_architecture(source: str, metadata: Metadata) -> type[Model]:
     return architecture.load()
 
 
+_LISTED = "python -m llamado.models.architectures.page"  # the docs are not in an installed package
+
+
 def _near(name: str) -> str:
     """What runs in the place of an architecture that does not, in words."""
     if name in ELSEWHERE:
         return ELSEWHERE[name]
     if name in NOT_HERE:
-        return f"{NOT_HERE[name][0].upper()}{NOT_HERE[name][1:]}. All that do are in docs/models.md"
+        return f"{NOT_HERE[name][0].upper()}{NOT_HERE[name][1:]}. All that do: {_LISTED}"
     near = get_close_matches(name, ARCHITECTURES, n=4, cutoff=0.5)
     alike = f"Of names like it {', '.join(near)}; a" if near else "A"
-    return (
-        f"{alike}ll that do are in docs/models.md: {len(ARCHITECTURES)} architectures, among them llama, qwen2, gemma3"
-    )
+    return f"{alike}ll that do, {len(ARCHITECTURES)} architectures, among them llama, qwen2, gemma3: {_LISTED}"
 
 
 __all__ = [

@@ -52,6 +52,8 @@ CLIENT_GONE = 499
 
 _LONGEST_PATH = _LONGEST_REASON = 300  # characters of a log line
 
+# What probes, dashboards and `llamado top` ask for every few seconds: it is in the log already where it matters.
+_LOOKED_AT = QUIET | {"/slots"}
 _OTHER = "other"  # endpoint, in metrics, of paths that do not exist
 
 
@@ -148,9 +150,8 @@ class ServerApp:
         self._state.traffic.count(record.method, endpoint, record.status, seconds, cancelled=cancelled)
         model = self._state.served.info.name if self._state.served else ""
         self._state.live.requests.end(number, record, model, cancelled=cancelled)
-        # Probes come every few seconds; what they hear is in the log already where it matters.
-        path = record.path.removeprefix(self._prefix)
-        level = logging.DEBUG if path in QUIET and record.status in (200, 503) else logging.INFO
+        looks = record.method in ("GET", "HEAD") and record.path.removeprefix(self._prefix) in _LOOKED_AT
+        level = logging.DEBUG if looks and record.status in (200, 503) else logging.INFO
         if not log.isEnabledFor(level):
             return
         first = None if record.first_token is None else record.first_token - record.began

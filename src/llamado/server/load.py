@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llamado.devices.cpu.lowerings import of_this_machine
 from llamado.engine.embedding.load import pair
-from llamado.engine.options import EngineOptions, as_share
+from llamado.engine.options import FETCHING, EngineOptions, Report, as_share
 from llamado.http.logs import EVERYTHING
 from llamado.server.loaded_model import AdapterInfo, Grammars, ModelInfo, Served, ServedEmbeddings
 from llamado.server.ops.banner import layer_devices
@@ -30,6 +31,7 @@ _FILE_TYPES = {
     12: "Q3_K - Medium", 13: "Q3_K - Large", 14: "Q4_K - Small", 15: "Q4_K - Medium", 16: "Q5_K - Small",
     17: "Q5_K - Medium", 18: "Q6_K", 32: "BF16",
 }  # fmt: skip
+_FETCH_SECONDS = 5.0  # between two lines of the log about a model that is fetched
 _RERANK_TEMPLATE = "tokenizer.chat_template.rerank"
 # `tokenizer.ggml.model` → `llama_vocab_type`.
 _VOCAB_TYPES = {"llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}
@@ -39,12 +41,28 @@ def load_served(settings: Settings, report: Callable[[float, str], None]) -> Ser
     """Load the model of a server and describe it; `report` hears which share of that is done. Raises LlamadoError."""
     from llamado.engine.loaded_model import LoadedModel
 
-    llama = LoadedModel.load(settings.source, settings.engine, defaults=settings.defaults, progress=as_share(report))
+    heard = _fetches_logged(as_share(report))
+    llama = LoadedModel.load(settings.source, settings.engine, defaults=settings.defaults, progress=heard)
     try:
         return serve_llama(settings, llama)
     except BaseException:
         llama.close()
         raise
+
+
+def _fetches_logged(heard: Report) -> Report:
+    """The same, and in the log a line about a model that is fetched: when it begins, every few seconds, at the end."""
+    last: float | None = None
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal last
+        heard(what, done, total)
+        now = time.monotonic()
+        if what.startswith(FETCHING) and (last is None or now - last >= _FETCH_SECONDS or done == total):
+            last = now
+            log.info("%s: %.1f%s MB", what, done / 1e6, f" of {total / 1e6:.1f}" if total else "")
+
+    return report
 
 
 def serve_llama(settings: Settings, llama: LoadedModel) -> Served:

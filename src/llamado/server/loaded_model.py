@@ -60,6 +60,9 @@ class ServedLab(Protocol):
     def view(self) -> list[dict[str, object]]:
         """The links as they are; returns at once."""
 
+    def link_to(self, worker: str) -> str:
+        """The link's endpoint, by which the engine knows the worker at an address; the address where there is none."""
+
     def set(self, links: Mapping[str, tuple[float, float, float | None]]) -> None:
         """Milliseconds of delay and jitter, and bits per second, by endpoint."""
 

@@ -18,14 +18,18 @@ const panel = signal<"" | "list" | "settings">("");
 // The address says which conversation is shown, from the moment that it is asked for.
 effect(() => {
   const [view, id] = route.value;
-  if (!view || view === "chat") untracked(() => void open(id || null));
+  if (view && view !== "chat") return;
+  untracked(() => {
+    failure.value = ""; // of another conversation
+    void open(id || null);
+  });
 });
 
 export function Chat() {
   useEffect(() => void readConversations(), []);
   useEffect(() => {
     // From another view one comes back to the answer that is being made.
-    const now = growing.peek();
+    const now = [...growing.peek().values()].at(-1);
     if (now && !route.peek()[1]) go("chat", now.message.conversation);
   }, []);
   useEffect(() => void readServerTools(), [props.value]);

@@ -10,7 +10,6 @@ const NEAR_END = 60; // pixels
 export function MessageList() {
   const list = useRef<HTMLDivElement>(null);
   const follows = useRef(true);
-  const now = growing.value;
   const shown = shownPath.value;
 
   useLayoutEffect(() => {
@@ -32,7 +31,7 @@ export function MessageList() {
       class="messages"
       role="log"
       aria-label="Messages"
-      aria-busy={now !== null}
+      aria-busy={shown.some((message) => growing.value.has(message.id))}
       tabIndex={0}
       onScroll={(event) => {
         const { scrollHeight, scrollTop, clientHeight } = event.currentTarget;
@@ -41,14 +40,14 @@ export function MessageList() {
     >
       {!shown.length && isOpen.value && <Welcome />}
       {shown.map((message) => {
-        const grows = now?.message.id === message.id;
+        const now = growing.value.get(message.id);
         return (
           <MessageView
             key={message.id}
-            message={grows ? now.message : message}
+            message={now?.message ?? message}
             all={messages.value}
-            grows={grows}
-            progress={grows ? now.progress : undefined}
+            grows={now !== undefined}
+            progress={now?.progress}
           />
         );
       })}

@@ -2,7 +2,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { shown } from "../markdown/visible";
 import { address } from "../shell/route";
 import { Icon } from "../ui/Icon";
-import { growing } from "./answering";
+import { isBusy } from "./answering";
 import { type Conversation, conversations, current, exported, imported, isRead, removeConversation, rename, search } from "./store";
 
 const DAY_MS = 86_400_000;
@@ -94,7 +94,7 @@ export function Sidebar({ onChosen }: { onChosen: () => void }) {
                   class="quiet small"
                   type="button"
                   aria-label={`Delete ${one.title}`}
-                  disabled={growing.value?.message.conversation === one.id}
+                  disabled={isBusy(one.id)}
                   onClick={() => {
                     if (confirm(`Delete “${one.title}”? It is kept nowhere else.`)) void removeConversation(one.id);
                   }}

@@ -1,7 +1,7 @@
 import { useRef } from "preact/hooks";
 import { shown } from "../markdown/visible";
 import { serverTools } from "../tools/offered";
-import { calling, growing, runCall, sendResult, shownPath } from "./answering";
+import { busy, calling, runCall, sendResult, shownPath } from "./answering";
 import type { Message, ToolCall } from "./tree";
 
 function pretty(json: string): string {
@@ -39,7 +39,7 @@ function RunButton({ message, call }: { message: Message; call: ToolCall }) {
   if (!tool) return null;
   const runs = calling.value.has(call.id);
   return (
-    <button class="primary run" type="button" disabled={runs || growing.value !== null} onClick={() => void runCall(message, call)}>
+    <button class="primary run" type="button" disabled={runs || busy.value} onClick={() => void runCall(message, call)}>
       {runs ? "Running…" : `Run ${tool.where}`}
     </button>
   );
@@ -55,7 +55,7 @@ function ResultForm({ message, call }: { message: Message; call: ToolCall }) {
     <form class="result-form" onSubmit={submit}>
       <label for={`result-${call.id}`}>Result of {shown(call.name)}</label>
       <textarea id={`result-${call.id}`} ref={field} rows={2} />
-      <button type="submit" disabled={growing.value !== null}>
+      <button type="submit" disabled={busy.value}>
         Give it to the model
       </button>
     </form>

@@ -9,38 +9,54 @@ import type { Settings } from "./settings";
 import { change, conversations, create, current, keep, messages, newId, opened, shownSettings } from "./store";
 import { type Attachment, type Message, newestLeaf, path, type ToolCall } from "./tree";
 
-/** The message that is being made, and how it stands: a new object for each picture of the screen. */
-export const growing = signal<{ message: Message; progress: number | undefined } | null>(null);
+interface Growing {
+  message: Message;
+  progress: number | undefined;
+}
+
+/** The messages that are being made, by their ids, and how they stand: new objects for each picture of the screen. */
+export const growing = signal<ReadonlyMap<string, Growing>>(new Map());
 export const failure = signal("");
 
 /** The messages that are shown, in their order. */
 export const shownPath = computed(() => path(messages.value, current.value?.leaf ?? null));
 
-/** What is under way: from a question's Enter, before it is kept, to the last word of its answer. */
-const running = signal<ReadonlySet<AbortController>>(new Set());
+/** What is under way: from a question's Enter, before it is kept, to the last word of its answer; a tool's call. */
+interface Work {
+  /** null: of the one that begins with the question. */
+  conversation: string | null;
+  abort: AbortController;
+}
 
-async function underWay(work: (stopped: AbortSignal) => Promise<void>): Promise<void> {
-  const mine = new AbortController();
-  running.value = new Set([...running.value, mine]);
+const works = signal<readonly Work[]>([]);
+
+async function underWay(run: (stopped: AbortSignal, mine: Work) => Promise<void>): Promise<void> {
+  const mine: Work = { conversation: current.value?.id ?? null, abort: new AbortController() };
+  works.value = [...works.value, mine];
   try {
-    await work(mine.signal);
+    await run(mine.abort.signal, mine);
   } finally {
-    running.value = new Set([...running.value].filter((one) => one !== mine));
+    works.value = works.value.filter((one) => one !== mine);
   }
 }
 
+/** Whether something is under way in a conversation; in others meanwhile the reader can do what they like. */
+export function isBusy(conversation: string | null): boolean {
+  return works.value.some((one) => one.conversation === conversation);
+}
+
+/** Whether the reader must wait, or stop what runs, in the conversation that is shown. */
+export const busy = computed(() => isBusy(current.value?.id ?? null));
+
 /** Ids of the calls that are being made. */
 export const calling = signal<ReadonlySet<string>>(new Set());
-/** Whether the reader must wait, or stop what runs. */
-export const busy = computed(() => running.value.size > 0 || calling.value.size > 0);
 
 const MOST_ROUNDS = 10; // of tools that run by themselves, for one message of the reader's
-let callsRunning = new AbortController();
 
+/** Ends what is under way in the conversation that is shown. */
 export function stop(): void {
-  for (const one of running.value) one.abort();
-  callsRunning.abort();
-  callsRunning = new AbortController();
+  const shown = current.value?.id ?? null;
+  for (const one of works.value) if (one.conversation === shown) one.abort.abort();
 }
 
 /** What a question is asked of. The reader may go to another conversation before its answer has come. */
@@ -67,13 +83,15 @@ function extended(behind: Thread, message: Message): Thread {
 /** A message of the reader's and its answer, at the end of what is shown. */
 export async function send(content: string, attachments: Attachment[]): Promise<void> {
   if (busy.value) return;
-  await underWay(async (stopped) => {
+  await underWay(async (stopped, mine) => {
     await opened();
     let created: Promise<void> | undefined;
     if (!current.value) {
       created = create(content || attachments[0]?.name || "", shownSettings());
       go("chat", current.value!.id);
     }
+    mine.conversation = current.value!.id;
+    works.value = [...works.value];
     const behind = thread(shownPath.value.at(-1)?.id ?? null);
     await created;
     await ask(stopped, behind, content, attachments);
@@ -109,24 +127,25 @@ export async function sendResult(call: Message, toolCallId: string, content: str
 export async function runCall(message: Message, call: ToolCall): Promise<void> {
   const tool = serverTools.value.find((one) => one.name === call.name);
   if (!tool || calling.value.has(call.id)) return;
-  const { signal } = callsRunning;
-  calling.value = new Set([...calling.value, call.id]);
-  let result: string;
-  try {
-    const given: unknown = JSON.parse(call.arguments || "{}");
-    if (typeof given !== "object" || given === null) throw new Error("the arguments are no JSON object");
-    result = await tool.run(given as Record<string, unknown>, signal);
-  } catch (error) {
-    result = `Error: ${error instanceof Error ? error.message : String(error)}`;
-  } finally {
-    calling.value = new Set([...calling.value].filter((id) => id !== call.id));
-  }
-  // Stopped, or another conversation is shown meanwhile: the call can be made again there.
-  if (!signal.aborted && shownPath.value.some((one) => one.id === message.id)) await sendResult(message, call.id, result);
+  await underWay(async (stopped) => {
+    calling.value = new Set([...calling.value, call.id]);
+    let result: string;
+    try {
+      const given: unknown = JSON.parse(call.arguments || "{}");
+      if (typeof given !== "object" || given === null) throw new Error("the arguments are no JSON object");
+      result = await tool.run(given as Record<string, unknown>, stopped);
+    } catch (error) {
+      result = `Error: ${error instanceof Error ? error.message : String(error)}`;
+    } finally {
+      calling.value = new Set([...calling.value].filter((id) => id !== call.id));
+    }
+    // Stopped, or another conversation is shown meanwhile: the call can be made again there.
+    if (!stopped.aborted && shownPath.value.some((one) => one.id === message.id)) await sendResult(message, call.id, result);
+  });
 }
 
 /** Makes the calls of an answer that run by themselves. */
-async function runByThemselves(message: Message): Promise<void> {
+async function runByThemselves(stopped: AbortSignal, message: Message): Promise<void> {
   const { serverTools: told, autoTools } = shownSettings();
   const calls = (message.toolCalls ?? []).filter(({ name }) => told.includes(name) && autoTools.includes(name));
   if (!calls.length || message.ending !== "tool_calls") return;
@@ -135,8 +154,7 @@ async function runByThemselves(message: Message): Promise<void> {
     failure.value = `${MOST_ROUNDS} rounds of tools ran by themselves: the next is yours to run.`;
     return;
   }
-  const { signal } = callsRunning;
-  for (const call of calls) if (!signal.aborted) await runCall(message, call);
+  for (const call of calls) if (!stopped.aborted) await runCall(message, call);
 }
 
 /** Another answer beside this one. */
@@ -156,13 +174,13 @@ export async function show(message: Message): Promise<void> {
 
 /** Asks for the answer to a thread; `from`: for what follows in that answer, which stands behind the thread. */
 async function answer(stopped: AbortSignal, behind: Thread, from?: Message): Promise<void> {
-  failure.value = "";
+  say("", behind);
   const start: Message = from ?? blank("assistant", behind, "");
   let latest: Answer | null = null;
   const picture = new Pictures(() => {
-    if (latest) growing.value = { message: grown(start, latest), progress: latest.progress };
+    if (latest) grows({ message: grown(start, latest), progress: latest.progress });
   });
-  growing.value = { message: start, progress: undefined };
+  grows({ message: start, progress: undefined });
   let ended: Message = start;
   try {
     if (!from) await keep(start);
@@ -179,16 +197,24 @@ async function answer(stopped: AbortSignal, behind: Thread, from?: Message): Pro
     ended = grown(start, found);
   } catch (error) {
     const words = error instanceof Error ? error.message : String(error);
-    if (error instanceof ApiFailure && error.status === 401) failure.value = "";
-    else failure.value = words;
+    say(error instanceof ApiFailure && error.status === 401 ? "" : words, behind);
     ended = { ...(latest ? grown(start, latest) : start), ending: "error", error: words };
   } finally {
     picture.end();
     const leaf = conversations.value.find((one) => one.id === ended.conversation)?.leaf;
     await keep(ended, { leaf: leaf === ended.id || leaf === start.parent });
-    growing.value = null;
+    growing.value = new Map([...growing.value].filter(([id]) => id !== ended.id));
   }
-  if (current.value?.id === ended.conversation) await runByThemselves(ended);
+  if (current.value?.id === ended.conversation) await runByThemselves(stopped, ended);
+}
+
+/** What went wrong, where it is seen: the message itself says it, too. */
+function say(words: string, { conversation }: Thread): void {
+  if (current.value?.id === conversation) failure.value = words;
+}
+
+function grows(one: Growing): void {
+  growing.value = new Map(growing.value).set(one.message.id, one);
 }
 
 /** A message with an answer, or with what goes on in it. */

@@ -81,7 +81,7 @@ def cluster_router(state: ServerState) -> Routes:
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < math.inf:
             raise invalid('"share" must be a number, 0 or more')
         speeds = _speeds(body.get("devices", []))
-        joined = await _done(lambda: members.join(endpoint, float(share), speeds))
+        joined = await _done(lambda: members.join(_known_as(endpoint, state), float(share), speeds))
         devices = [{"device": one.device, "holds": one.holds, "why": one.why} for one in joined]
         return json_response(orjson.dumps({"endpoint": endpoint, "devices": devices}))
 
@@ -89,7 +89,7 @@ def cluster_router(state: ServerState) -> Routes:
     async def drain(request: Request) -> Response:
         members = _members(state, request)
         endpoint = _endpoint(await read_object(request), request)
-        await _done(lambda: members.drain(endpoint))
+        await _done(lambda: members.drain(_known_as(endpoint, state)))
         return json_response(orjson.dumps({"endpoint": endpoint, "drained": True}))
 
     return router
@@ -185,6 +185,11 @@ def _endpoint(body: dict[str, Any], request: Request) -> str:
         raise invalid('"endpoint" must say where the worker is: the address that asks is not known')
     host = f"[{request.client.host}]" if ":" in request.client.host else request.client.host
     return f"{'tls://' if tls else ''}{host}:{port}"
+
+
+def _known_as(endpoint: str, state: ServerState) -> str:
+    """What the engine calls a worker: in the latency lab the link to it."""
+    return endpoint if state.lab is None else state.lab.link_to(endpoint)
 
 
 def _speeds(devices: object) -> list[float | None]:
