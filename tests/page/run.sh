@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python=$PWD/.venv/bin/python
 
 if ! command -v chromium >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core </dev/null >/dev/null || true
+  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core fonts-inter </dev/null >/dev/null || true
 fi
 command -v chromium >/dev/null || {
   echo "SKIPPED: there is no Chromium on this machine (apt-get install chromium)"

@@ -39,7 +39,9 @@ class ScriptedEngine(FakeEngine):
         self.say: Say | str = say
         self.piece = piece
 
-    def submit(self, request: Request, emit: Callable[[Event], None]) -> int:
+    def submit(
+        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+    ) -> int:
         request.validate()
         with self._wake:
             self._next += 1

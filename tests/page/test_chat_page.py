@@ -126,10 +126,10 @@ def test_kept_searched_exported_and_imported(chat: Page, tmp_path: Path) -> None
     file = tmp_path / "chats.json"
     download.value.save_as(file)
     assert len(json.loads(file.read_text())["conversations"]) == 2
-    chat.on("dialog", lambda dialog: dialog.accept())
     for name in ("Mountains of Peru", "Rivers of Spain"):
         chat.get_by_role("link", name=name).hover()
         chat.get_by_role("button", name=f"Delete {name}").click()
+        chat.get_by_role("dialog", name=f"Delete “{name}”?").get_by_role("button", name="Delete").click()
     expect(chats).to_have_count(0)
     chat.get_by_label("File of chats").set_input_files(file)
     expect(chats).to_have_text(["Mountains of Peru", "Rivers of Spain"])
@@ -196,13 +196,92 @@ def test_another_chat_while_an_answer_is_made(chat: Page, engine: ScriptedEngine
     expect(answers(chat)).to_have_text([re.compile("word end$")])
 
 
-def test_renamed_by_a_button(chat: Page) -> None:
+def test_renamed_in_the_list(chat: Page) -> None:
     say(chat, "Rivers of Spain")
     ended(chat, 1)
-    chat.on("dialog", lambda dialog: dialog.accept("Ríos"))
-    chat.get_by_role("button", name="Rename Rivers of Spain").click()
-    expect(chat.locator(".chats-row a")).to_have_text(["Ríos"])
+    link = chat.locator(".chats-row a")
+    for key, name in (("Escape", "Rivers of Spain"), ("Enter", "Ríos")):
+        link.hover()
+        chat.get_by_role("button", name="Rename Rivers of Spain").click()
+        field = chat.get_by_label("Name of this chat")
+        expect(field).to_be_focused()
+        field.fill("Ríos")
+        field.press(key)
+        expect(link).to_have_text([name])
     expect(chat.get_by_role("heading", level=1)).to_have_text("Ríos")
+
+
+def test_nothing_is_deleted_before_it_was_asked(chat: Page) -> None:
+    say(chat, "Rivers of Spain")
+    ended(chat, 1)
+    chat.locator("article.user").hover()
+    for button, left in (("Cancel", 2), ("Escape", 2), ("Delete", 0)):
+        chat.locator("article.user").get_by_role("button", name="Delete").click()
+        dialog = chat.get_by_role("dialog", name="Delete this message?")
+        dialog.press("Escape") if button == "Escape" else dialog.get_by_role("button", name=button).click()
+        expect(dialog).to_have_count(0)
+        expect(chat.locator("article")).to_have_count(left)
+
+
+def test_the_end_is_one_click_away(chat: Page, engine: ScriptedEngine) -> None:
+    engine.say = "A line.\n\n" * 100
+    say(chat, "Go")
+    ended(chat, 1)
+    end = chat.get_by_role("button", name="To the end")
+    expect(end).to_have_count(0)
+    messages = chat.locator(".messages")
+    messages.evaluate("(all) => all.scrollTo(0, 0)")
+    end.click()
+    expect(end).to_have_count(0)
+    until(chat, lambda: messages.evaluate("(all) => all.scrollHeight - all.scrollTop - all.clientHeight < 2"))
+
+
+def test_what_an_answer_takes_is_told_while_it_comes(chat: Page, engine: ScriptedEngine) -> None:
+    engine.say, engine.delay, engine.piece = "word " * 400, 0.02, 5
+    say(chat, "Go")
+    taking = chat.locator(".taking")
+    expect(taking).to_contain_text(re.compile(r"[\d.]+ tokens/s.*[1-9]\d* tokens"))
+    before = taking.inner_text()
+    until(chat, lambda: taking.inner_text() != before)
+    chat.get_by_role("button", name="Stop").click()
+    expect(chat.locator(".took")).to_contain_text("tokens/s")  # of one that was stopped, too
+    expect(chat.locator(".context")).to_contain_text(re.compile(r"\d+%"))
+
+
+def test_the_list_of_chats_is_put_away_and_stays_so(chat: Page) -> None:
+    chat.get_by_role("button", name="Chats", exact=True).click()
+    expect(chat.get_by_role("link", name="New chat")).to_be_hidden()
+    chat.reload()
+    expect(chat.get_by_label("Message", exact=True)).to_be_visible()
+    expect(chat.get_by_role("link", name="New chat")).to_be_hidden()
+    chat.get_by_role("button", name="Chats", exact=True).click()
+    expect(chat.get_by_role("link", name="New chat")).to_be_visible()
+
+
+def test_all_of_the_servers_table_is_there_and_found(chat: Page, engine: ScriptedEngine) -> None:
+    """Also what has no default: texts that end an answer, biases."""
+    chat.get_by_role("button", name="Settings").click()
+    find = chat.get_by_label("Find a parameter")
+    for name, typed, sent in (
+        ("logit_bias", '[["a", 1.5]]', [["a", 1.5]]),
+        ("stop", "one, two", ["one", "two"]),
+        ("dry_sequence_breakers", '[","]', [","]),
+        ("xtc_probability", "0.25", 0.25),
+        ("repeat_penalty", "1.1", 1.1),
+    ):
+        find.fill(name)
+        field = chat.get_by_label(name, exact=True)
+        field.fill(typed)
+        expect(chat.locator(".parameter:visible")).to_have_count(1)
+        find.fill("")
+        with chat.expect_request("**/v1/chat/completions") as asked:
+            say(chat, name)
+        assert asked.value.post_data_json[name] == sent
+        chat.get_by_role("button", name="Send", exact=True).wait_for()
+    find.fill("looked back at")  # by what it does
+    expect(chat.get_by_label("repeat_last_n", exact=True)).to_be_visible()
+    find.fill("nothing is called so")
+    chat.get_by_text("None is called so.").wait_for()
 
 
 def test_settings_reach_the_model(chat: Page, engine: ScriptedEngine) -> None:
@@ -224,7 +303,7 @@ def test_settings_reach_the_model(chat: Page, engine: ScriptedEngine) -> None:
     chat.get_by_label("JSON schema").fill('{"type": ')
     chat.get_by_label("JSON schema").blur()
     say(chat, "Again")
-    chat.locator(".conversation > .notice").get_by_text("The JSON schema").wait_for()
+    chat.locator("article.assistant .notice").get_by_text("The JSON schema").wait_for()
 
 
 def test_what_is_typed_into_the_settings_stays(chat: Page, engine: ScriptedEngine) -> None:

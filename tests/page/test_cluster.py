@@ -85,6 +85,12 @@ def test_layers_are_moved_by_mouse_and_keys_and_answers_stay(page: Page, divided
         page.evaluate(AXE.read_text())
         assert [found["id"] for found in page.evaluate("axe.run()")["violations"]] == []
 
+    predicted = page.locator(".figure", has_text="predicted")
+    expect(predicted.locator("strong")).to_have_text("–")
+    predicted.get_by_role("button", name="Measure").click()
+    expect(predicted.locator("strong")).to_have_text(re.compile(r"^[\d.]+ ms$"))
+    expect(lane(page, 1).get_by_title("predicted, for a token")).to_have_text(re.compile(r"^[\d.]+ ms$"))
+
     # The first worker's last three layers go to the second one.
     last = second[-1]
     drag(page, place(page, 1, last - 2), place(page, 2, last))

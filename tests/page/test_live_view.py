@@ -117,7 +117,7 @@ def test_how_requests_ended(page: Page) -> None:
         body = {"prompt": "a", "n_predict": 12, "stream": True}
         with httpx.stream("POST", f"{address}/completion", json=body, timeout=60) as told:
             next(told.iter_lines())  # and away
-        page.locator(".tile", has_text="Cancelled").get_by_text("1", exact=True).wait_for()
+        page.locator(".figure", has_text="Cancelled").get_by_text("1", exact=True).wait_for()
         assert "SECRET" not in page.content()
         if AXE.exists():  # with npm ci in web/
             page.evaluate(AXE.read_text())

@@ -30,6 +30,15 @@ def test_pictures(page: Page, smollm2_server: str) -> None:
     page.wait_for_timeout(400)
     take_picture(page, "chat")
 
+    size = page.viewport_size
+    page.set_viewport_size({"width": 390, "height": 780})
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(400)
+    take_picture(page, "phone")
+    assert size is not None
+    page.set_viewport_size(size)
+    page.emulate_media(color_scheme="light")
+
     page.goto(f"{smollm2_server}#/compare")
     for side, temperature in (("Left", "0"), ("Right", "0.7")):
         page.get_by_role("button", name=f"{side} settings").click()

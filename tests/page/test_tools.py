@@ -61,6 +61,10 @@ def test_the_servers_tools_by_hand_and_by_themselves(page: Page, folder: Path) -
         prompts = [bytes(token for token in one.prompt if token < 256).decode() for one in engine.requests]
         assert "read_file" in prompts[0] and "write_file" not in prompts[0] and "the secret is seven" in prompts[1]
 
+        # Probabilities are refused beside tools: they are not asked for.
+        page.get_by_label("Probabilities: ").fill("2")
+        page.get_by_text("The model is told of tools").wait_for()
+
         page.get_by_label("read_file runs by itself").check()
         page.get_by_role("link", name="New chat").click()
         ask(page, "And again?")

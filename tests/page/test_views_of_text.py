@@ -80,6 +80,20 @@ def test_a_side_that_fails_leaves_the_other_its_answer(page: Page, address: str,
     expect(page.get_by_label("Left answer")).to_contain_text("One.")
 
 
+def test_who_reads_the_beginning_is_left_there(page: Page, address: str, engine: ScriptedEngine) -> None:
+    engine.say, engine.delay, engine.piece = "A line.\n\n" * 300, 0.02, 9
+    page.goto(f"{address}#/compare")
+    page.get_by_label("Message", exact=True).fill("Go")
+    page.keyboard.press("Enter")
+    list_ = page.locator(".compare-turns")
+    until(page, lambda: list_.evaluate("(all) => all.scrollTop > 300"))  # it follows the end
+    list_.evaluate("(all) => all.scrollTo(0, 0)")
+    shown = page.locator(".compared").inner_text()
+    until(page, lambda: len(page.locator(".compared").inner_text()) > len(shown) + 100)
+    assert list_.evaluate("(all) => all.scrollTop") == 0
+    page.get_by_role("button", name="Stop").click()
+
+
 def test_a_text_goes_on_in_place(page: Page, address: str, engine: ScriptedEngine) -> None:
     page.goto(f"{address}#/complete")
     text = page.get_by_label("Text", exact=True)

@@ -38,6 +38,27 @@ export const models = signal<ModelEntry[]>([]);
 /** Whether many models are behind this address (a router). */
 export const isRouter = computed(() => props.value.role === "router");
 
+/** Whether the server has said what it is. */
+export const isKnown = computed(() => Object.keys(props.value).length > 0);
+
+/**
+ * The model that a request names: of a router's the one that was chosen, or else one that is loaded, or the first; "" where
+ * there is only one.
+ */
+export function modelFor(chosen: string): string {
+  const all = models.value;
+  if (!isRouter.value && all.length < 2) return "";
+  const found = all.find((one) => one.id === chosen) ?? all.find((one) => one.status?.value === "loaded") ?? all[0];
+  return found?.id ?? chosen;
+}
+
+/** What a server writes conversations in where a model has no template of its own (`CHATML` of the server's). */
+const CHATML =
+  "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+/** Whether the model has no template of its own: it was not made for conversations, and may never end an answer. */
+export const onlyGoesOn = computed(() => props.value.chat_template === CHATML);
+
 const READY_MS = 5000;
 const WAITING_MS = 700;
 

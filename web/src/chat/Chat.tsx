@@ -5,15 +5,24 @@ import { props } from "../api/server";
 import { shown } from "../markdown/visible";
 import { go, route } from "../shell/route";
 import { readServerTools } from "../tools/offered";
-import { busy, failure, growing, send, stop } from "./answering";
+import { Icon } from "../ui/Icon";
+import { IconButton } from "../ui/IconButton";
+import { remembered } from "../ui/remembered";
+import { busy, failure, growing, send, shownPath, stop } from "./answering";
 import { Composer } from "./Composer";
 import { MessageList } from "./MessageList";
+import { ModelPicker } from "./ModelPicker";
 import { SettingsPanel } from "./SettingsPanel";
 import { Sidebar } from "./Sidebar";
-import { current, open, readConversations } from "./store";
+import { changeSettings, current, open, readConversations, shownSettings } from "./store";
 import "./chat.css";
 
+/** What a narrow screen shows in place of the conversation; a wide one beside it. */
 const panel = signal<"" | "list" | "settings">("");
+/** Whether a wide screen shows the list of chats. */
+const listed = remembered("chats", true);
+
+const NARROW = matchMedia("(max-width: 820px)");
 
 // The address says which conversation is shown, from the moment that it is asked for.
 effect(() => {
@@ -25,6 +34,11 @@ effect(() => {
   });
 });
 
+function toggleList(): void {
+  if (NARROW.matches) panel.value = panel.value === "list" ? "" : "list";
+  else listed.value = !listed.value;
+}
+
 export function Chat() {
   useEffect(() => void readConversations(), []);
   useEffect(() => {
@@ -33,39 +47,51 @@ export function Chat() {
     if (now && !route.peek()[1]) go("chat", now.message.conversation);
   }, []);
   useEffect(() => void readServerTools(), [props.value]);
+  const settings = shownSettings();
 
   return (
-    <div class={`chat ${panel.value && `shows-${panel.value}`}`}>
-      <Sidebar onChosen={() => (panel.value = "")} />
+    <div class={`chat ${panel.value && `shows-${panel.value}`} ${listed.value ? "lists" : ""}`}>
+      <Sidebar onChosen={() => (panel.value = "")} onClose={toggleList} />
       <section class="conversation" aria-label="Conversation">
         <div class="chat-bar">
-          <button
-            class="quiet narrow"
-            type="button"
-            aria-expanded={panel.value === "list"}
-            onClick={() => (panel.value = panel.value === "list" ? "" : "list")}
-          >
-            Chats
-          </button>
+          <IconButton icon="side" label="Chats" expanded={NARROW.matches ? panel.value === "list" : listed.value} onClick={toggleList} />
           <h1 dir="auto">{shown(current.value?.title ?? "New chat")}</h1>
+          <ModelPicker chosen={settings.model} onChoose={(model) => void changeSettings({ model })} />
+          <Context />
           <button
             class="quiet"
             type="button"
             aria-expanded={panel.value === "settings"}
             onClick={() => (panel.value = panel.value === "settings" ? "" : "settings")}
           >
-            Settings
+            <Icon name="sliders" /> <span class="word">Settings</span>
           </button>
         </div>
         <MessageList />
         {failure.value && (
-          <p class="notice" role="alert">
+          <p class={shownPath.value.at(-1)?.error === failure.value ? "hidden" : "notice"} role="alert">
             {failure.value}
           </p>
         )}
-        <Composer busy={busy.value} onStop={stop} onSend={send} />
+        <Composer place={current.value?.id ?? ""} busy={busy.value} onStop={stop} onSend={send} />
       </section>
       {panel.value === "settings" && <SettingsPanel onClose={() => (panel.value = "")} />}
     </div>
+  );
+}
+
+/** How full the context is with what is shown, as the last answer told. */
+function Context() {
+  const most = props.value.default_generation_settings?.n_ctx;
+  const stats = shownPath.value.findLast((one) => one.stats)?.stats;
+  if (!most || !stats) return null;
+  const used = stats.promptTokens + stats.tokens;
+  const percent = Math.min(100, Math.round((used / most) * 100));
+  return (
+    <span class={`context ${percent >= 85 ? "nearly" : ""}`} title={`${used.toLocaleString("en")} of ${most.toLocaleString("en")} tokens of the context`}>
+      <i aria-hidden="true" style={{ "--full": `${percent}%` }} />
+      <span class="hidden">Context </span>
+      {percent}%
+    </span>
   );
 }

@@ -1,5 +1,6 @@
-import { useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { Icon } from "../ui/Icon";
+import { IconButton } from "../ui/IconButton";
 import { Chips } from "./Chips";
 import { readAttachment } from "./attachments";
 import type { Attachment } from "./tree";
@@ -9,14 +10,24 @@ interface Given {
   busy: boolean;
   onStop: () => void;
   onSend: (text: string, attachments: Attachment[]) => Promise<void>;
+  /** What is written to: where that changes, one can write at once. */
+  place?: string;
 }
 
+/** Whether there are keys to write with: a touched screen would raise its own over half of the page. */
+const HAS_KEYS = matchMedia("(hover: hover) and (pointer: fine)");
+
 /** Where a message is written: Enter sends, Shift+Enter begins a line; files are attached, dropped or pasted. */
-export function Composer({ busy, onStop, onSend }: Given) {
+export function Composer({ busy, onStop, onSend, place = "" }: Given) {
   const field = useRef<HTMLTextAreaElement>(null);
   const file = useRef<HTMLInputElement>(null);
   const [attachments, setAttachments] = useState<Attachment[]>([]);
   const [said, setSaid] = useState("");
+  const [over, setOver] = useState(false);
+
+  useEffect(() => {
+    if (HAS_KEYS.matches) field.current?.focus({ preventScroll: true });
+  }, [place]);
 
   function fit() {
     const area = field.current!;
@@ -51,64 +62,69 @@ export function Composer({ busy, onStop, onSend }: Given) {
 
   return (
     <form
-      class="composer"
+      class={`composer ${over ? "over" : ""}`}
       onSubmit={submit}
-      onDragOver={(event) => event.preventDefault()}
+      onDragOver={(event) => (event.preventDefault(), setOver(true))}
+      onDragLeave={() => setOver(false)}
       onDrop={(event) => {
         event.preventDefault();
+        setOver(false);
         void attach(event.dataTransfer?.files ?? []);
       }}
     >
-      {(attachments.length > 0 || said) && (
-        <div class="attachments" role="status">
-          <Chips files={attachments} onChange={setAttachments} />
-          {said}
-        </div>
-      )}
-      <div class="composer-row">
-        <button class="quiet" type="button" aria-label="Attach files" title="Attach files" onClick={() => file.current?.click()}>
-          <Icon name="plus" />
-        </button>
-        <input
-          ref={file}
-          class="hidden"
-          type="file"
-          multiple
-          tabIndex={-1}
-          aria-label="Files to attach"
-          onChange={(event) => void attach([...(event.currentTarget.files ?? [])])}
-        />
-        <label class="hidden" for="message">
-          Message
-        </label>
-        <textarea
-          id="message"
-          ref={field}
-          rows={1}
-          placeholder="Ask something"
-          dir="auto"
-          onInput={fit}
-          onPaste={(event) => {
-            const files = [...(event.clipboardData?.files ?? [])];
-            if (files.length) {
-              event.preventDefault();
-              void attach(files);
-            }
-          }}
-          onKeyDown={(event) => {
-            if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
-            else if (event.key === "Escape" && busy) onStop();
-          }}
-        />
-        {busy ? (
-          <button class="primary" type="button" onClick={onStop}>
-            Stop
-          </button>
-        ) : (
-          <button class="primary" type="submit">
-            Send
-          </button>
+      <div class="composer-box">
+        {(attachments.length > 0 || said) && (
+          <div class="attachments" role="status">
+            <Chips files={attachments} onChange={setAttachments} />
+            {said}
+          </div>
         )}
+        <div class="composer-row">
+          <IconButton icon="plus" label="Attach files" onClick={() => file.current?.click()} />
+          <input
+            ref={file}
+            class="hidden"
+            type="file"
+            multiple
+            tabIndex={-1}
+            aria-label="Files to attach"
+            onChange={(event) => void attach([...(event.currentTarget.files ?? [])])}
+          />
+          <label class="hidden" for="message">
+            Message
+          </label>
+          <textarea
+            id="message"
+            ref={field}
+            rows={1}
+            placeholder={over ? "Drop the files here" : "Ask something"}
+            dir="auto"
+            enterkeyhint="send"
+            onInput={fit}
+            onPaste={(event) => {
+              const files = [...(event.clipboardData?.files ?? [])];
+              if (files.length) {
+                event.preventDefault();
+                void attach(files);
+              }
+            }}
+            onKeyDown={(event) => {
+              if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+              else if (event.key === "Escape" && busy) onStop();
+            }}
+          />
+          {busy ? (
+            <button class="primary round" type="button" title="Stop (Escape)" onClick={onStop}>
+              <Icon name="stop" />
+              <span class="hidden">Stop</span>
+            </button>
+          ) : (
+            <button class="primary round" type="submit" title="Send (Enter; Shift+Enter begins a line)">
+              <Icon name="up" />
+              <span class="hidden">Send</span>
+            </button>
+          )}
+        </div>
       </div>
     </form>
   );

@@ -1,14 +1,18 @@
 import { memo } from "preact/compat";
 import { useRef, useState } from "preact/hooks";
+import { modelFor, models } from "../api/server";
 import { Markdown } from "../markdown/Markdown";
 import { shown } from "../markdown/visible";
+import { confirmed } from "../ui/Confirm";
 import { Copy } from "../ui/Copy";
 import { Icon } from "../ui/Icon";
+import { IconButton } from "../ui/IconButton";
 import { busy as isBusy, goOn, regenerate, sendAgain, show } from "./answering";
 import { Probabilities } from "./Probabilities";
-import { keep, removeMessage } from "./store";
+import { keep, removeMessage, shownSettings } from "./store";
 import { ToolCalls } from "./ToolCalls";
 import { Took } from "./Took";
+import { Thoughts } from "./Thoughts";
 import { type Message, type Messages, versions } from "./tree";
 
 interface Given {
@@ -27,22 +31,23 @@ const ENDINGS: Partial<Record<string, string>> = {
 export const MessageView = memo(({ message, all, grows, progress }: Given) => {
   const [edits, setEdits] = useState(false);
   const [probs, setProbs] = useState(false);
-  const busy = isBusy.value;
   const name = { user: "You", assistant: message.model || "Model", tool: "Tool" }[message.role];
   return (
-    <article class={`message ${message.role}`} aria-label={name}>
+    <article class={`message ${message.role} ${grows ? "grows" : ""}`} aria-label={name}>
+      {message.role !== "user" && (
+        <div class="who" aria-hidden="true">
+          {message.role === "tool" ? <Icon name="tool" /> : <i />} {message.role === "tool" ? "Result of the tool" : shown(name)}
+        </div>
+      )}
       {message.attachments?.map((one, index) => (
         <details key={index} class="attached">
-          <summary>{shown(one.name)}</summary>
+          <summary>
+            <Icon name="file" /> {shown(one.name)}
+          </summary>
           <pre>{shown(one.text.slice(0, 20_000))}</pre>
         </details>
       ))}
-      {message.reasoning && (
-        <details class="thinking" open={grows && !message.content}>
-          <summary>{grows && !message.content ? "Thinking…" : "Thoughts"}</summary>
-          <Markdown text={message.reasoning} settled={!grows} />
-        </details>
-      )}
+      <Thoughts message={message} grows={grows} />
       {edits ? (
         <Editor message={message} onDone={() => setEdits(false)} />
       ) : probs && message.probs ? (
@@ -50,66 +55,76 @@ export const MessageView = memo(({ message, all, grows, progress }: Given) => {
       ) : message.role === "assistant" ? (
         <Markdown text={message.content} settled={!grows} />
       ) : (
-        <div class="said" dir="auto">
-          {shown(message.content)}
-        </div>
+        message.content && (
+          <div class="said" dir="auto">
+            {shown(message.content)}
+          </div>
+        )
       )}
-      {grows && !message.content && !message.reasoning && (
-        <p class="waiting" role="status">
-          {progress !== undefined && progress < 1 ? (
-            <>
-              Reading the prompt <progress value={progress} />
-            </>
-          ) : (
-            "…"
-          )}
-        </p>
-      )}
+      {grows && !message.content && !message.reasoning && <Waiting progress={progress} />}
       {message.toolCalls && !grows && <ToolCalls message={message} />}
       {message.error && <p class="notice">{shown(message.error)}</p>}
       {!grows && message.ending && ENDINGS[message.ending] && <p class="ending">{ENDINGS[message.ending]}</p>}
       {!edits && (
         <footer class="message-foot">
           <Versions message={message} all={all} />
-          {!grows && (
-            <>
-              <Copy text={message.content} />
-              <button class="quiet small" type="button" disabled={busy} onClick={() => setEdits(true)}>
-                Edit
-              </button>
-              {message.role === "assistant" && (
-                <>
-                  <button class="quiet small" type="button" disabled={busy} onClick={() => void regenerate(message)}>
-                    Regenerate
-                  </button>
-                  <button class="quiet small" type="button" disabled={busy} onClick={() => void goOn(message)}>
-                    Continue
-                  </button>
-                </>
-              )}
-              {message.probs && (
-                <button class="quiet small" type="button" aria-pressed={probs} onClick={() => setProbs(!probs)}>
-                  Probabilities
-                </button>
-              )}
-              <button
-                class="quiet small"
-                type="button"
-                disabled={busy}
-                onClick={() => {
-                  if (confirm("Delete this message and all that follows it?")) void removeMessage(message);
-                }}
-              >
-                Delete
-              </button>
-            </>
-          )}
-          {message.stats && <Took stats={message.stats} />}
+          {!grows && <Actions message={message} probs={probs} onProbs={() => setProbs(!probs)} onEdit={() => setEdits(true)} />}
+          {message.stats && <Took stats={message.stats} grows={grows} />}
         </footer>
       )}
     </article>
   );
 });
+
+/** What is done before the first token. */
+function Waiting({ progress }: { progress: number | undefined }) {
+  const model = modelFor(shownSettings().model);
+  const loads = progress === undefined && models.value.some((one) => one.id === model && one.status && one.status.value !== "loaded");
+  return (
+    <p class="waiting" role="status">
+      {loads && <>Loading {shown(model)} </>}
+      {progress !== undefined && progress < 1 ? (
+        <>
+          Reading the prompt <progress value={progress} /> {Math.round(100 * progress)}%
+        </>
+      ) : (
+        <span class="dots">
+          <span class="hidden">Waiting for the first token</span>
+        </span>
+      )}
+    </p>
+  );
+}
+
+interface ActionsGiven {
+  message: Message;
+  probs: boolean;
+  onProbs: () => void;
+  onEdit: () => void;
+}
+
+/** What can be done with a message that is there. */
+function Actions({ message, probs, onProbs, onEdit }: ActionsGiven) {
+  const busy = isBusy.value;
+  async function remove() {
+    const yes = await confirmed("Delete this message?", "It goes with all that follows it, and is kept nowhere else.", "Delete");
+    if (yes) void removeMessage(message);
+  }
+  return (
+    <span class="actions">
+      <Copy text={message.content} bare />
+      <IconButton icon="pencil" label="Edit" disabled={busy} onClick={onEdit} />
+      {message.role === "assistant" && (
+        <>
+          <IconButton icon="again" label="Regenerate" disabled={busy} onClick={() => void regenerate(message)} />
+          <IconButton icon="forward" label="Continue" disabled={busy} onClick={() => void goOn(message)} />
+        </>
+      )}
+      {message.probs && <IconButton icon="bars" label="Probabilities" pressed={probs} onClick={onProbs} />}
+      <IconButton icon="trash" label="Delete" disabled={busy} onClick={() => void remove()} />
+    </span>
+  );
+}
 
 /** The versions beside this one, to walk between. */
 function Versions({ message, all }: { message: Message; all: Messages }) {

@@ -2,6 +2,8 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { shown } from "../markdown/visible";
 import { address } from "../shell/route";
 import { Icon } from "../ui/Icon";
+import { confirmed } from "../ui/Confirm";
+import { IconButton } from "../ui/IconButton";
 import { isBusy } from "./answering";
 import { type Conversation, conversations, current, exported, imported, isRead, removeConversation, rename, search } from "./store";
 
@@ -20,14 +22,14 @@ function download(name: string, value: unknown): void {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-function renameByHand(one: Conversation): void {
-  const title = prompt("Name of this chat", one.title);
-  if (title !== null) void rename(one, title);
+async function remove(one: Conversation): Promise<void> {
+  if (await confirmed(`Delete “${one.title}”?`, "It is kept nowhere else than in this browser.", "Delete")) await removeConversation(one.id);
 }
 
 /** The conversations that are kept in this browser. */
-export function Sidebar({ onChosen }: { onChosen: () => void }) {
+export function Sidebar({ onChosen, onClose }: { onChosen: () => void; onClose: () => void }) {
   const [text, setText] = useState("");
+  const [renamed, setRenamed] = useState("");
   const [found, setFound] = useState<Set<string> | null>(null);
   const [said, setSaid] = useState("");
   const file = useRef<HTMLInputElement>(null);
@@ -61,9 +63,12 @@ export function Sidebar({ onChosen }: { onChosen: () => void }) {
   let last = "";
   return (
     <aside class="sidebar" aria-label="Chats">
-      <a class="new" href={address("chat")} onClick={onChosen}>
-        New chat
-      </a>
+      <div class="sidebar-head">
+        <a class="new" href={address("chat")} onClick={onChosen}>
+          <Icon name="plus" /> New chat
+        </a>
+        <IconButton kind="narrow" icon="close" label="Close the list of chats" onClick={onClose} />
+      </div>
       <input
         type="search"
         placeholder="Search"
@@ -79,28 +84,24 @@ export function Sidebar({ onChosen }: { onChosen: () => void }) {
             <>
               {head}
               <li key={one.id} class="chats-row">
-                <a
-                  href={address("chat", one.id)}
-                  aria-current={one.id === current.value?.id ? "true" : undefined}
-                  onClick={onChosen}
-                  onDblClick={() => renameByHand(one)}
-                >
-                  <bdi>{shown(one.title)}</bdi>
-                </a>
-                <button class="quiet small" type="button" aria-label={`Rename ${one.title}`} onClick={() => renameByHand(one)}>
-                  <Icon name="pencil" />
-                </button>
-                <button
-                  class="quiet small"
-                  type="button"
-                  aria-label={`Delete ${one.title}`}
-                  disabled={isBusy(one.id)}
-                  onClick={() => {
-                    if (confirm(`Delete “${one.title}”? It is kept nowhere else.`)) void removeConversation(one.id);
-                  }}
-                >
-                  <Icon name="close" />
-                </button>
+                {renamed === one.id ? (
+                  <Renaming chat={one} onDone={() => setRenamed("")} />
+                ) : (
+                  <>
+                    <a
+                      href={address("chat", one.id)}
+                      title={one.title}
+                      aria-current={one.id === current.value?.id ? "true" : undefined}
+                      onClick={onChosen}
+                      onDblClick={() => setRenamed(one.id)}
+                    >
+                      <bdi>{shown(one.title)}</bdi>
+                      {isBusy(one.id) && <i class="busy" title="an answer is being made" />}
+                    </a>
+                    <IconButton icon="pencil" label={`Rename ${one.title}`} onClick={() => setRenamed(one.id)} />
+                    <IconButton icon="trash" label={`Delete ${one.title}`} disabled={isBusy(one.id)} onClick={() => void remove(one)} />
+                  </>
+                )}
               </li>
             </>
           );
@@ -135,5 +136,30 @@ export function Sidebar({ onChosen }: { onChosen: () => void }) {
         <span role="status">{said}</span>
       </div>
     </aside>
+  );
+}
+
+/** A chat's name while it is changed: Enter and leaving the field keep it, Escape does not. */
+function Renaming({ chat, onDone }: { chat: Conversation; onDone: () => void }) {
+  const left = useRef(false);
+  return (
+    <input
+      type="text"
+      aria-label="Name of this chat"
+      defaultValue={chat.title}
+      ref={(field) => {
+        if (field && document.activeElement !== field && !left.current) field.select();
+      }}
+      onKeyDown={(event) => {
+        if (event.key === "Escape") (left.current = true), onDone();
+        else if (event.key === "Enter") event.currentTarget.blur();
+      }}
+      onBlur={(event) => {
+        if (left.current) return;
+        left.current = true;
+        void rename(chat, event.currentTarget.value);
+        onDone();
+      }}
+    />
   );
 }

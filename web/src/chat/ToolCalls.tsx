@@ -1,6 +1,7 @@
 import { useRef } from "preact/hooks";
 import { shown } from "../markdown/visible";
 import { serverTools } from "../tools/offered";
+import { Icon } from "../ui/Icon";
 import { busy, calling, runCall, sendResult, shownPath } from "./answering";
 import type { Message, ToolCall } from "./tree";
 
@@ -21,8 +22,8 @@ export function ToolCalls({ message }: { message: Message }) {
         const result = results.find((one) => one.toolCallId === call.id);
         return (
           <div key={call.id} class="tool-call">
-            <div>
-              Calls <code>{shown(call.name)}</code>
+            <div class="calls">
+              <Icon name="tool" /> Calls <code>{shown(call.name)}</code>
             </div>
             <pre tabIndex={0}>{shown(pretty(call.arguments))}</pre>
             {!result && <RunButton message={message} call={call} />}

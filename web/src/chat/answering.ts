@@ -1,6 +1,7 @@
 // What the reader does in a conversation: send, edit, regenerate, continue, stop, answer a tool's call.
 import { computed, signal } from "@preact/signals";
 import { ApiFailure } from "../api/http";
+import { isRouter, refresh } from "../api/server";
 import { offered, serverTools } from "../tools/offered";
 import { Pictures } from "../ui/pictures";
 import { type Answer, generate } from "./generate";
@@ -201,6 +202,7 @@ async function answer(stopped: AbortSignal, behind: Thread, from?: Message): Pro
     ended = { ...(latest ? grown(start, latest) : start), ending: "error", error: words };
   } finally {
     picture.end();
+    if (isRouter.value) void refresh(); // it may have loaded the model, and unloaded another
     const leaf = conversations.value.find((one) => one.id === ended.conversation)?.leaf;
     await keep(ended, { leaf: leaf === ended.id || leaf === start.parent });
     growing.value = new Map([...growing.value].filter(([id]) => id !== ended.id));
@@ -222,6 +224,7 @@ export function grown(start: Message, answer: Answer): Message {
   const message: Message = { ...start, content: start.content + answer.content };
   const reasoning = (start.reasoning ?? "") + answer.reasoning;
   if (reasoning) message.reasoning = reasoning;
+  if (answer.thoughtMs) message.thoughtMs = (start.thoughtMs ?? 0) + answer.thoughtMs;
   if (answer.toolCalls.length) message.toolCalls = answer.toolCalls.map((call) => ({ ...call }));
   if (answer.probs.length) message.probs = [...(start.probs ?? []), ...answer.probs];
   if (answer.model) message.model = answer.model;

@@ -1,7 +1,10 @@
 // One answer of the model: a chat request, and what its stream adds up to.
 import { stream } from "../api/http";
+import { onlyGoesOn } from "../api/server";
 import { asRequest, type Settings } from "./settings";
 import type { Attachment, Ending, Message, Stats, TokenProbs, ToolCall } from "./tree";
+
+const MOST_WITHOUT_END = 1024; // tokens, as `llamado run` has it
 
 export interface Timings {
   cache_n: number;
@@ -38,6 +41,8 @@ export interface Answer {
   model: string;
   ending?: Ending;
   stats?: Stats;
+  /** How long it thought. */
+  thoughtMs?: number;
   /** How much of the prompt is read, from 0 to 1, before the first token. */
   progress?: number;
 }
@@ -84,19 +89,26 @@ function asMessage(message: Message): Record<string, unknown> {
 export async function generate({ messages, settings, serverTools, signal, onGrown }: Asked): Promise<Answer> {
   const system = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
   const body = {
+    ...(onlyGoesOn.value ? { max_tokens: MOST_WITHOUT_END } : {}),
     ...asRequest(settings, serverTools),
     messages: [...system, ...messages.map(asMessage)],
     stream: true,
     return_progress: true,
+    timings_per_token: true,
   };
   const answer: Answer = { content: "", reasoning: "", toolCalls: [], probs: [], model: "" };
   const began = performance.now();
   let first = 0;
+  let thinks = 0; // since when
   try {
     for await (const data of stream("POST", "v1/chat/completions", { body, signal })) {
       const chunk = data as Chunk;
       const grown = add(answer, chunk);
       if (grown && !first) first = performance.now();
+      if (answer.reasoning && !answer.content) {
+        thinks ||= performance.now();
+        answer.thoughtMs = performance.now() - thinks;
+      }
       if (chunk.timings) answer.stats = statsOf(chunk.timings, (first || performance.now()) - began);
       onGrown(answer);
     }

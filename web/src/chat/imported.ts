@@ -48,6 +48,7 @@ export function message(value: unknown): Message {
     created: number(one["created"]),
   };
   for (const name of ["reasoning", "toolCallId", "model", "error"] as const) if (text(one[name])) found[name] = text(one[name]);
+  if (number(one["thoughtMs"])) found.thoughtMs = number(one["thoughtMs"]);
   if (one["toolCalls"]) found.toolCalls = list(one["toolCalls"], call);
   if (one["attachments"]) found.attachments = list(one["attachments"], file);
   if (one["probs"]) found.probs = list(one["probs"], prob);

@@ -5,7 +5,7 @@ const PROPS = {
   default_generation_settings: { params: { temperature: 0.8, top_k: 40, stop: [], samplers: ["top_k"], stream: true, lora: [], ignore_eos: false } },
 };
 
-test("what both the settings and the document know, in the document's order, without what the page says itself", () => {
+test("what the settings know, and what the document describes, in its order, without what the page says itself", () => {
   const properties = {
     top_k: { type: ["integer", "null"], description: "K" },
     temperature: { type: ["number", "null"], description: "T" },
@@ -13,6 +13,8 @@ test("what both the settings and the document know, in the document's order, wit
     unknown: { type: "number" },
     samplers: { type: ["array", "string", "null"] },
     ignore_eos: { type: ["boolean", "null"] },
+    logit_bias: { type: ["array", "object", "null"], description: "B" },
+    stop: { type: ["string", "array", "null"], description: "S" },
   };
   const document = {
     paths: { "/v1/chat/completions": { post: { requestBody: { content: { "application/json": { schema: { properties } } } } } } },
@@ -22,14 +24,17 @@ test("what both the settings and the document know, in the document's order, wit
     ["temperature", "number", 0.8],
     ["samplers", "list", ["top_k"]],
     ["ignore_eos", "boolean", false],
+    ["logit_bias", "json", undefined],
+    ["stop", "list", []],
   ]);
+  expect(table(PROPS, document).map((found) => found.group).slice(0, 4)).toEqual(["Sampling", "Sampling", "Sampling", "Length and end"]);
 });
 
 test("without the document what the values tell", () => {
   expect(table(PROPS, null).map((one) => [one.name, one.kind])).toContainEqual(["temperature", "number"]);
 });
 
-const one = (kind: Parameter["kind"]): Parameter => ({ name: "x", kind, description: "", default: 0 });
+const one = (kind: Parameter["kind"]): Parameter => ({ name: "x", kind, description: "", default: 0, group: "Other" });
 
 test("typed values", () => {
   expect(read(one("number"), " 0.5 ")).toBe(0.5);
@@ -38,6 +43,7 @@ test("typed values", () => {
   expect(() => read(one("number"), "abc")).toThrow("number");
   expect(read(one("list"), "a, b")).toEqual(["a", "b"]);
   expect(read(one("list"), '["a,b"]')).toEqual(["a,b"]);
+  expect(read(one("json"), '[["yes", 5]]')).toEqual([["yes", 5]]);
   expect(write(["a"])).toBe('["a"]');
 });
 

@@ -1,16 +1,21 @@
 // The server's table of parameters: names and values from its settings, descriptions from its OpenAPI document.
 import { signal } from "@preact/signals";
 import { getJson } from "../api/http";
-import type { Props } from "../api/server";
+import { isRouter, type Props } from "../api/server";
+
+/** What parameters are about, in the order in which they are shown. */
+export const GROUPS = ["Sampling", "Length and end", "Repetition", "Less usual samplers", "Other"] as const;
+export type Group = (typeof GROUPS)[number];
 
 export interface Parameter {
   name: string;
-  kind: "number" | "integer" | "boolean" | "text" | "list" | "object";
+  kind: "number" | "integer" | "boolean" | "text" | "list" | "object" | "json";
   description: string;
   /** What the server takes where nothing is asked for. */
   default: unknown;
-  /** Whether it says something of messages, and nothing of a text alone. */
-  chat?: boolean;
+  group: Group;
+  /** Where it says something: of messages alone, or of a text without any. */
+  only?: "chat" | "text";
 }
 
 interface Schema {
@@ -27,21 +32,36 @@ interface Document {
 
 // What the page says itself with each request, and what only says how an answer is sent.
 const OWN = new Set(
-  "stream n n_cmpl echo tools grammar json_schema lora grammar_lazy grammar_triggers preserved_tokens n_probs logprobs timings_per_token return_progress return_tokens verbose receipt response_fields backend_sampling generation_prompt".split(" "),
+  "stream n n_cmpl echo tools json_schema lora grammar_lazy grammar_triggers preserved_tokens n_probs logprobs timings_per_token return_progress return_tokens verbose receipt response_fields backend_sampling generation_prompt max_completion_tokens sse_ping_interval stream_options n_cache_reuse".split(" "),
 );
+
+const OF_GROUPS: [RegExp, Group][] = [
+  [/^(seed|temperature|top_k|top_p|min_p|samplers)$/, "Sampling"],
+  [/^(n_predict|max_tokens|stop|ignore_eos|t_max_predict_ms|n_indent|reasoning_\w+)$/, "Length and end"],
+  [/^(repeat|presence|frequency|dry)_/, "Repetition"],
+  [/^(dynatemp|xtc|typical|top_n_sigma|mirostat|adaptive)/, "Less usual samplers"],
+];
+
+/** Two names of one thing, of which each API has its own; and what is of no use without lines of code before it. */
+const ONLY: Record<string, "chat" | "text"> = { max_tokens: "chat", n_predict: "text", n_indent: "text" };
+
+function groupOf(name: string): Group {
+  return OF_GROUPS.find(([pattern]) => pattern.test(name))?.[1] ?? "Other";
+}
 
 /** By the model's name; "": the only one. */
 export const parameters = signal<Record<string, Parameter[]>>({});
 
 const ANY_SEED = 0xffffffff;
 
-function kindOf(schema: Schema, value: unknown): Parameter["kind"] | null {
+function kindOf(schema: Schema): Parameter["kind"] | null {
   const types = [schema.type ?? []].flat();
   if (types.includes("boolean")) return "boolean";
   if (types.includes("number")) return "number";
   if (types.includes("integer")) return "integer";
   if (types.includes("array") && types.includes("string")) return "list";
-  if (types.includes("array") && Array.isArray(value)) return "list";
+  if (types.includes("object")) return "json";
+  if (types.includes("array")) return "list";
   return types.includes("string") ? "text" : null;
 }
 
@@ -61,7 +81,7 @@ const OF_MESSAGES: { name: string; kind: Parameter["kind"]; where: RegExp; descr
 function ofMessages(props: Props, document: Document | null): Parameter[] {
   const known = chatSchema(document);
   return OF_MESSAGES.filter(({ name, where }) => known && name in known && where.test(props.chat_template ?? "")).map(
-    ({ name, kind, description }) => ({ name, kind, description, default: undefined, chat: true }),
+    ({ name, kind, description }) => ({ name, kind, description, default: undefined, group: groupOf(name), only: "chat" }),
   );
 }
 
@@ -74,10 +94,12 @@ function ofTokens(props: Props, document: Document | null): Parameter[] {
   const described: Record<string, Schema> =
     chatSchema(document) ?? Object.fromEntries(Object.entries(defaults).map(([name, value]) => [name, guessed(value)]));
   return Object.entries(described).flatMap(([name, one]) => {
-    if (!(name in defaults) || OWN.has(name)) return [];
-    const kind = kindOf(one, defaults[name]);
+    // What has neither a default nor a description is no parameter of the table.
+    if (OWN.has(name) || (!(name in defaults) && !one.description)) return [];
+    const kind = kindOf(one);
     const usual = name === "seed" && defaults[name] === ANY_SEED ? -1 : defaults[name];
-    return kind ? [{ name, kind, description: one.description ?? "", default: usual }] : [];
+    const only = ONLY[name];
+    return kind ? [{ name, kind, description: one.description ?? "", default: usual, group: groupOf(name), ...(only ? { only } : {}) }] : [];
   });
 }
 
@@ -90,9 +112,9 @@ let document_: Promise<Document | null> | undefined;
 
 /** Reads the table for a model of the server's. */
 export async function readParameters(model: string): Promise<void> {
-  document_ ??= getJson<Document>("openapi.json").catch(() => null);
+  if (!isRouter.value) document_ ??= getJson<Document>("openapi.json").catch(() => null); // a router has none
   const props = await getJson<Props>(model ? `props?model=${encodeURIComponent(model)}&autoload=false` : "props");
-  parameters.value = { ...parameters.value, [model]: table(props, await document_) };
+  parameters.value = { ...parameters.value, [model]: table(props, (await document_) ?? null) };
 }
 
 /** A typed text as a value of the parameter; undefined: as the server has it. Throws an Error that says what is wrong. */
@@ -110,6 +132,7 @@ export function read(parameter: Parameter, text: string): unknown {
     if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error("expected a JSON object");
     return value;
   }
+  if (parameter.kind === "json") return JSON.parse(typed) as unknown;
   if (parameter.kind === "list") {
     return typed.startsWith("[") ? (JSON.parse(typed) as unknown) : typed.split(",").map((part) => part.trim());
   }

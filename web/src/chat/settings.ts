@@ -1,8 +1,9 @@
 // What a conversation asks of the model, beside its messages.
+import { modelFor } from "../api/server";
 import { remembered } from "../ui/remembered";
 
 export interface Settings {
-  /** Of a router's models; "": the only one. */
+  /** Of a router's models; "": whichever is loaded. */
   model: string;
   system: string;
   /** Parameters by name; what is not here is as the server has it. */
@@ -36,7 +37,8 @@ export const lastSettings = remembered<Settings>("settings", NO_SETTINGS);
 /** The part of a request that settings are. Throws an Error that names the field for JSON that is none. */
 export function asRequest(settings: Settings, tools: readonly unknown[] = []): Record<string, unknown> {
   const request: Record<string, unknown> = { ...settings.parameters };
-  if (settings.model) request["model"] = settings.model;
+  const model = modelFor(settings.model);
+  if (model) request["model"] = model;
   if (settings.schema.trim()) {
     const schema = parsed(settings.schema, "The JSON schema");
     request["response_format"] = { type: "json_schema", json_schema: { name: "answer", schema } };
@@ -45,7 +47,8 @@ export function asRequest(settings: Settings, tools: readonly unknown[] = []): R
   if (!Array.isArray(typed)) throw new Error("The tools must be a JSON array.");
   const all = [...typed, ...tools];
   if (all.length) request["tools"] = all;
-  if (settings.probs > 0) {
+  // Servers refuse both in one stream.
+  if (settings.probs > 0 && !all.length) {
     request["logprobs"] = true;
     request["top_logprobs"] = settings.probs;
   }

@@ -68,7 +68,7 @@ async function messagesOf(id: string): Promise<Message[]> {
   return (await (await database()).getAllFromIndex("messages", "conversation", id)) as Message[];
 }
 
-let asked: string | null = null;
+let asked: string | null | undefined; // undefined: nothing yet
 let opening: Promise<void> = Promise.resolve();
 
 /** Shows a conversation, at once, and its messages when they have been read; one that is not there is a new one. */
@@ -96,10 +96,18 @@ async function read(id: string): Promise<void> {
   isOpen.value = true;
 }
 
+/** The first message's beginning, cut between two words. */
+function titleOf(message: string): string {
+  const line = message.replace(/\s+/g, " ").trim();
+  if (line.length <= TITLE_LENGTH) return line || "New chat";
+  const cut = line.slice(0, TITLE_LENGTH);
+  return `${cut.slice(0, Math.max(cut.lastIndexOf(" "), TITLE_LENGTH / 2)).trimEnd()}…`;
+}
+
 /** Begins a conversation, and shows it, with what its first message says as its title. */
 export async function create(firstMessage: string, settings: Settings): Promise<void> {
   const now = Date.now();
-  const title = firstMessage.replace(/\s+/g, " ").trim().slice(0, TITLE_LENGTH) || "New chat";
+  const title = titleOf(firstMessage);
   const conversation: Conversation = { id: newId(), title, created: now, updated: now, leaf: null, settings };
   asked = conversation.id;
   messages.value = new Map();

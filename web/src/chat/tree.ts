@@ -40,6 +40,7 @@ export interface Message {
   role: "user" | "assistant" | "tool";
   content: string;
   reasoning?: string;
+  thoughtMs?: number;
   toolCalls?: ToolCall[];
   /** Of a tool's message: which call it answers. */
   toolCallId?: string;

@@ -1,10 +1,13 @@
 import { useEffect } from "preact/hooks";
 import { apiKey } from "../api/http";
+import { isKnown, isRouter } from "../api/server";
 import { Copy } from "../ui/Copy";
+import { Figure, Figures } from "../ui/Figures";
+import { BehindRouter } from "./BehindRouter";
 import { bytes, ms, shortName } from "./figures";
 import { Lanes } from "./Lanes";
 import { Machines } from "./Machines";
-import { apply, busy, cluster, discard, draft, prediction, refused, trouble, watch, type ClusterEvent } from "./state";
+import { apply, busy, cluster, discard, draft, measure, prediction, refused, trouble, watch, type ClusterEvent } from "./state";
 import "./cluster.css";
 
 const START = "llamado up --nodes 3";
@@ -12,11 +15,13 @@ const START = "llamado up --nodes 3";
 /** The machines a model is divided among: who is there, who has what, where a token's time goes. */
 export function Cluster() {
   const key = apiKey.value;
-  useEffect(() => watch(), [key]);
-  const body = cluster.value;
+  const asked = isKnown.value && !isRouter.value;
+  useEffect(() => (asked ? watch() : undefined), [key, asked]);
+  const body = asked ? cluster.value : null;
   return (
     <div class="cluster">
       <h1 class="hidden">Cluster</h1>
+      {isRouter.value && <BehindRouter what="cluster" />}
       {trouble.value && <p class="notice">{trouble.value}</p>}
       {body && (body.devices.length ? <Divided /> : <Alone />)}
     </div>
@@ -25,7 +30,7 @@ export function Cluster() {
 
 function Alone() {
   return (
-    <section class="alone">
+    <section class="start">
       <h2>The model is on this machine alone</h2>
       <p>
         With workers beside it, this shows each machine and its link, which layers it has, what a token should take there and takes, and who
@@ -46,9 +51,7 @@ function Divided() {
   const { devices, events, model } = cluster.value!;
   return (
     <>
-      <section aria-label="A token's time" class="summary">
-        <Summary />
-      </section>
+      <Summary />
       <section>
         <h2>Layers</h2>
         <p class="hint">
@@ -75,22 +78,29 @@ function Summary() {
   const time = body.token_seconds;
   const measured = time && time.total > 0 ? time : null;
   return (
-    <>
-      <Figure value={measured ? (body.tokens_per_second ?? 0).toFixed(1) : "–"} name="tokens/s, last minute" />
-      <Figure value={measured ? ms(measured.total) : "–"} name="a token, measured" />
-      <Figure value={ms(body.predicted_seconds)} name="a token, predicted" />
-      <Figure value={measured ? ms(measured.compute) : "–"} name="of it computing" />
-      <Figure value={measured ? ms(measured.link) : "–"} name="of it on links" />
-    </>
+    <Figures label="A token's time">
+      <Figure title="Answers" value={measured ? (body.tokens_per_second ?? 0).toFixed(1) : "–"} more="tokens/s, last minute" />
+      <Figure title="A token, measured" value={measured ? ms(measured.total) : "–"} />
+      <Figure title="A token, predicted" value={ms(body.predicted_seconds)} more={body.predicted_seconds === null && <Measure />} />
+      <Figure title="of it computing" value={measured ? ms(measured.compute) : "–"} />
+      <Figure title="of it on links" value={measured ? ms(measured.link) : "–"} />
+    </Figures>
   );
 }
 
-function Figure({ value, name }: { value: string; name: string }) {
+/** Where speeds are not known, they are measured when somebody wants to know. */
+function Measure() {
+  const runs = busy.value === "predicting";
   return (
-    <div class="figure">
-      <strong>{value}</strong>
-      <span>{name}</span>
-    </div>
+    <button
+      class="quiet small"
+      type="button"
+      title="Measures what no one has measured yet; answers wait for up to two seconds"
+      disabled={busy.value !== "" || draft.value !== null}
+      onClick={() => void measure()}
+    >
+      {runs ? "Measuring…" : "Measure"}
+    </button>
   );
 }
 

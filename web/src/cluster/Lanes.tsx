@@ -1,7 +1,7 @@
 import { useRef, useState } from "preact/hooks";
 import { ms, shortName } from "./figures";
 import { type Edge, type Layout, paint, placeName, placeToGive, placeToTake } from "./layout";
-import { busy, draft, now, prediction, tryOut, type Device } from "./state";
+import { busy, cluster, draft, now, prediction, tryOut, type Device } from "./state";
 
 interface Grip {
   place: number;
@@ -84,6 +84,8 @@ export function Lanes({ devices }: { devices: Device[] }) {
 
 /** Seconds of a token that a device took for what it has, without those behind other batches. */
 function taken(device: Device): number {
+  // While no token was made, what a device did was reading a prompt, or making ready for it.
+  if (!cluster.value?.token_seconds?.total) return 0;
   if (!device.layers.length && !device.head) return 0;
   return device.token_seconds.compute + device.token_seconds.link;
 }

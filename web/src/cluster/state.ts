@@ -120,6 +120,18 @@ export async function tryOut(layout: Layout): Promise<void> {
   if (number === asked) busy.value = "";
 }
 
+/** Has the server measure the speeds that nobody knows yet; what a token should take comes with its next event. */
+export async function measure(): Promise<void> {
+  const number = ++asked;
+  busy.value = "predicting";
+  try {
+    await postJson<Prediction>("cluster/predict", { devices: partsOf(now.value) });
+  } catch (error) {
+    trouble.value = error instanceof Error ? error.message : String(error);
+  }
+  if (number === asked) busy.value = "";
+}
+
 export function discard(): void {
   asked++;
   draft.value = prediction.value = null;

@@ -1,11 +1,13 @@
 // A text and what the model makes of it, in place: no messages, no template.
 import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { ModelPicker } from "../chat/ModelPicker";
 import { Probabilities } from "../chat/Probabilities";
 import { shown } from "../markdown/visible";
+import { Icon } from "../ui/Icon";
 import { remembered } from "../ui/remembered";
 import { Outcome, Panel } from "./Panel";
-import { Run } from "./running";
+import { changeSettings, Run, settings } from "./running";
 import "../chat/chat.css";
 import "./complete.css";
 
@@ -47,10 +49,12 @@ export function Complete() {
       >
         <div class="chat-bar">
           <h1>Complete a text</h1>
+          <ModelPicker chosen={settings.value.model} onChoose={(model) => changeSettings({ model })} />
           <button class="quiet" type="button" aria-expanded={panel} onClick={() => setPanel(!panel)}>
-            Settings
+            <Icon name="sliders" /> <span class="word">Settings</span>
           </button>
         </div>
+        <p class="about">The text goes to the model as it is, without a chat template, and goes on in place.</p>
         {showsProbs ? (
           <div class="written" tabIndex={0} role="group" aria-label="Probabilities of the tokens">
             {shown(before.value!)}

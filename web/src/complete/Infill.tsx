@@ -2,12 +2,14 @@
 import { useRef, useState } from "preact/hooks";
 import { Chips } from "../chat/Chips";
 import { readAttachment } from "../chat/attachments";
+import { ModelPicker } from "../chat/ModelPicker";
 import { Probabilities } from "../chat/Probabilities";
 import type { Attachment } from "../chat/tree";
 import { shown } from "../markdown/visible";
+import { Icon } from "../ui/Icon";
 import { remembered } from "../ui/remembered";
 import { Outcome, Panel } from "./Panel";
-import { Run } from "./running";
+import { changeSettings, Run, settings } from "./running";
 import "../chat/chat.css";
 import "./complete.css";
 
@@ -57,10 +59,12 @@ export function Infill() {
       >
         <div class="chat-bar">
           <h1>Fill in between</h1>
+          <ModelPicker chosen={settings.value.model} onChoose={(model) => changeSettings({ model })} />
           <button class="quiet" type="button" aria-expanded={panel} onClick={() => setPanel(!panel)}>
-            Settings
+            <Icon name="sliders" /> <span class="word">Settings</span>
           </button>
         </div>
+        <p class="about">For models of code that were trained to fill a gap between two texts.</p>
         <label>
           Before
           <textarea
@@ -72,8 +76,8 @@ export function Infill() {
             onInput={(event) => (prefix.value = event.currentTarget.value)}
           />
         </label>
-        <div>
-          <span class="label">Between</span>
+        <div class="gap">
+          <span>Between</span>
           {probs && found?.probs.length ? (
             <Probabilities tokens={found.probs} />
           ) : (
@@ -94,8 +98,8 @@ export function Infill() {
           />
         </label>
         <div class="attachments">
-          <button class="quiet small" type="button" onClick={() => file.current?.click()}>
-            Add files around it
+          <button type="button" onClick={() => file.current?.click()}>
+            <Icon name="file" /> Add files around it
           </button>
           <input
             ref={file}

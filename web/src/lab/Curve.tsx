@@ -1,42 +1,54 @@
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { Run } from "./runs";
 import { theory } from "./theory";
 
-const WIDTH = 720;
-const HEIGHT = 260;
+const HEIGHT = 280;
 const LEFT = 46;
-const BOTTOM = 34;
+const RIGHT = 16;
+const TOP = 30;
+const BOTTOM = 44;
 const LEAST_SECONDS = 0.02;
 
 /** Tokens a second over what links cost a token: the runs as dots, the formula as a line, a ring where the sliders stand. */
 export function Curve({ runs, computing, link }: { runs: Run[]; computing: number | null; link: number }) {
+  const place = useRef<SVGSVGElement>(null);
+  const [width, setWidth] = useState(720);
+  useLayoutEffect(() => {
+    const sized = new ResizeObserver(([entry]) => setWidth(Math.max(240, entry!.contentRect.width)));
+    sized.observe(place.current!);
+    return () => sized.disconnect();
+  }, []);
   const farthest = Math.max(LEAST_SECONDS, link, ...runs.map((one) => one.link)) * 1.1;
   const most = Math.max(1, computing === null ? 0 : 1 / computing, ...runs.map((one) => one.rate)) * 1.1;
-  const x = (seconds: number) => LEFT + ((WIDTH - LEFT - 12) * seconds) / farthest;
-  const y = (rate: number) => (HEIGHT - BOTTOM) * (1 - rate / most) + 6;
+  const x = (seconds: number) => LEFT + ((width - LEFT - RIGHT) * seconds) / farthest;
+  const y = (rate: number) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - rate / most);
   const steps = Array.from({ length: 81 }, (_, i) => (farthest * i) / 80);
   const line = computing === null ? "" : steps.map((at, i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(theory(computing, at)!).toFixed(1)}`).join("");
   const last = runs.at(-1);
   const expected = theory(computing, link);
   return (
-    <svg class="curve" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={said(runs, link, expected)}>
+    <svg ref={place} class="curve" height={HEIGHT} role="img" aria-label={said(runs, link, expected)}>
       {marks(most).map((rate) => (
         <g key={rate}>
-          <line class="grid" x1={LEFT} x2={WIDTH - 12} y1={y(rate)} y2={y(rate)} />
+          <line class="grid" x1={LEFT} x2={width - RIGHT} y1={y(rate)} y2={y(rate)} />
           <text x={LEFT - 6} y={y(rate) + 4} text-anchor="end">
             {rate}
           </text>
         </g>
       ))}
       {marks(1e3 * farthest).map((at) => (
-        <text key={at} x={x(at / 1e3)} y={HEIGHT - 14} text-anchor="middle">
+        <text key={at} x={x(at / 1e3)} y={HEIGHT - BOTTOM + 18} text-anchor="middle">
           {at}
         </text>
       ))}
-      <text class="axis" x={WIDTH - 12} y={HEIGHT - 1} text-anchor="end">
+      <text class="axis" x={width - RIGHT} y={HEIGHT - 8} text-anchor="end">
         ms of a token on links
       </text>
+      <text class="axis" x={8} y={18}>
+        tokens a second
+      </text>
       <path class="theory" d={line} />
-      <line class="now" x1={x(link)} x2={x(link)} y1={6} y2={y(0)} />
+      <line class="now" x1={x(link)} x2={x(link)} y1={TOP} y2={y(0)} />
       {runs.map((one, i) => (
         <circle key={i} class={`${one === last ? "last" : ""} ${one.same ? "" : "differs"}`} cx={x(one.link)} cy={y(one.rate)} r={one === last ? 6 : 3.5} />
       ))}

@@ -1,8 +1,11 @@
 import { useEffect } from "preact/hooks";
 import { apiKey, getJson } from "../api/http";
+import { isKnown, isRouter } from "../api/server";
+import { BehindRouter } from "../cluster/BehindRouter";
 import { shortName } from "../cluster/figures";
 import { cluster, watch } from "../cluster/state";
 import { Copy } from "../ui/Copy";
+import { Figure, Figures } from "../ui/Figures";
 import { Curve } from "./Curve";
 import { act, begin, computing, first, isMeasured, links, linkSeconds, on, partial, PROMPT, runs, setLink, take, trouble, type LabLink } from "./runs";
 import { secondsOnLink, theory } from "./theory";
@@ -14,14 +17,17 @@ const NO_LIMIT = 9; // the slider's right end, as a power of ten of bits per sec
 /** What slow links do to a model that is divided: links are made slower, and what comes of it is measured. */
 export function Lab() {
   const key = apiKey.value;
-  useEffect(() => watch(), [key]);
+  const asked = isKnown.value && !isRouter.value;
+  useEffect(() => (asked ? watch() : undefined), [key, asked]);
   useEffect(() => {
+    if (!asked) return;
     getJson<Parameters<typeof take>[0]>("lab").then(take, (error: Error) => (trouble.value = error.message));
     return begin();
-  }, [key]);
+  }, [key, asked]);
   return (
     <div class="lab">
       <h1 class="hidden">Latency lab</h1>
+      {isRouter.value && <BehindRouter what="lab" />}
       {trouble.value && <p class="notice">{trouble.value}</p>}
       {on.value === false && <Off />}
       {on.value && <On />}
@@ -31,7 +37,7 @@ export function Lab() {
 
 function Off() {
   return (
-    <section class="off">
+    <section class="start">
       <h2>The lab is closed</h2>
       <p>
         A server that is started with <code>--lab</code> puts a tap before each of its workers. Here their delay, jitter and bandwidth can then be
@@ -52,26 +58,23 @@ function On() {
   const expected = theory(computing.value, link);
   return (
     <>
-      <section class="figures" aria-label="Now">
-        <div class="figure">
-          <strong>{last ? last.rate.toFixed(1) : "–"}</strong>
-          <span>tokens/s, measured</span>
-        </div>
-        <div class="figure">
-          <strong>{expected === null ? "–" : expected.toFixed(1)}</strong>
-          <span>tokens/s, in theory{expected !== null && !isMeasured.value ? ", reckoned" : ""}</span>
-        </div>
-        <div class="figure">
-          <strong>{(1e3 * link).toFixed(link < 0.01 ? 1 : 0)} ms</strong>
-          <span>of a token on links</span>
-        </div>
-        <div class={`figure badge ${broken ? "broken" : "whole"}`} role="status">
-          <strong>{all.length === 0 ? "…" : broken ? "Bytes differ" : "Bytes are equal"}</strong>
-          <span>
+      <Figures label="Now">
+        <Figure title="Measured" value={last ? last.rate.toFixed(1) : "–"} more="tokens/s" />
+        <Figure
+          title="In theory"
+          value={expected === null ? "–" : expected.toFixed(1)}
+          more={`tokens/s${expected !== null && !isMeasured.value ? ", reckoned" : ""}`}
+        />
+        <Figure title="On links" value={`${(1e3 * link).toFixed(link < 0.01 ? 1 : 0)} ms`} more="a token" />
+        <div class={`figure badge ${broken ? "broken" : "whole"}`}>
+          <dt>
             {broken ? `${broken} of ${all.length} answers` : `${all.length} answers`}, {partial.value} tokens of the next
-          </span>
+          </dt>
+          <dd>
+            <strong role="status">{all.length === 0 ? "…" : broken ? "Bytes differ" : "Bytes are equal"}</strong>
+          </dd>
         </div>
-      </section>
+      </Figures>
       <section>
         <h2>Tokens a second by delay</h2>
         <Curve runs={all} computing={computing.value} link={link} />

@@ -16,13 +16,15 @@ interface Plot {
   title: string;
   lines: Line[];
   written: (value: number) => string;
+  /** The least that the whole height stands for. */
+  least: number;
   /** Whether there is nothing between one and the next. */
   whole?: boolean;
 }
 
 const PLOTS: Plot[] = [
-  { title: "Answers", lines: [{ of: "answer", label: "tokens/s", colour: "--accent" }], written: short },
-  { title: "Prompts", lines: [{ of: "prompt", label: "tokens/s", colour: "--warn" }], written: short },
+  { title: "Answers", lines: [{ of: "answer", label: "tokens/s", colour: "--accent" }], written: short, least: 10 },
+  { title: "Prompts", lines: [{ of: "prompt", label: "tokens/s", colour: "--prompt" }], written: short, least: 10 },
   {
     title: "Requests",
     lines: [
@@ -30,18 +32,19 @@ const PLOTS: Plot[] = [
       { of: "waiting", label: "waiting", colour: "--bad" },
     ],
     written: count,
+    least: 4,
     whole: true,
   },
-  { title: "K/V cells", lines: [{ of: "cells", label: "used", colour: "--accent" }], written: count },
-  { title: "First token", lines: [{ of: "first_token", label: "after", colour: "--warn" }], written: seconds },
-  { title: "Errors", lines: [{ of: "errors", label: "requests", colour: "--bad" }], written: count, whole: true },
+  { title: "K/V cells", lines: [{ of: "cells", label: "used", colour: "--accent" }], written: count, least: 100, whole: true },
+  { title: "First token", lines: [{ of: "first_token", label: "after", colour: "--prompt" }], written: seconds, least: 1 },
+  { title: "Errors", lines: [{ of: "errors", label: "requests", colour: "--bad" }], written: count, least: 4, whole: true },
 ];
 const WINDOWS: Window[] = [
   [300, "5 minutes"],
   [900, "15 minutes"],
   [3600, "1 hour"],
 ];
-const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000];
 const LEAST_SECONDS = 60;
 const HEIGHT = 120;
 
@@ -70,17 +73,17 @@ function Chart({ plot, samples, span }: { plot: Plot; samples: Samples; span: nu
   useEffect(() => {
     const element = place.current!;
     const [ink, line] = [colour(element, "--faint"), colour(element, "--line")];
-    const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "11px system-ui, sans-serif" };
+    const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "11px Inter, system-ui, sans-serif" };
     const made = new uPlot(
       {
         width: element.clientWidth,
         height: HEIGHT,
         legend: { show: false },
         cursor: { sync: { key: "live" }, y: false, drag: { x: false, y: false }, points: { size: 6 } },
-        scales: { x: { range }, y: { range: (_chart, _low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+        scales: { x: { range }, y: { range: (_chart, _low, high) => [0, high > 0 ? high * 1.1 : plot.least] } },
         axes: [
           { ...axis, size: 26, space: 70, values: (_chart, times) => times.map((time) => clock(time).slice(0, time % 60 ? 8 : 5)) },
-          { ...axis, ...(plot.whole ? { incrs: WHOLE } : {}), size: 48, space: 28, values: (_chart, values) => values.map((value) => plot.written(value)) },
+          { ...axis, ...(plot.whole ? { incrs: WHOLE } : {}), size: 56, space: 28, values: (_chart, values) => values.map((value) => plot.written(value)) },
         ],
         series: [
           {},

@@ -77,8 +77,8 @@ export function Waterfall({ known, now }: { known: Known; now: number }) {
               <th scope="col">Began</th>
               <th scope="col">Endpoint</th>
               <th scope="col">Client</th>
-              <th scope="col">Tokens</th>
-              <th scope="col">Tokens/s</th>
+              <th scope="col" class="number">Tokens</th>
+              <th scope="col" class="number">Tokens/s</th>
               <th scope="col" class="time">
                 {chosen.value ? `the last ${WINDOWS.find(([value]) => value === chosen.value)![1]}` : `the last ${seconds(span)}`}
               </th>

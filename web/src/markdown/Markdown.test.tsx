@@ -3,8 +3,9 @@ import { describe, expect, test } from "vitest";
 import { Markdown } from "./Markdown";
 import { parts } from "./Plain";
 
+/** Without the pictures of the page's own buttons. */
 function html(text: string): string {
-  return renderToString(<Markdown text={text} />);
+  return renderToString(<Markdown text={text} />).replaceAll(/<svg [^>]*class="icon".*?<\/svg>/g, "");
 }
 
 test("blocks and inline forms", () => {
@@ -98,6 +99,17 @@ test("a large table is text wherever it stands, and a small one is a table", () 
   }
   expect(html(rows.slice(0, 600))).toContain("<td");
   expect(html(`said\n${rows}`)).toContain("<p dir=\"auto\">said</p><pre");
+});
+
+test("a paragraph of hundreds of formulas is text, one of dozens is not", () => {
+  expect(html("$x$ ".repeat(1000))).toContain('<pre class="plain">');
+  expect(html("$x$ ".repeat(100)).split('class="formula"').length - 1).toBe(100);
+});
+
+test("braces in braces without end are no formula", () => {
+  const deep = (n: number) => `$$${"{".repeat(n)}x${"}".repeat(n)}$$`;
+  expect(html(deep(4000))).not.toContain('class="formula');
+  expect(html(deep(100))).toContain('class="formula');
 });
 
 test("heaps of marks are cut, letters with the marks of their script are not", () => {

@@ -8,6 +8,17 @@ const PAIRS: [open: string, close: string, display: boolean][] = [
   ["$", "$", false],
 ];
 const LONGEST = 10_000;
+const DEEPEST = 200; // braces in braces: reading thousands takes long, and nobody writes them
+
+/** Whether braces are in braces too deep to be read as a formula. */
+function isTooDeep(tex: string): boolean {
+  let depth = 0;
+  for (const one of tex) {
+    depth += one === "{" ? 1 : one === "}" ? -1 : 0;
+    if (depth > DEEPEST) return true;
+  }
+  return false;
+}
 
 /** Where a formula that begins at `start` ends; null: none begins there. */
 function formula(text: string, start: number): { tex: string; end: number; display: boolean } | null {
@@ -18,7 +29,7 @@ function formula(text: string, start: number): { tex: string; end: number; displ
     while (end > 0 && close.startsWith("$") && text[end - 1] === "\\") end = text.indexOf(close, end + 1);
     if (end < 0 || end - from > LONGEST) return null;
     const tex = text.slice(from, end);
-    if (!tex.trim()) return null;
+    if (!tex.trim() || isTooDeep(tex)) return null;
     // "$5 and $6" is money: a formula has no space inside its dollars, and no digit behind the second.
     if (open === "$" && (/^\s|\s$|\n\n/.test(tex) || /\d/.test(text[end + 1] ?? ""))) return null;
     return { tex, end: end + close.length, display };

@@ -7,6 +7,7 @@ export type Token = ReturnType<MarkdownIt["parse"]>[number];
 
 const LONGEST_PARAGRAPH = 10_000; // characters
 const MOST_CELLS = 1_000; // of a table, or about that
+const ELEMENTS_OF_FORMULA = 5;
 const SAFE_LINK = /^(https?:|mailto:)/i;
 
 function make(): MarkdownIt {
@@ -67,6 +68,11 @@ export function linesOf(text: string): string[] {
   return text.split(/\r\n?|\n/);
 }
 
+/** How many elements inline tokens become, or about that: a formula is made of several. */
+function sum(tokens: readonly Token[]): number {
+  return tokens.reduce((all, token) => all + (token.type === "math" ? ELEMENTS_OF_FORMULA : 1), 0);
+}
+
 /** The text's outermost blocks. */
 export function blocks(text: string): Block[] {
   const lines = linesOf(text);
@@ -79,7 +85,7 @@ export function blocks(text: string): Block[] {
     if (depth === 0) map = token.map;
     tokens.push(token);
     depth += token.nesting;
-    elements += token.nesting >= 0 ? 1 + (token.children?.length ?? 0) : 0;
+    elements += token.nesting >= 0 ? 1 + sum(token.children ?? []) : 0;
     if (depth === 0) {
       const source = map ? lines.slice(map[0], map[1]).join("\n") : `${found.length}`;
       found.push({ source, line: map?.[0] ?? 0, tokens, elements });

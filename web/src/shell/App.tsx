@@ -1,25 +1,36 @@
 import type { ComponentType } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { health, props, start } from "../api/server";
+import { health, isRouter, models, props, start } from "../api/server";
+import { shown } from "../markdown/visible";
+import { Confirm } from "../ui/Confirm";
 import { Icon } from "../ui/Icon";
+import { IconButton } from "../ui/IconButton";
 import { KeyDialog } from "./KeyDialog";
+import { Logo } from "./Logo";
 import { address, route } from "./route";
 import { theme, type Theme } from "./theme";
 import { VIEWS, type View } from "./views";
 
 const NEXT: Record<Theme, Theme> = { system: "light", light: "dark", dark: "system" };
 
+function served(): string {
+  if (!isRouter.value) return props.value.model_alias ?? "ready";
+  const loaded = models.value.filter((one) => one.status?.value === "loaded").length;
+  return `${loaded} of ${models.value.length} models loaded`;
+}
+
 function Status() {
   const now = health.value;
   const words = {
-    ready: props.value.model_alias ?? "ready",
+    ready: served(),
     loading: now.state === "loading" ? `loading: ${now.stage || "…"} ${Math.round(now.progress * 100)}%` : "",
     fault: now.state === "fault" ? now.why : "",
     unreachable: "the server cannot be reached",
   }[now.state];
   return (
-    <span class={`status ${now.state}`} role="status">
-      <span class="dot" aria-hidden="true" /> {words}
+    <span class={`status ${now.state}`} role="status" title={words}>
+      <span class="dot" aria-hidden="true" />
+      <span class="words">{shown(words)}</span>
     </span>
   );
 }
@@ -45,40 +56,45 @@ function Shown({ view }: { view: View }) {
 }
 
 export function App() {
+  const [menu, setMenu] = useState(false);
   useEffect(start, []);
   const view = VIEWS.find((one) => one.id === route.value[0]) ?? VIEWS[0]!;
   useEffect(() => {
     document.title = `${view.title} · llamado`;
+    setMenu(false);
   }, [view]);
   return (
     <>
       <a class="skip" href="#main" onClick={(event) => (event.preventDefault(), document.getElementById("main")?.focus())}>
         Skip to the content
       </a>
-      <header class="bar">
-        <strong class="brand">llamado</strong>
-        <nav aria-label="Views">
+      <header class="bar" onKeyDown={(event) => event.key === "Escape" && setMenu(false)}>
+        <strong class="brand">
+          <Logo /> <span>llamado</span>
+        </strong>
+        <button class="quiet menu" type="button" aria-expanded={menu} aria-controls="views" onClick={() => setMenu(!menu)}>
+          <span class="hidden">Views, now </span>
+          {view.title} <Icon name="below" />
+        </button>
+        <nav id="views" aria-label="Views" class={menu ? "open" : ""}>
           {VIEWS.map((one) => (
-            <a key={one.id} href={address(one.id)} aria-current={one === view ? "page" : undefined}>
+            <a key={one.id} href={address(one.id)} aria-current={one === view ? "page" : undefined} onClick={() => setMenu(false)}>
               {one.title}
             </a>
           ))}
         </nav>
         <Status />
-        <button
-          class="quiet"
-          type="button"
-          title={`Colours: ${theme.value}`}
-          aria-label={`Colours: ${theme.value}`}
+        <IconButton
+          icon={({ system: "contrast", light: "sun", dark: "moon" } as const)[theme.value]}
+          label={`Colours: ${theme.value}`}
           onClick={() => (theme.value = NEXT[theme.value])}
-        >
-          <Icon name={({ system: "contrast", light: "sun", dark: "moon" } as const)[theme.value]} />
-        </button>
+        />
       </header>
-      <main id="main" tabIndex={-1}>
+      <main id="main" tabIndex={-1} onClick={() => setMenu(false)}>
         <Shown view={view} />
       </main>
       <KeyDialog />
+      <Confirm />
     </>
   );
 }

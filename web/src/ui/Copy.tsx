@@ -1,4 +1,5 @@
 import { useState } from "preact/hooks";
+import { Icon } from "./Icon";
 
 /** Puts a text into the clipboard; where the browser allows that only to pages of HTTPS, by way of a selection. */
 export async function copy(text: string): Promise<boolean> {
@@ -21,15 +22,17 @@ export async function copy(text: string): Promise<boolean> {
   return done;
 }
 
-export function Copy({ text, label = "Copy" }: { text: string; label?: string }) {
+/** Copies a text; `bare`: without a word beside the picture. */
+export function Copy({ text, bare = false }: { text: string; bare?: boolean }) {
   const [said, setSaid] = useState("");
   async function run() {
     setSaid((await copy(text)) ? "Copied" : "Not copied");
     setTimeout(() => setSaid(""), 1500);
   }
   return (
-    <button class="quiet small" type="button" onClick={() => void run()}>
-      {said || label}
+    <button class={`quiet ${bare ? "pictured" : "small"}`} type="button" title="Copy" onClick={() => void run()}>
+      <Icon name={said === "Copied" ? "check" : said ? "close" : "copy"} />
+      <span class={bare ? "hidden" : ""}> {said || "Copy"}</span>
     </button>
   );
 }

@@ -4,14 +4,31 @@ const PATHS = {
   close: "M6 6l12 12M18 6L6 18",
   left: "M15 5l-7 7 7 7",
   right: "M9 5l7 7-7 7",
+  down: "M12 5v14M5 12l7 7 7-7",
+  up: "M12 19V5M5 12l7-7 7 7",
+  below: "M6 9l6 6 6-6",
   pencil: "M4 20l1-5L16 4l4 4L9 19l-5 1zM14 6l4 4",
+  copy: "M9 9h9a2 2 0 0 1 2 2v9a2 2 0 0 1-2 2h-9a2 2 0 0 1-2-2v-9a2 2 0 0 1 2-2zM4 16a2 2 0 0 1-1-2V4a2 2 0 0 1 2-2h9a2 2 0 0 1 2 1",
+  check: "M5 13l5 5L20 7",
+  again: "M20 11a8 8 0 1 0-2.3 6.3M20 5v6h-6",
+  forward: "M4 5l8 7-8 7zM13 5l8 7-8 7z",
+  trash: "M4 7h16M9 7V4h6v3M6 7l1 13h10l1-13M10 11v5M14 11v5",
+  stop: "M7 7h10v10H7z",
+  bars: "M5 20v-6M12 20V4M19 20v-9",
+  side: "M4 4h16a1 1 0 0 1 1 1v14a1 1 0 0 1-1 1H4a1 1 0 0 1-1-1V5a1 1 0 0 1 1-1zM9 4v16",
+  sliders: "M4 7h9M19 7h1M4 17h1M11 17h9M16 4.5a2.5 2.5 0 1 0 0 5a2.5 2.5 0 1 0 0-5M8 14.5a2.5 2.5 0 1 0 0 5a2.5 2.5 0 1 0 0-5",
+  menu: "M4 6h16M4 12h16M4 18h16",
+  file: "M6 2h8l5 5v14a1 1 0 0 1-1 1H6a1 1 0 0 1-1-1V3a1 1 0 0 1 1-1zM14 2v5h5",
+  tool: "M14.5 6a4.5 4.5 0 0 1 5.8-2.3l-3 3 .8 2.4 2.4.8 3-3A4.5 4.5 0 0 1 15 12L7 20a2.1 2.1 0 0 1-3-3l8-8a4.5 4.5 0 0 1 2.5-3z",
   contrast: "M12 3a9 9 0 1 0 0 18a9 9 0 1 0 0-18M12 3v18M12 8h6.5M12 12h9M12 16h6.5",
   sun: "M12 8a4 4 0 1 0 0 8a4 4 0 1 0 0-8M12 2v3M12 19v3M2 12h3M19 12h3M5 5l2 2M17 17l2 2M5 19l2-2M17 7l2-2",
   moon: "M20 14A8.5 8.5 0 1 1 10 4a7 7 0 0 0 10 10z",
 };
 
+export type IconName = keyof typeof PATHS;
+
 /** A picture beside or in place of words; what it means is said by the button's label. */
-export function Icon({ name }: { name: keyof typeof PATHS }) {
+export function Icon({ name }: { name: IconName }) {
   return (
     <svg class="icon" viewBox="0 0 24 24" aria-hidden="true">
       <path d={PATHS[name]} />
