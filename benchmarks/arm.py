@@ -10,8 +10,8 @@ cycle.
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 from types import SimpleNamespace
 
 from llamado.devices.cpu.jit import Jit, kernel
@@ -100,8 +100,15 @@ def table(types: list[TensorType]) -> list[list[str]]:
 
 
 def main() -> None:
-    types = [TensorType[name] for name in sys.argv[1:]]
-    head, *rows = table(types or [type for type, form in FORMATS.items() if isinstance(form, Blocks)])
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    counted = [type.name for type, form in FORMATS.items() if isinstance(form, Blocks)]
+    parser.add_argument("types", nargs="*", metavar="TYPE", help=f"of {', '.join(counted)}; all unless given")
+    flags = parser.parse_args()
+    for name in flags.types:
+        if name not in counted:
+            parser.error(f"no products of blocks are made for {name}; types are {', '.join(counted)}")
+    head, *rows = table([TensorType[name] for name in flags.types or counted])
     for row in (head, ["---", *["--:"] * (len(head) - 1)], *rows):
         print("|", " | ".join(row), "|")
 

@@ -53,6 +53,9 @@ class Timed:
     def start(self) -> TimedMatcher:
         return TimedMatcher(self._constraint.start(), self._costs)
 
+    def end_reasoning(self) -> bool:
+        return self._constraint.end_reasoning()
+
 
 class TimedMatcher:
     def __init__(self, matcher: Matcher, costs: Costs) -> None:
@@ -137,7 +140,7 @@ def main() -> None:
     ) as llama:
         compiler = GrammarCompiler(llama.tokenizer)
         began = time.perf_counter()
-        compiler.prepare()
+        _ = compiler.vocabulary.guided  # made on first use
         prepared = time.perf_counter() - began
         chosen = cases()[: flags.schemas]
         run(llama, [request(llama, case, 0, 0.0, 8, None) for case in chosen[: flags.slots]])  # compiles programs

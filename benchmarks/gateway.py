@@ -283,7 +283,7 @@ class Chaos:
                         self.counts["streams cut with the killed replica"] += 1
                         return None
                     raise ValueError(f"a stream of {name} broke off: {part['error']}")
-                text += part["content"]
+                text += str(part["content"])
                 if part["stop"]:
                     return text
         raise ValueError(f"a stream of {name} ended early")

@@ -15,6 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,16 +103,16 @@ def main() -> None:
 
     def measure(side: str, what: str, port: int, work: Callable[[], None]) -> None:
         took, waits = while_busy(port, work)
-        row = {"side": side, "while": what, "seconds": took, "health_ms": sorted(1e3 * wait for wait in waits)}
-        rows.append(row)
-        slowest, median = row["health_ms"][-1], row["health_ms"][len(waits) // 2]
+        milliseconds = sorted(1e3 * wait for wait in waits)
+        rows.append({"side": side, "while": what, "seconds": took, "health_ms": milliseconds})
+        slowest, median = milliseconds[-1], milliseconds[len(waits) // 2]
         print(f"| {side} | {what} | {took:.2f} | {slowest:.0f} | {median:.1f} |", flush=True)
 
     for side in [flags.only] if flags.only else SIDES:
         with server(side, path, settings) as running:
             ask(running.port, "/completion", {"prompt": "hello", "n_predict": 4})
             for what, where, body in requests():
-                measure(side, what, running.port, lambda where=where, body=body: ask(running.port, where, body))
+                measure(side, what, running.port, partial(ask, running.port, where, body))
     if flags.only != SIDES[1]:
         worker = Worker()
         try:

@@ -60,8 +60,9 @@ def rows(measured: dict[str, Any]) -> list[tuple[str, dict[str, float], str]]:
     """What is limited, figures in billions by number of threads, and their unit."""
     found = []
     for where, by_threads in measured["read"].items():
-        size = measured["read_sizes"][where] / (1 << 20)
-        found.append((f"reading {where} ({size:,.0f} MiB)", by_threads, "GB/s"))
+        size = measured["read_sizes"][where] / (1 << 10)
+        of = f"{size / 1024:,.0f} MiB" if size >= 1024 else f"{size:.0f} KiB"
+        found.append((f"reading {where} ({of})", by_threads, "GB/s"))
     for what, key in (("8-bit products in L1", "integer"), ("float32 multiply-adds of registers", "floats")):
         for bits, by_threads in measured[key].items():
             found.append((f"{what}, {bits} bits wide", by_threads, "GOP/s"))

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from machine import describe, limits
+from machine import limits, table
 from rpc import THEIRS, listed, workers
 from sides import model_path, our_command, peer_program, run
 
-from llamado.commands.bench.latency import Taps
+from llamado.cluster.taps import Taps
 from llamado.gguf.reader import GGUFFile
 
 KINDS = ("llamado", "llamado, ring", "llama.cpp")
@@ -45,8 +45,8 @@ def ours(path: Path, latencies: Sequence[float], nodes: Sequence[int]) -> Rates:
 def theirs(path: Path, latencies: Sequence[float], nodes: Sequence[int]) -> dict[tuple[int, float], float]:
     """llama-bench over ggml's own workers, the master with its share of the layers."""
     with GGUFFile.open(path) as file:
-        n_layers = 1 + next(value for key, value in file.metadata.items() if key.endswith(".block_count"))
-    found = {}
+        n_layers = 1 + file.metadata.int_(f"{file.metadata.str_('general.architecture')}.block_count")
+    found: dict[tuple[int, float], float] = {}
     for n in nodes:
         with ExitStack() as running:
             endpoints = running.enter_context(workers(THEIRS, n=n - 1))
@@ -94,7 +94,7 @@ def main() -> None:
     flags = parser.parse_args()
     latencies, nodes = [float(t) for t in flags.latencies.split(",")], [int(t) for t in flags.nodes.split(",")]
     path = model_path(flags.model)
-    print(describe(limits()), flush=True)
+    print(table(limits()), flush=True)
     rates: Rates = ours(path, latencies, nodes) | {KINDS[2]: theirs(path, latencies, nodes)}
     print(f"\n| nodes | delay each way, ms | {' | '.join(KINDS)} | ring / without | ring / llama.cpp |")
     print("|---:|---:|" + "---:|" * 5)

@@ -10,6 +10,7 @@ from typing import Any
 import batches
 import machine
 import sessions
+import stream
 from sides import SIDES
 
 NAMES = {
@@ -98,6 +99,11 @@ def startup_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def stream_table(result: dict[str, Any]) -> str:
+    """Of `stream.py`."""
+    return stream.table(result["rows"])
+
+
 def roofline_table(result: dict[str, Any]) -> str:
     """Of `roofline.py`."""
     lines = []
@@ -175,6 +181,7 @@ PARTS = (
     Part("depth", _DEEP, 9, ("--generate", "16"), speed_table),
     Part("startup", ("startup.py",), 1, ("--repeats", "1"), startup_table),
     Part("serving", ("serving.py",), 5, ("--quick",), serving_table),
+    Part("stream", ("stream.py",), 3, ("--alternations", "2"), stream_table),
     Part("roofline", ("roofline.py",), 1, table=roofline_table),
     Part("experts", ("speed.py", "synthetic-a3b-4", "--alternations", "3"), 2, ("--alternations", "1"), speed_table),
     Part("sessions", ("sessions.py",), 2, ("--sessions", "3"), sessions.table),

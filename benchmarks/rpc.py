@@ -35,7 +35,7 @@ import numpy as np
 from serving import Load, ask, prompt
 from sides import HOST, SIDES, Server, model_path, our_command, peer_program, run, server, settle
 
-from llamado.commands.bench.latency import Taps
+from llamado.cluster.taps import Taps
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions

@@ -141,7 +141,9 @@ def server(
         command = [peer_program("llama-server"), *arguments, *here, "--no-webui"]
     with tempfile.TemporaryFile() as log:
         began = time.perf_counter()
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(environment or {})})
+        # As users start it: Python keeps its byte code.
+        own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**own, **(environment or {})})
         try:
             while not _healthy(port):
                 waited = time.perf_counter() - began

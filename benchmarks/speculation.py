@@ -30,7 +30,7 @@ from typing import Any
 from rpc import workers
 from sides import peer_program
 
-from llamado.commands.bench.latency import Taps
+from llamado.cluster.taps import Taps
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.drafts.cost import Cost
 from llamado.engine.loaded_model import LoadedModel

@@ -20,6 +20,7 @@ from typing import Any
 from sides import model_path
 
 from llamado.devices.cpu.team import Team
+from llamado.engine.engine import Engine
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Done, Event, Failed
@@ -34,7 +35,7 @@ class TimedPrograms:
     def __init__(self, team: Team) -> None:
         self.times: list[tuple[int, int]] = []
         self._launch, self._join = team._launch, team._join
-        team._launch, team._join = self.launch, self.join
+        team._launch, team._join = self.launch, self.join  # type: ignore[assignment]
 
     def launch(self, *arguments: int) -> None:
         self._began = time.perf_counter_ns()
@@ -85,7 +86,7 @@ def main() -> None:
             settings = EngineOptions(n_ctx=1024 * n, n_slots=n, n_threads=flags.threads)
             with LoadedModel.load(model_path(name), settings) as llama:
                 programs = TimedPrograms(llama.forward.devices[0].team)  # type: ignore[attr-defined]
-                while not llama.engine._prepared:  # it uses idle time to get ready
+                while isinstance(llama.engine, Engine) and not llama.engine._prepared:  # it uses idle time to get ready
                     time.sleep(0.05)
                 for sampling in flags.sampling or ("greedy", "default"):
                     options: dict[str, Any] = {"ignore_eos": True} | (

@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,8 @@ def answer(url: str) -> str:
 
 def kills(given: argparse.Namespace) -> bool:
     """Each process killed in turn; whether nothing was lost or left."""
-    wrong, seconds = 0, {}
+    wrong = 0
+    seconds: dict[str, list[float]] = {}
     began = time.monotonic()
     with up(given, "-c", "512", "-np", "1") as running:
         state = running.ready()
@@ -179,7 +181,8 @@ def kills(given: argparse.Namespace) -> bool:
     for name, times in seconds.items():
         print(f"{name}: ready again after {statistics.median(times):.1f} s (median), {max(times):.1f} s at most")
     kept = not wrong and not left
-    print(f"kills: {'' if kept else 'NOT '}kept: {wrong} of {sum(map(len, seconds.values()))} answers differ; "
+    n_kills = sum(len(times) for times in seconds.values())
+    print(f"kills: {'' if kept else 'NOT '}kept: {wrong} of {n_kills} answers differ; "
           f"{len(left)} processes left after kill -9 of up", *left, sep="\n  ")  # fmt: skip
     return kept
 
@@ -234,7 +237,7 @@ class Streams:
 def joined(url: str, more: int) -> bool:
     """Whether so many workers have layers."""
     devices = httpx.get(f"{url}/cluster", timeout=60).json()["devices"]
-    return sum(one["endpoint"] is not None and one["state"] == "ready" for one in devices) == more
+    return [one["endpoint"] is not None and one["state"] == "ready" for one in devices].count(True) == more
 
 
 def members(given: argparse.Namespace) -> bool:
@@ -267,6 +270,10 @@ def members(given: argparse.Namespace) -> bool:
         def drain() -> None:
             subprocess.run(our_command("drain", "worker1"), check=True, stdout=subprocess.DEVNULL)
 
+        def leave(number: int) -> None:
+            workers[number].terminate()
+            workers[number].wait(GUARD)
+
         def freeze() -> None:
             pid = next(one.pid for one in state.services if one.name == "worker2")
             os.kill(pid, signal.SIGSTOP)
@@ -282,8 +289,8 @@ def members(given: argparse.Namespace) -> bool:
             phase("drain", drain)
             phase("join again", join)
             phase("freeze and re-placement", freeze)
-            for number, one in enumerate(workers, 1):
-                phase(f"leave {number}", lambda one=one: (one.terminate(), one.wait(GUARD)))  # type: ignore[misc]
+            for number in range(len(workers)):
+                phase(f"leave {number + 1}", partial(leave, number))
             streams.end()
         finally:
             streams.end()
