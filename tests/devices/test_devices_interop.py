@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 import subprocess
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ports import free_port
 from recurrences import KINDS
 from reference import ReferenceDevice
 from running import Array, Case, new, turned_by_sections, values, weight_bytes
@@ -33,8 +33,7 @@ BLOCKS = (T.Q8_0, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.IQ4_NL)
 
 @pytest.fixture(scope="module")
 def peer(peer_bin: Path) -> Iterator[RemoteDevice]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [peer_bin / "ggml-rpc-server", "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

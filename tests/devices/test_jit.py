@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import itertools
 import logging
 import os
 import platform
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -22,8 +24,11 @@ import numpy as np
 import pytest
 from running import Case, jit_for, new, values, weight_bytes
 
+import llamado
+from llamado.devices.cpu import jit as jit_file
+from llamado.devices.cpu import lowerings
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.jit import Jit, JitError, kernel
+from llamado.devices.cpu.jit import KERNEL_SOURCES, Jit, JitError, kernel
 from llamado.devices.cpu.kernels.matmul import matmul_few
 from llamado.devices.cpu.kernels.rows import rows_kernel
 from llamado.devices.cpu.lowerings import LOWERINGS, choose
@@ -62,6 +67,46 @@ def test_lowerings_and_parameters_do_not_share_objects(tmp_path: Path) -> None:
     a, b = (Jit(LOWERINGS[name], tmp_path) for name in ("portable", "avx2"))
     paths = {jit._path(KERNEL, {"stages": stages}) for jit in (a, b) for stages in (STAGES, STAGES[:1])}
     assert len(paths) == 4
+
+
+def test_another_system_has_kernels_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One home folder may serve several, whose threads wait for each other in other ways."""
+    here = Jit(folder=tmp_path)._path(KERNEL, {"stages": STAGES})
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert Jit(folder=tmp_path)._path(KERNEL, {"stages": STAGES}) != here
+
+
+def test_what_kernels_import_is_among_their_sources() -> None:
+    """Else a kernel from before its edit would be found in the cache; `jit.py` loads kernels, and imports more."""
+    package = Path(llamado.__file__).parent
+    kept = [package / source for source in KERNEL_SOURCES]
+    files = {file for path in kept for file in (path.rglob("*.py") if path.is_dir() else [path])}
+    imported = set()
+    for file in files - {package / "devices/cpu/jit.py"}:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("llamado."):
+                path = package.joinpath(*node.module.split(".")[1:])
+                imported.add(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
+    assert imported and not imported - files - {package / "errors.py"}
+
+
+@pytest.mark.parametrize(("source", "kept"), [("kernels/rows.py", False), ("compile/fusion.py", True)])
+def test_an_edit_compiles_anew_what_it_may_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, kept: bool
+) -> None:
+    """Kernels are kept where only what chooses among them is edited; stored results of either are not trusted."""
+    before, path = Jit(folder=tmp_path), "devices/cpu/" + source
+    package = shutil.copytree(Path(llamado.__file__).parent, tmp_path / "llamado")
+    monkeypatch.setattr(jit_file, "_PACKAGE", package)
+    with (package / path).open("a") as file:
+        file.write("# edited\n")
+    jit_file._source_hash.cache_clear()
+    try:
+        after = Jit(folder=tmp_path)
+    finally:
+        jit_file._source_hash.cache_clear()
+    assert (after._identity.digest() == before._identity.digest()) is kept
+    assert after.numerics != before.numerics
 
 
 KERNEL_TEXT = """
@@ -112,21 +157,30 @@ def test_a_damaged_object_is_compiled_again(tmp_path: Path, damage: str) -> None
         assert again.compiled == 0
 
 
-def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("not a folder")
-    for folder in (tmp_path / "file" / "kernels", Path("/proc/nowhere")):
+    for folder, why in ((tmp_path / "file" / "kernels", "Not a directory"), (Path("/proc/nowhere"), "No such file")):
+        caplog.clear()
         jit = Jit(folder=folder)
         double(jit)
         assert jit.compiled == 1
+        [said] = caplog.messages
+        assert said.startswith(f"compiled kernels cannot be kept in {folder} ({why}") and "$LLAMADO_CACHE" in said
 
 
-def test_a_full_disk_leaves_no_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", refuse)
-    double(Jit(folder=tmp_path))
+    jit = Jit(folder=tmp_path)
+    double(jit)
+    jit.function(rows_kernel(SHORTER), stages=SHORTER)
     assert not list(tmp_path.iterdir())
+    [said] = caplog.messages  # once for all kernels
+    assert "(No space left on device)" in said
 
 
 POSIX = pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="gives files to others")
@@ -314,6 +368,7 @@ def test_the_lowering_can_be_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("lowering", LOWERINGS.values(), ids=list(LOWERINGS))
 def test_a_processor_gets_what_it_has_instructions_for(lowering: Lowering, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowerings, "tiles_permitted", lambda: True)  # whatever processor this is
     features = dict.fromkeys(lowering.needs, True)
     assert choose(features).needs == lowering.needs
     for missing in lowering.needs:

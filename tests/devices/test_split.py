@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 from tiny_models import make_gemma3, make_llama
 
+from llamado.devices.device import DeviceError
 from llamado.devices.split.partition import GraphPart, split
+from llamado.ggml import Graph
+from llamado.ggml import graph as g
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.reader import GGUFFile
+from llamado.gguf.types import TensorType as T
 from llamado.models import BatchShape, load_model
 
 
@@ -92,3 +96,22 @@ def test_a_chunk_without_outputs_ends_early(tmp_path: Path) -> None:
     parts = cut(make_llama(tmp_path / "m.gguf", n_layer=2), by_layers(1), BatchShape(8, 0, 256))
     assert [part.device for part in parts] == [0, 1, 2]
     assert not parts[-1].graph.outputs
+
+
+def test_what_is_written_between_gaps_does_not_cross() -> None:
+    """Bytes go to another device as they lie."""
+    for width in (4, 8):
+        graph = Graph()
+        wide, w = g.new_tensor(T.F32, width, 4, name="wide"), g.new_tensor(T.F32, 4, 4, name="w")
+        rows = g.cpy(graph.input("x", T.F32, 4, 4), g.view_2d(wide, 4, 4, nb1=4 * width))
+        graph.output("y", g.mul(rows, w))
+
+        def parts(graph: Graph = graph, wide: Tensor = wide, w: Tensor = w) -> list[GraphPart]:
+            homes = {wide: 0, w: 1}
+            return split(graph, lambda leaf, _: homes.get(leaf), lambda leaf, _: leaf, 0)
+
+        if width == 4:
+            assert [part.device for part in parts()] == [0, 1]
+        else:
+            with pytest.raises(DeviceError, match="has gaps and cannot go to another device"):
+                parts()

@@ -153,25 +153,25 @@ def test_python_runs_while_a_program_does() -> None:
     w, x = new(4096, 2048, type=T.F32), new(4096, 64)
     graph = Case({"y": g.mul_mat(w, x)}, {w: np.ones((2048, 4096), np.float32), x: values(4096, 64)})
     graph.run(device)
-    gaps, stop = [], threading.Event()
+    ticks, stop = [0], threading.Event()
 
     def tick() -> None:
-        last = time.monotonic()
-        while not stop.is_set():
-            time.sleep(0.001)
-            gaps.append(time.monotonic() - last)
-            last = time.monotonic()
+        while not stop.wait(0.0005):
+            ticks[0] += 1
 
     ticker = threading.Thread(target=tick)
     ticker.start()
-    start = time.monotonic()
-    for _ in range(5):
+    most = 0
+    for _ in range(200):  # on a busy machine the other thread may sleep through some of them
+        before = ticks[0]
         device.submit(graph.graph)
-    took = time.monotonic() - start
+        most = max(most, ticks[0] - before)
+        if most > 3:
+            break
     stop.set()
     ticker.join()
     device.close()
-    assert len(gaps) > 3 and max(gaps) < max(0.5 * took, 0.05)
+    assert most > 3, "while one program ran"
 
 
 def test_small_batches_take_the_threads_for_decoding() -> None:

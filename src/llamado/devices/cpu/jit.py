@@ -1,10 +1,10 @@
 """Kernels to machine code: traces a kernel, compiles it with LLVM for this very CPU, keeps the object on disk.
 
-The name of a cached object is a hash of the kernels' own source (for a kernel from elsewhere its file's, too), the
-CPU, the lowering, LLVM's version and the kernel's parameters, so an edited kernel is compiled anew and one cache folder
-serves many machines. Files are written whole or not at all; one that cannot be read, or that somebody else may have
-written, is compiled again. What was not used for longest goes: on disk beyond `DISK_BYTES`, in memory beyond
-`SEGMENTS`.
+The name of a cached object is a hash of the kernels' own sources (for a kernel from elsewhere its file's, too), the
+operating system, the CPU, the lowering, LLVM's version and the kernel's parameters, so an edited kernel is compiled
+anew and one cache folder serves many machines. Files are written whole or not at all; one that cannot be read, or that
+somebody else may have written, is compiled again. What was not used for longest goes: on disk beyond `DISK_BYTES`, in
+memory beyond `SEGMENTS`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import mmap
 import os
 import platform
 import struct
+import sys
 import tempfile
 import time
 from collections import OrderedDict
@@ -97,23 +98,34 @@ def kernel(*fields: str) -> Callable[[Trace], Kernel]:
     return wrap
 
 
+_PACKAGE = Path(__file__).parents[2]
+_HERE = "devices/cpu"
+KERNEL_SOURCES = (
+    *(f"{_HERE}/{name}" for name in ("jit.py", "simd.py", "lowerings", "kernels")),
+    *("devices/drawing.py", "ggml/ops.py", "gguf/codebooks.py", "gguf/types.py"),
+)
+"""Files and folders of the package that decide what a kernel compiles to: all that kernels import."""
+
+
 @cache
-def _source_hash() -> bytes:
-    """Hash of every source file that decides what a kernel compiles to."""
+def _source_hash(*sources: str) -> bytes:
+    """Hash of these files and of all in these folders of the package."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
+    for source in sources:
+        path = _PACKAGE / source
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.read_bytes())
     return digest.digest()
 
 
 @cache
 def _own_source(trace: Trace) -> bytes:
-    """What decides what a kernel from elsewhere compiles to: its file, or its code where it was typed in; of those in
-    this folder, which `_source_hash` knows, nothing.
+    """What decides what a kernel from elsewhere compiles to: its file, or its code where it was typed in; of those
+    among `KERNEL_SOURCES` nothing.
     """
     assert isinstance(trace, FunctionType)
     path = Path(trace.__code__.co_filename)
-    if path.is_relative_to(Path(__file__).parent):
+    if any(path.is_relative_to(_PACKAGE / source) for source in KERNEL_SOURCES):
         return b""
     try:
         return path.read_bytes()
@@ -185,12 +197,13 @@ class Jit:
         self.compiled = 0
         self.quota: KernelQuota | None = None
         """Is asked before a kernel is made, or loaded from disk."""
-        identity = [llvmlite.__version__, self.cpu, self._features, self.lowering.name]
-        self.numerics = f"{llvmlite.__version__} {_source_hash().hex()[:32]}"
-        """What the bits of results depend on: what compiles the kernels, and their sources. Processors and lowerings
-        give the same ones.
+        # threads of one system wait for each other by what another system does not have
+        identity = [llvmlite.__version__, sys.platform, self._triple, self.cpu, self._features, self.lowering.name]
+        self.numerics = f"{llvmlite.__version__} {_source_hash(*KERNEL_SOURCES, _HERE).hex()[:32]}"
+        """What the bits of results depend on: what compiles the kernels, their sources, and what chooses among them.
+        Processors and lowerings give the same ones.
         """
-        self._identity = hashlib.sha256(_source_hash() + "\0".join(identity).encode())
+        self._identity = hashlib.sha256(_source_hash(*KERNEL_SOURCES) + "\0".join(identity).encode())
         self._loaded: dict[tuple[str, tuple[tuple[str, Any], ...]], Loaded] = {}
         self._segments: OrderedDict[int, CodeSegment] = OrderedDict()  # the one used last at the end
         self._open: CodeSegment | None = None
@@ -322,8 +335,9 @@ class Jit:
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 reason = foreign(self.folder.stat())
-            except OSError:
-                self._folder_is_ours = False  # costs only the next start its time
+            except OSError as error:
+                self._folder_is_ours = False
+                self._warn_not_kept(error)
             else:
                 self._folder_is_ours = reason is None
                 if reason is not None:
@@ -336,6 +350,15 @@ class Jit:
             log.warning(
                 "compiled kernels in %s are not used and compiled anew: %s; delete it, or choose another folder with "
                 "$LLAMADO_CACHE", path, reason,
+            )  # fmt: skip
+
+    def _warn_not_kept(self, error: OSError) -> None:
+        """It costs only the next start its time, which is said once."""
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "compiled kernels cannot be kept in %s (%s): every start compiles them anew; name a folder that can be "
+                "written with $LLAMADO_CACHE", self.folder, error.strerror,
             )  # fmt: skip
 
     def _read(self, path: Path) -> bytes | None:
@@ -357,7 +380,7 @@ class Jit:
         return code if data[: len(_MAGIC) + 32] == _MAGIC + hashlib.sha256(code).digest() else None
 
     def _write(self, path: Path, code: bytes) -> None:
-        """Keeps an object; a folder that cannot be written costs only the next start its time."""
+        """Keeps an object, where the folder can be written."""
         if not self._usable():
             return
         try:
@@ -368,11 +391,12 @@ class Jit:
                     os.replace(file.name, path)
                 except OSError:  # a full disk: leave nothing behind
                     os.unlink(file.name)
+                    raise
             if self._written % _LOOK_AFTER == 0:
                 _prune(self.folder)
             self._written += 1
-        except OSError:
-            pass
+        except OSError as error:
+            self._warn_not_kept(error)
 
 
 _MAGIC = b"llamado kernel 1"

@@ -264,6 +264,10 @@ class Words(Protocol):
         """The widest group of columns that matmul kernels keep in registers."""
 
     @property
+    def few(self) -> int:
+        """Columns up to which rows of weights pass through registers at once."""
+
+    @property
     def full_u8(self) -> bool:
         """Whether unsigned weights may need all eight bits; where not, such weights stay signed."""
 

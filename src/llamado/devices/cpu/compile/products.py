@@ -10,8 +10,9 @@ from llamado.devices.cpu.compile.emitter import Emitter, Fields
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
 from llamado.devices.cpu.kernels import floats, matmul
 from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
-from llamado.devices.cpu.kernels.formats.format import Plain
+from llamado.devices.cpu.kernels.formats.format import Blocks, Blocks32, Plain
 from llamado.devices.cpu.kernels.tiles.matmul import matmul_tiles, panels_together
+from llamado.devices.cpu.lowerings.lowering import Lowering
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
@@ -64,11 +65,11 @@ class Products:
         if n_columns == 1:
             panel_rows = matmul.rows_of_one(form, panel_rows)
         panels = -(-w.ne[1] // panel_rows)
-        few = n_columns <= out.lowering.few
+        few = _columns_of_few(n_columns, form, out.lowering)
         kernel = matmul.matmul_many
         parameters: dict[str, Any] = {"weights": w.type.name, "panel_rows": panel_rows}
-        if few:
-            parameters |= {"columns": n_columns, "near": matmul.next_to_l1(form, panel_rows * w.nb[1])}
+        if few is not None:
+            parameters |= {"columns": few, "near": matmul.next_to_l1(form, panel_rows * w.nb[1])}
             kernel = matmul.matmul_few
         fields: Fields = {
             "w": out.place(w),
@@ -81,7 +82,7 @@ class Products:
             "y_stride": node.nb[1],
             "share": max(1, min(8, panels // (16 * out.n_threads))),
         }
-        if few:
+        if few is not None:
             mine: Fields = {"next": fields["w"], "next_panels": panels, "next_panel_bytes": panel_rows * w.nb[1]}
             self._first_few = self._first_few or mine
             fields |= self._first_few  # the next run's, unless another one comes
@@ -122,3 +123,15 @@ class Products:
             fields |= {"width": width, **out.share_scratch(floats.many_scratch(w.ne[0], width, size))}
         reads = [out.span(w), out.span(x)]
         out.emit(kernel, parameters, fields, reads, [out.span(node)], f"{w.type.name} {w.name}")
+
+
+def _columns_of_few(n: int, form: Blocks, lowering: Lowering) -> int | None:
+    """The `columns` of `matmul_few` for a product of n columns; None where `matmul_many` is faster: super-blocks take
+    longer to unpack a second time.
+
+    As many as registers hold have a kernel for each number, of more every fourth number has one.
+    """
+    if n <= lowering.few:
+        return n
+    second = lowering.few if isinstance(form, Blocks32) else lowering.columns
+    return -(-n // matmul.TOGETHER) * matmul.TOGETHER if n <= lowering.few + second * (lowering.passes - 1) else None

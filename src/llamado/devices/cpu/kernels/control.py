@@ -41,7 +41,10 @@ def state_words(n_threads: int) -> int:
 
 FUTEX = {"x86_64": 202, "aarch64": 98, "arm64": 98}.get(platform.machine()) if sys.platform == "linux" else None
 WAIT, WAKE = 128, 129  # private to the process
-_SPINS = 4000  # about 50 to 100 µs of looking before sleeping
+# A thread without a program looks so often for the next one, 20 to 50 µs, then so often more between which whoever
+# wants its core gets it, one to two milliseconds in all: longer than what lies between two steps of several sequences.
+# Then it sleeps; to be woken takes whoever launches as long as a dozen system calls.
+_LOOKS, _YIELDS = 1000, 5000
 
 
 def _pause(c: Code) -> None:
@@ -181,7 +184,9 @@ def work(c: Code, a: SimpleNamespace, work: Work) -> None:
             c.leave(waiting, c.atomic_load(a.state + GENERATION).differs(seen.value))
             _pause(c)
             spins.value = spins.value + 1
-            with c.when(spins.value > _SPINS):
+            with c.when(spins.value > _LOOKS):
+                c.intrinsic("sched_yield", I32, [])
+            with c.when(spins.value > _LOOKS + _YIELDS):
                 if FUTEX is None:
                     c.intrinsic("usleep", I32, [c.const(I32, 200)])
                 else:

@@ -2,9 +2,9 @@
 
 One arithmetic for every batch size (the law "one numerics"): for each output, blocks are taken in order along K;
 within a block the integer dot product is exact; then one fused multiply-add into the f32 sum. `matmul_few` keeps a
-block's unpacked weights in registers for up to `Lowering.few` columns; `matmul_many` unpacks 8 or 16 rows of a
-stretch of K into scratch (L1) and spends them on all columns, which pays from the second group of columns on. Lanes are
-rows in both, so the float operations are the same ones in the same order.
+block's unpacked weights in registers for up to `Lowering.few` columns, and does so again for up to `Lowering.passes`
+times as many; `matmul_many` unpacks 8 or 16 rows of a stretch of K into scratch (L1) and spends them on all columns.
+Lanes are rows in both, so the float operations are the same ones in the same order.
 
 Layout of x: see `activations.py`. W: row r at w + r·row_bytes as in the file. y: f32, column j at y + j·y_stride.
 """
@@ -81,6 +81,9 @@ _NEAR = 8192
 
 _FETCHED = 128 << 10
 """Most bytes of the next product that a thread asks for when it is through with one."""
+
+TOGETHER = 4
+"""Least columns of a group that is filled up."""
 
 STRETCH = 2048
 """Weights of a row unpacked at a time by `matmul_many` for eight rows, half as many for 16: they stay in L1."""
@@ -243,17 +246,26 @@ def matmul_few(
     near: bool,
     panel_rows: int,
 ) -> None:
-    """y for `columns` columns (at most `Lowering.few`); `panel_rows`, 8 or 16: rows unpacked together.
+    """y for `columns` columns, or where registers do not hold as many for up to as many; `panel_rows`, 8 or 16: rows
+    unpacked together.
 
-    They are as many short streams, which defeat the hardware's prefetching: the next ones are asked for here.
+    They are as many short streams, which defeat the hardware's prefetching: the next ones are asked for here. Columns
+    that registers do not hold follow in a second pass over the panel, which the caches have by then.
     """
-    form = in_blocks(TensorType[weights])
+    form, wide, at_once = in_blocks(TensorType[weights]), c.lowering.columns, c.lowering.few
+    size = a.n_blocks * form.column_bytes
+    nowhere = c.scratch(4 * panel_rows) if columns > at_once else None
     with c.shares(work, (a.n_rows + (panel_rows - 1)) // panel_rows, a.share) as number:
         first = c.min(number * panel_rows, a.n_rows - panel_rows)
         panel = RowPanel(c, a.w + first * a.row_bytes, a.row_bytes, panel_rows)
-        x = few_columns(a.x, columns, c.lowering.columns, a.n_blocks * form.column_bytes)
-        for j, total in enumerate(products(c, form, a.n_blocks, panel, x, near)):
-            c.store(a.y + j * a.y_stride + first * 4, total.value)
+        for start in range(0, columns, at_once):
+            x = few_columns(a.x + size * start, min(at_once, columns - start), wide, size)
+            found = products(c, form, a.n_blocks, panel, x, near, ahead=start == 0)
+            for j, total in enumerate(found, start):
+                target = a.y + j * a.y_stride + first * 4
+                if nowhere is not None and j > columns - TOGETHER:  # it may be one that fills up the last group
+                    target = c.select(a.n_columns > j, target, nowhere)
+                c.store(target, total.value)
     _fetch_next(c, a, work)
 
 
@@ -266,12 +278,19 @@ def few_columns(x: Value, n: int, wide: int, column_bytes: Value) -> list[Column
 
 
 def products(
-    c: Code, form: Blocks32 | Blocks256, n_blocks: Value, panel: RowPanel, columns: Sequence[Columns], near: bool
+    c: Code,
+    form: Blocks32 | Blocks256,
+    n_blocks: Value,
+    panel: RowPanel,
+    columns: Sequence[Columns],
+    near: bool,
+    *,
+    ahead: bool = True,
 ) -> list[Var]:
-    """Sums of a panel's rows times groups of columns; `near`: rows that follow are asked for twice."""
+    """Sums of a panel's rows times groups of columns; `ahead`: asks for what follows, `near`: twice."""
     sums = [c.var(c.const(Type("f32", panel.n), 0.0)) for x in columns for _ in range(x.n)]
     with c.range(0, n_blocks) as i:
-        fetches = _ahead(c, form, n_blocks, panel, i, near)
+        fetches = _ahead(c, form, n_blocks, panel, i, near) if ahead else Fetches(c, form.block // 4)
         here = panel.at(i * form.block_bytes)
         at_x = [x.behind(i * form.column_bytes) for x in columns]
         if isinstance(form, Blocks32):

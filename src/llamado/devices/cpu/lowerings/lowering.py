@@ -33,6 +33,9 @@ class Lowering:
     # Groups of columns that a product of few takes at once.
     groups: int = 1
 
+    # Times that such a product passes over the rows it has unpacked together, sooner than go by way of scratch.
+    passes: int = 1
+
     # Bytes of a column of activations that lie together in a group of columns.
     run: int = 4
 

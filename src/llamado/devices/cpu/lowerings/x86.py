@@ -110,5 +110,5 @@ AVX2 = Avx2("avx2", columns=4, needs=_AVX2, without=("avx512", "avxvnni"), full_
 AVX_VNNI = Vnni("avx-vnni", columns=4, needs=(*_AVX2, "avxvnni"), without=("avx512",))
 _VNNI = (*_AVX2, "avx512vnni", "avx512vl", "avx512bw")
 VNNI_256 = Vnni("vnni-256", columns=8, needs=_VNNI)
-VNNI = replace(VNNI_256, name="vnni", panel_rows=16, groups=2)
+VNNI = replace(VNNI_256, name="vnni", panel_rows=16, groups=2, passes=2)
 AMX = replace(VNNI, name="amx", needs=(*_VNNI, "amx-tile", "amx-int8"), tiles=True)
