@@ -303,7 +303,7 @@ class Commands:
         class Server:
             should_exit, started = False, True
 
-            def __init__(self, config: Any, watchers: Any) -> None:
+            def __init__(self, config: Any, watchers: Any, cut_off: Any) -> None:
                 note("uvicorn", ssl_key=config.ssl_keyfile, ssl_cert=config.ssl_certfile)
                 note("uvicorn", keep_alive=config.timeout_keep_alive)
                 self._watchers = watchers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import httpx._transports.default as httpx_transport
 import pytest
 from bits import BITS
 from hypothesis import HealthCheck, settings
@@ -19,6 +21,9 @@ from llamado.devices.cpu.lowerings import LOWERINGS
 # httpx looks for it with each request to an application in this process, through all of the path where it is not there.
 if find_spec("sniffio") is None:
     sys.modules["sniffio"] = None  # type: ignore[assignment]
+
+# Certificates of the system are read once, not for each client: 20 ms of work for hundreds of them.
+httpx_transport.create_ssl_context = functools.lru_cache(httpx_transport.create_ssl_context)
 
 # A busy machine makes an example slow; that says nothing about the code. The same examples each time: a change is not
 # refused for what it did not touch. LLAMADO_FUZZ=1 looks for new ones.

@@ -8,16 +8,13 @@ and llamado is imported and used.
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from tiny_models import make_llama
-
-from llamado.gguf.sources.resolve import cache_dir
 
 pytestmark = pytest.mark.slow
 
@@ -189,10 +186,9 @@ except OSError as error:
 
 
 def without(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script there, with kernels of its own: this system's wait for each other in another way."""
     return subprocess.run(
         [sys.executable, "-P", "-c", _AWAY + script, *arguments], capture_output=True, text=True, timeout=300,
-        stdin=subprocess.DEVNULL, env=os.environ | {"LLAMADO_CACHE": str(cache_dir() / "other-systems")},
+        stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 
@@ -207,9 +203,7 @@ def test_all_modules_are_imported() -> None:
 def test_a_chat_is_answered(tmp_path: Path) -> None:
     """The server starts, renders a template in its child, computes, and ends by Ctrl-C."""
     model = make_llama(tmp_path / "tiny.gguf")
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
     done = without(_SERVED, str(model), str(port))
     assert done.returncode == 0, done.stderr
     completion, chat = json.loads(done.stdout.splitlines()[-1])

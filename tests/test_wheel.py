@@ -128,7 +128,7 @@ def test_what_is_in_it(wheel: Path) -> None:
         points = archive.read(f"{info}/entry_points.txt").decode()
         told = archive.read(f"{info}/METADATA").decode()
     assert {name for name in names if not name.startswith(info)} == expected
-    assert points.split() == ["[console_scripts]", "llamado", "=", "llamado.commands.cli:main"]
+    assert points.split() == ["[console_scripts]", "llamado", "=", "llamado.__main__:main"]
     assert "Requires-Python: >=3.11\n" in told and f"\nVersion: {__version__}\n" in told
     for extra in ("hub", "otel", "plot"):
         assert f"Provides-Extra: {extra}\n" in told

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from client.scripted_server import Exchange, ScriptedServer
+from ports import free_port
 
 from llamado.client import (
     AsyncLlamaServerClient,
@@ -46,12 +47,6 @@ def ready(exchange: Exchange) -> None:
 
 def loading(exchange: Exchange) -> None:
     exchange.answer(503, LOADING)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize(

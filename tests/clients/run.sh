@@ -18,4 +18,4 @@ if [ ! -d "$servers/node_modules" ] || [ tests/clients/mcp/package.json -nt "$se
   mkdir -p "$servers" && cp tests/clients/mcp/package.json "$servers/"
   PATH="$PATH:$PWD/.venv-clients/bin" npm install --silent --no-fund --no-audit --prefix "$servers" </dev/null
 fi
-PATH="$PATH:$PWD/.venv-clients/bin" LLAMADO="${LLAMADO:-$PWD/.venv/bin/llamado}" .venv-clients/bin/python -m pytest -q -p no:cacheprovider -c tests/clients/pytest.ini tests/clients "$@"
+PATH="$PATH:$PWD/.venv-clients/bin" LLAMADO="${LLAMADO:-$PWD/.venv/bin/llamado}" .venv-clients/bin/python -m pytest -q -o cache_dir="$PWD/.venv-clients/.pytest_cache" -c tests/clients/pytest.ini tests/clients "$@"

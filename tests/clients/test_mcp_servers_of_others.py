@@ -20,6 +20,7 @@ import httpx
 import pytest
 from conftest import running
 from openai import OpenAI
+from ports import free_port
 
 PROGRAMS = Path(sys.prefix)
 NODE = PROGRAMS / "mcp" / "node_modules" / ".bin"
@@ -49,9 +50,7 @@ class Tools:
 @pytest.fixture(scope="module")
 def web() -> Iterator[str]:
     """The server of everything over streamable HTTP."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [str(NODE / "mcp-server-everything"), "streamableHttp"],
         env=os.environ | {"PORT": str(port)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -25,14 +25,6 @@ from llamado.server.state import ServerState  # noqa: E402
 from llamado.server.switches import Switches  # noqa: E402
 
 
-def closed_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 @contextmanager
 def listening(host: str = "127.0.0.1", tls: Certificates | None = None, **given: Any) -> Iterator[tuple[str, Any]]:
     """Address and state of a server of ours with a pretended engine; `loaded`, `keys`, `engine` and switches."""

@@ -313,12 +313,12 @@ def two() -> Iterator[tuple[str, str, Any, Any]]:
 def test_nginx_before_two_servers(two: tuple[str, str, Any, Any], tmp_path: Path) -> None:
     """Answers come through while one of two is loading; streams pass as they come, and monitoring is not shown."""
     nginx = program("nginx")
-    from doctor_stand_ins import closed_port
+    from ports import free_port
 
     from llamado.cluster.deploy.nginx import nginx as nginx_files
 
     *addresses, first, _ = two
-    port = closed_port()
+    port = free_port()
     text = nginx_files(Deployment(replicas=2), addresses)["nginx.conf"].replace(
         "listen 80;", f"listen 127.0.0.1:{port};"
     )
@@ -349,7 +349,7 @@ def test_nginx_before_two_servers(two: tuple[str, str, Any, Any], tmp_path: Path
 def test_prometheus_scrapes_two_servers(two: tuple[str, str, Any, Any], tmp_path: Path) -> None:
     import time
 
-    from doctor_stand_ins import closed_port
+    from ports import free_port
 
     prometheus = program("prometheus")
     files = files_for("prometheus", Deployment(replicas=2))
@@ -357,7 +357,7 @@ def test_prometheus_scrapes_two_servers(two: tuple[str, str, Any, Any], tmp_path
     content["scrape_configs"][0]["static_configs"][0]["targets"] = list(two[:2])
     content["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     folder = written(tmp_path / "p", {**files, "prometheus.yml": yaml.safe_dump(content)})
-    port = closed_port()
+    port = free_port()
     command = [prometheus, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",
                f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
     with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:

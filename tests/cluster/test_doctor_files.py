@@ -13,7 +13,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from doctor_stand_ins import closed_port
+from ports import free_port
 from tiny_models import make_llama
 
 from llamado.cluster.doctor import machine, model_files
@@ -256,7 +256,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_nothing_is_found_on_a_healthy_machine() -> None:
-    assert examine_machine(MachineOptions(port=closed_port(), threads=1)) == []
+    assert examine_machine(MachineOptions(port=free_port(), threads=1)) == []
 
 
 def test_a_port_is_taken_and_by_whom() -> None:

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from doctor_stand_ins import closed_port, listening
+from doctor_stand_ins import listening
+from ports import free_port
 from scripted_worker import ScriptedWorker
 from tiny_models import make_llama
 
@@ -135,7 +136,7 @@ def test_a_healthy_system(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     log.write_text(HEALTHY)
     model = make_llama(tmp_path / "tiny.gguf")
     with listening() as (url, _):
-        code, out, err = run(capsys, url, url.removeprefix("http://"), log, model, "-t", 1, "--port", closed_port())
+        code, out, err = run(capsys, url, url.removeprefix("http://"), log, model, "-t", 1, "--port", free_port())
     assert (code, err) == (0, "") and out.startswith("Nothing found. Looked at: ")
     for name in (url, str(log), str(model), "this machine"):
         assert name in out
@@ -144,7 +145,7 @@ def test_a_healthy_system(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
 def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text("Failed to connect to 10.0.0.2:50052\n")
-    port = closed_port()
+    port = free_port()
     code, out, _ = run(capsys, f"127.0.0.1:{port}", log, f"tcp://127.0.0.1:{port}")
     assert code == 1
     for title in ("refused", "worker-refused"):
@@ -219,7 +220,7 @@ def test_logs_of_ours(words: list[str], symptom: str, tmp_path: Path, capsys: py
         ScriptedWorker() as older,
         log.open("wb") as out,
     ):
-        ports = {"@taken": taken.getsockname()[1], "@free": closed_port(), "@newer": newer.endpoint.port,
+        ports = {"@taken": taken.getsockname()[1], "@free": free_port(), "@newer": newer.endpoint.port,
                  "@plain": older.endpoint.port}  # fmt: skip
         for mark, port in ports.items():
             words = [word.replace(mark, str(port)) for word in words]
@@ -261,7 +262,7 @@ def test_logs_of_the_real_ones(
     log = tmp_path / "real.log"
     with socket.create_server(("127.0.0.1", 0)) as taken, log.open("wb") as out:
         words = [
-            flag.replace("@taken", str(taken.getsockname()[1])).replace("@free", str(closed_port())) for flag in flags
+            flag.replace("@taken", str(taken.getsockname()[1])).replace("@free", str(free_port())) for flag in flags
         ]
         command = [str(peer_bin / program), *words]
         subprocess.run(command, stdout=out, stderr=out, cwd=tmp_path, timeout=120, env=os.environ, check=False)

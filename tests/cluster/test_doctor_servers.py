@@ -11,8 +11,9 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
-from doctor_stand_ins import Certificates, accepting, closed_port, listening, saying, swallowing
+from doctor_stand_ins import Certificates, accepting, listening, saying, swallowing
 from fakes import FakeEngine
+from ports import free_port
 from scripted_server import Exchange, ScriptedServer
 from scripted_worker import ScriptedWorker
 
@@ -63,7 +64,7 @@ def test_nothing_is_found_on_a_healthy_server() -> None:
 
 
 def test_refused() -> None:
-    port = closed_port()
+    port = free_port()
     found = one(f"http://127.0.0.1:{port}")
     assert found.symptom == "refused" and str(port) in found.command
 

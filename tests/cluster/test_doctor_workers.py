@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from doctor_stand_ins import Certificates, accepting, closed_port, listening, saying, swallowing
+from doctor_stand_ins import Certificates, accepting, listening, saying, swallowing
+from ports import free_port
 from scripted_worker import Hang, ScriptedWorker
 
 from llamado.cluster.doctor.symptoms import Finding
@@ -45,7 +46,7 @@ def test_nothing_is_found_where_all_answer(certificates: Certificates) -> None:
 
 
 def test_nobody_listens() -> None:
-    port = closed_port()
+    port = free_port()
     found = one(f"127.0.0.1:{port}")
     assert found.symptom == "worker-refused" and f"llamado worker -H 0.0.0.0 -p {port}" in found.command
 
@@ -58,7 +59,7 @@ def test_a_host_nobody_knows_and_one_that_does_not_answer() -> None:
 
 def test_one_of_several_is_named() -> None:
     with ScriptedWorker() as well, accepting() as port:
-        found = one(well.endpoint, f"127.0.0.1:{port}", timeout=0.5)
+        found = one(well.endpoint, f"127.0.0.1:{port}", timeout=2.0)
     assert found.symptom == "worker-silent" and found.where == f"127.0.0.1:{port}"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 
 from llamado.cluster.file import RestartConfig
 from llamado.cluster.services import CLUSTER_TOKEN, Addresses, Reservation, Service, ServiceRole
@@ -35,12 +35,6 @@ from llamado.processes.identity import is_same, start_mark
 FAKE = str(Path(__file__).parent / "fake_service.py")
 QUICK = RestartConfig(first=0.01, longest=0.02, settled=60.0, crashes=3)
 GUARD = 60.0  # seconds
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
 
 
 class Fakes:

@@ -142,7 +142,7 @@ def test_a_worker_is_drained_while_it_is_asked_by_https_below_a_path(up: Up) -> 
 @pytest.mark.slow
 def test_replicas_behind_a_gateway_and_one_of_them_killed(up: Up) -> None:
     file = up.folder / "cluster.yaml"
-    file.write_text("replicas: 2\nworkers: 1\nserver: {ctx-size: 256}\nrestart: {first: 6}\n")
+    file.write_text("replicas: 2\nworkers: 1\nserver: {ctx-size: 256}\nrestart: {first: 12}\n")
     up.start(str(file))
     state = up.ready()
     names = [service["name"] for service in state["services"]]
@@ -152,13 +152,13 @@ def test_replicas_behind_a_gateway_and_one_of_them_killed(up: Up) -> None:
     pid = next(service["pid"] for service in state["services"] if service["name"] == "server1")
     os.kill(pid, signal.SIGKILL)
     until(lambda: "was ended by SIGKILL" in up.state()["services"][2]["message"])
+    shown = up.command("ps").stdout
+    assert "│ server1   │ restarting │" in shown
     with httpx.Client(base_url=state["url"], timeout=GUARD) as http:
         for _ in range(4):  # one of two replicas is away, and no request is refused
             told = http.post("/completion", json=BODY)
             assert told.status_code == 200 and told.json()["content"].encode() == expected
             assert told.headers["x-llamado-replica"] == state["services"][3]["address"]
-    shown = up.command("ps").stdout
-    assert "│ server1   │ restarting │" in shown
     until(lambda: up.state()["services"][2]["restarts"] == 1 and up.ready())
     assert answer(state["url"]) == expected
     assert up.command("drain", "server2").stdout == "server2 is drained\n"

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from llamado import flags
+from llamado.__main__ import main as entry
 from llamado.commands import cli
 from llamado.commands.serve import serve_settings, serves_many
 from llamado.devices.split.placement import ALL_LAYERS
@@ -567,3 +569,49 @@ def test_broken_pipe_is_silent() -> None:
     done = subprocess.run([sys.executable, "-m", "llamado", "serve", "--help"], stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert b"Traceback" not in done.stderr
+
+
+def test_what_the_system_refuses_is_said_in_its_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device", "/some/file")
+
+    monkeypatch.setitem(cli.COMMANDS, "list", (full, *cli.COMMANDS["list"][1:]))
+    assert cli.main(["list"]) == 1
+    assert capsys.readouterr().err == "llamado: /some/file: No space left on device (-v shows where)\n"
+
+
+def test_an_interruption_is_one_whatever_it_is_wrapped_in(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python raises RuntimeError for what comes while a class is made."""
+
+    def interrupted(*_: object) -> int:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise RuntimeError("Error calling __set_name__") from error
+
+    monkeypatch.setitem(cli.COMMANDS, "list", (interrupted, *cli.COMMANDS["list"][1:]))
+    assert cli.main(["list"]) == 130 and capsys.readouterr().err == "\n"
+    monkeypatch.setitem(sys.modules, "llamado.commands.cli", Interrupting("llamado.commands.cli"))
+    assert entry() == 130
+
+
+class Interrupting(types.ModuleType):
+    """A module in whose import somebody presses Ctrl-C."""
+
+    def __getattr__(self, name: str) -> object:
+        raise KeyboardInterrupt
+
+
+def test_what_stands_before_the_dashes_of_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    for given in (["--port", "9000"], ["-m", "x.gguf"]):
+        assert cli.main(["up", "--nodes", "2", "--", *given]) == 2
+        assert "it stands before the --" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["-h", "--help", "--help-all", "help"])
+def test_help_without_a_command_is_that_of_all(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([word]) == 0 and capsys.readouterr().out == cli.USAGE

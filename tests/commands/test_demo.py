@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from ports import free_port
 from tiny import TINY, make
 from tiny_models import make_llama
 
@@ -61,12 +62,6 @@ def commands(clone: Path) -> list[list[str]]:
         words = Path(f"/proc/{service['pid']}/cmdline").read_text().split("\0")[:-1]
         found.append(words[words.index("llamado") + 1 :])
     return found
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -101,7 +101,9 @@ def test_pull(tiny: str, smollm2_path: Path, tmp_path: Path, capsys: pytest.Capt
     """The path of a file, or of a model that was fetched before, alone on standard output."""
     for spec, path in ((tiny, tiny), ("smollm2", str(smollm2_path))):
         assert cli.main(["pull", spec]) == 0
-        assert capsys.readouterr().out == f"{path}\n"
+        said = capsys.readouterr()
+        assert (said.out, said.err) == (f"{path}\n", "")
     assert cli.main(["pull", str(tmp_path / "missing.gguf")]) == 1
     said = capsys.readouterr()
     assert not said.out and "missing.gguf" in said.err and "Traceback" not in said.err
+    assert said.err.startswith("llamado: ")

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ports import free_port
 from tiny_models import make_gemma3, make_llama
 
 from llamado.commands import cli
@@ -215,12 +216,6 @@ def test_layers_are_written_as_runs() -> None:
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
-def closed_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 class FakeWorkerDevice:
     def __init__(self, endpoint: str, broken: bool = False) -> None:
         self.name, self.endpoint, self.broken, self.closed = "?", endpoint, broken, False
@@ -266,7 +261,7 @@ def test_devices_are_listed_as_llama_cpp_lists_them(
 
 
 def test_unreachable_workers_are_all_named(capsys: pytest.CaptureFixture[str], model_path: Path) -> None:
-    ports = [closed_port(), closed_port()]
+    ports = [free_port(), free_port()]
     endpoints = ",".join(f"127.0.0.1:{port}" for port in ports)
     assert cli.main(["plan", "-m", str(model_path), "--rpc", endpoints]) == 1
     out, err = capsys.readouterr()
@@ -277,7 +272,7 @@ def test_unreachable_workers_are_all_named(capsys: pytest.CaptureFixture[str], m
 
 @pytest.fixture
 def ggml_worker(peer_bin: Path) -> Iterator[str]:
-    port = closed_port()
+    port = free_port()
     process = subprocess.Popen(
         [peer_bin / "ggml-rpc-server", "-p", str(port), "-t", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

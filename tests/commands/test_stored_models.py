@@ -23,6 +23,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources.catalogue import CATALOGUE
 from llamado.gguf.sources.ollama import MODEL_LAYER
 from llamado.gguf.sources.stored import find_stored, remove, stored_models
+from llamado.http.access import AccessRules
 from llamado.http.running import announced, folder, running_servers
 
 sys.path.append(str(Path(__file__).parents[1] / "server"))
@@ -118,6 +119,7 @@ def test_what_a_model_is(capsys: pytest.CaptureFixture[str], machine: Path) -> N
         assert shown["context_length"] == 512 and shown["metadata"]["llama.block_count"] == 2
     assert cli.main(["show", "own"]) == 0 and "context length" in capsys.readouterr().out
     assert cli.main(["show", "own", "--template"]) == 0 and capsys.readouterr().out == "{{ messages }}\n"
+    assert cli.main(["show", "own"]) == 0 and "used              just now" in capsys.readouterr().out
     for name, words in (
         ("far-0123456789ab", "in part"),
         ("nobody", "no model 'nobody'"),
@@ -183,6 +185,18 @@ def test_servers_that_run_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert running_servers() == []
 
 
+def test_who_looks_at_servers_leaves_no_line_in_their_logs(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither where slots are not told, nor where a key is asked for that nobody gave."""
+    caplog.set_level("INFO", "llamado.server")
+    for switches in ({"access": AccessRules(api_keys=(b"k",))}, {"slots": False}):
+        with serving(**switches) as wire, announced("server", [wire.url]):
+            (server,) = output(capsys, "ps", "-o", "json")["servers"]
+            assert server["state"] == "ready"
+    assert [record.message for record in caplog.records if "GET" in record.message] == []
+
+
 def test_a_server_that_does_not_answer_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
     with announced("server", ["http://127.0.0.1:9"]):
         (server,) = output(capsys, "ps", "-o", "json")["servers"]
@@ -207,3 +221,18 @@ def test_the_default_model_is_known_by_its_name(machine: Path) -> None:
     path = machine / "cache" / "models" / CATALOGUE["smollm2"].file_name
     path.write_bytes(b"GGUF")
     assert find_stored("smollm2").path == path
+
+
+def test_models_are_divided_and_quantized_by_their_names(
+    capsys: pytest.CaptureFixture[str], machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written without a name of its own goes to where one is, not into the cache."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert cli.main(["gguf", "split", "own", "parts", "--dry-run"]) == 0
+    assert cli.main(["quantize", "--allow-requantize", "own", "Q8_0"]) == 0
+    assert [path.name for path in Path().iterdir()] == ["ggml-model-Q8_0.gguf"]
+    assert not (machine / "cache" / "models" / "ggml-model-Q8_0.gguf").exists()
+    capsys.readouterr()
+    for name, words in (("nobody", "llamado list"), ("gemma3", "llamado pull gemma3")):
+        assert cli.main(["quantize", name, "Q8_0"]) == 1 and words in capsys.readouterr().err

@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +153,15 @@ def test_parameters_are_those_of_the_table(speaker: FakeSpeaker) -> None:
     for wrong, reason in (
         ("temperature warm", "expected a number"), ("top_k 1.5", "expected a whole number"),
         ("ignore_eos perhaps", "on or off"), ("samplers guess", "guess"), ("colour red", "no parameter colour"),
-        ("n_keep -7", "n_keep must be -1"),
+        ("n_keep -7", "n_keep must be -1"), ("temprature 1", "did you mean temperature?"),
     ):  # fmt: skip
         assert reason in hear(f"/set {wrong}")[0], wrong
+    # Names of flags and of bodies are understood, too.
+    assert hear("/set temp 0", "/set max_tokens 9", "/set n 8", "/set num-predict") == [
+        "temperature = 0.0", "n_predict = 9", "n_predict = 8",
+        f"  {'n_predict':20} {8!s:10} {SETTABLE['n_predict'].help}",
+    ]  # fmt: skip
+    hear("/set temperature 0.25")
     listed = hear("/set")
     assert len(listed) == len(SETTABLE) and any("temperature" in line and "0.25" in line for line in listed)
 
@@ -348,6 +357,26 @@ def test_whoever_answers_is_told_when_nobody_listens(speaker: FakeSpeaker) -> No
     answer = speaker.answer([], {})
     shown = PlainScreen(Interrupted()).show(answer)
     assert shown.text == "answer " and shown.figures is None and speaker.ended == 1
+
+
+@pytest.mark.parametrize("markdown", [False, True])
+def test_an_interruption_that_python_dropped_ends_the_answer(markdown: bool) -> None:
+    """As it drops those in destructors; the answer would go on, and nobody could stop it any more."""
+
+    def answer() -> Generator[Said, None, Figures]:
+        yield Said("begun")
+        with suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        for _ in range(100):
+            yield Said(" and on")
+        return FIGURES
+
+    before = signal.getsignal(signal.SIGINT)
+    console = Console(file=Terminal(), width=60, height=40, force_terminal=True)
+    shown = (MarkdownScreen(console) if markdown else PlainScreen(Terminal())).show(answer())
+    assert shown.figures is None and shown.text.startswith("begun") and shown.text.count("and on") <= 1
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_thoughts_are_folded_and_a_stop_is_marked() -> None:

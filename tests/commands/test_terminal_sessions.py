@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from ports import free_port
 from record_terminal import lasting, recorded, shown
 from terminals import Terminal
 from tiny_models import make_llama
@@ -138,12 +138,6 @@ def test_a_terminal_without_markdown(terminal: Open, model: Path) -> None:
     assert b"\x1b[2K" not in answer and b"\x1b[1A" not in answer, "nothing is drawn twice"
     one.type("/exit\r")
     assert one.exit_code() == 0
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def test_a_server_is_spoken_to_like_a_model(terminal: Open, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

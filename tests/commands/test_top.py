@@ -77,6 +77,20 @@ def test_what_is_on_the_screen() -> None:
     assert any("2:05 ago" in line and "joined" in line for line in rest)
 
 
+def test_a_narrow_terminal_shows_which_machine_it_is() -> None:
+    """What has no room is cut from the words about layers, not from addresses."""
+    long = {**DEVICE, "holds": "layers 0 to 10, 18.2 MB from its own disk"}
+    for width, there in ((160, ["reads", "link", "memory"]), (110, ["memory"]), (80, [])):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(screen.screen({**BODY, "devices": [HERE, long]}, 1125.0, sort="free"))
+        lines = console.export_text().splitlines()
+        (heading,) = [line for line in lines if line.startswith("device")]
+        (row,) = [line for line in lines if line.startswith("RPC0")]
+        assert row.split()[:5] == ["RPC0[10.0.0.2:50052]", "ready", "layers", "0", "to"] and "…" not in row, width
+        assert "free▼" in heading and all(name in heading for name in there), width  # what is sorted by stays
+        assert ("reads" in heading) == (width == 160)
+
+
 def test_who_passes_what_it_computes_to_whom() -> None:
     assert not any("straight" in line for line in shown(BODY))
     ring = {**BODY, "devices": [HERE, {**DEVICE, "passes_to": ["RPC1[h:2]"]}]}
@@ -120,7 +134,9 @@ def test_once_and_as_json(answering: Any, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize(("status", "body", "said"), [
     (503, {"error": {"message": "Loading model"}, "stage": "waiting: h:2"}, "503: Loading model (waiting"),
-    (404, {"error": {"message": "Not Found"}}, "answers 404"), (200, b"<html>", "no JSON"), (200, [], "answers 200"),
+    (404, {"error": {"message": "Not Found"}}, "no server of one model"),
+    (401, {"error": {"message": "Invalid API Key"}}, "401: Invalid API Key (--api-key KEY"),
+    (200, b"<html>", "no JSON"), (200, [], "answers 200"),
 ])  # fmt: skip
 def test_what_is_no_cluster(
     answering: Any, capsys: pytest.CaptureFixture[str], status: int, body: Any, said: str

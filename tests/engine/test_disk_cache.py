@@ -292,6 +292,26 @@ def test_tails_take_about_as_much_room_as_cells(tmp_path: Path) -> None:
     assert sum(path.suffix == ".tail" for path in files(tmp_path)) == 4 + 3 + 2
 
 
+def test_a_tail_is_of_use_to_its_own_sequence_alone(tmp_path: Path) -> None:
+    """Behind the same block two sequences go on: one has cells there, the other a tail."""
+    disk = cache(tmp_path)
+    mine, other = sequence(1, BLOCK + 100), sequence(2, BLOCK + 60, (BLOCK + 60,))
+    other.tokens[:BLOCK] = mine.tokens[:BLOCK]
+    for one in (mine, other):
+        disk.put(one)
+    disk.finish([], 5)
+
+    def found(one: Stored, reach: Callable[[int, int], int]) -> int:
+        chain = disk.find(one.tokens, (), reach, True)
+        return 0 if chain is None else chain.n
+
+    def all_or_nothing(tail: int, n: int) -> int:
+        return tail if tail <= n else 0
+
+    assert [found(one, all_or_nothing) for one in (mine, other)] == [0, BLOCK + 60]
+    assert [found(one, min) for one in (mine, other)] == [BLOCK, BLOCK + 60]
+
+
 def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What cannot be written is not there, nothing is left of it, and the rest goes on."""
     disk = cache(tmp_path)

@@ -188,6 +188,29 @@ def test_tokens_are_told_while_the_next_is_computed(make: Make) -> None:
     engine.cancel(other.id)
 
 
+@pytest.mark.parametrize("spare_core", [False, True])
+def test_who_deals_with_tokens_has_the_engine_s_core(make: Make, spare_core: bool) -> None:
+    """Once a step, while others compute, and only where there is no other core."""
+    engine, device = make(spare_core=spare_core)
+    seen: list[tuple[int, bool]] = []
+    clients = [Client(), Client()]
+
+    def taken() -> None:
+        seen.append((sum(len(client.tokens) for client in clients), device.launched))
+
+    for client in clients:
+        client.id = engine.submit(req(40, 6), client, taken=taken)
+    for client in clients:
+        client.wait()
+    if spare_core:
+        assert not seen
+    else:
+        assert seen and all(launched for _, launched in seen)
+        told_by_then = [n for n, _ in seen]
+        assert told_by_then == sorted(set(told_by_then)), "once for all tokens of a step"
+        assert told_by_then[-1] >= 10, "in every step but the last"
+
+
 @pytest.mark.parametrize("how", ["drafts", "states"])
 def test_tokens_wait_for_nothing_that_takes_long(make: Make, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Not for a model that drafts, nor for a batch in parts."""

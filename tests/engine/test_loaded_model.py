@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,23 +42,6 @@ def llama(tiny: Path) -> Iterator[LoadedModel]:
     defaults = Defaults(sampling=Sampling(seed=3, ignore_eos=True), n_predict=16)
     with LoadedModel(file, load_model(file), tokenizer, template, forward, engine, defaults) as llama:
         yield llama
-
-
-@pytest.mark.slow
-def test_kernels_that_cannot_be_kept_are_mentioned(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def load() -> list[str]:
-        caplog.clear()
-        LoadedModel.load(tiny, EngineOptions(n_threads=1, n_ctx=64)).close()
-        return [text for text in caplog.messages if "LLAMADO_CACHE" in text]
-
-    assert not load()  # now all of them are kept
-    read, writable = Jit._read, os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and writable(path, mode))
-    assert not load()
-    monkeypatch.setattr(Jit, "_read", lambda jit, path: None if "top_of_rows" in path.name else read(jit, path))
-    assert load()[0].startswith("compiled kernels (1) cannot be kept in ")
 
 
 def test_generate_whole_and_in_pieces(llama: LoadedModel) -> None:

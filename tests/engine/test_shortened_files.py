@@ -20,9 +20,10 @@ import faulthandler, os, sys
 from pathlib import Path
 from llamado.engine.options import EngineOptions
 from llamado.engine.loaded_model import LoadedModel
-if "before" in sys.argv: faulthandler.enable()
+# Of the thread alone: what running ones do cannot be read without Python's lock; CPython may end by a signal over it.
+if "before" in sys.argv: faulthandler.enable(all_threads=False)
 one, two = (LoadedModel.load(path, EngineOptions(n_ctx=64, n_threads=2)) for path in sys.argv[1:3])
-if "after" in sys.argv: faulthandler.enable()
+if "after" in sys.argv: faulthandler.enable(all_threads=False)
 assert one.generate("Hello", n_predict=2, seed=1) == two.generate("Hello", n_predict=2, seed=1)
 """
 

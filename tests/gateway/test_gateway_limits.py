@@ -288,7 +288,7 @@ def test_a_file(tmp_path: Path) -> None:
         ("replicas: [{name: x}]", "replicas[0]: 'url' is missing"),
         ("replicas: [{url: 'http://h', wieght: 1}]", "did you mean 'weight'"),
         ("replicas: [{url: 'http://h', weight: true}]", "weight: expected int or float"),
-        ("replicas: ['h:1']", "is no address of a replica"),
+        ("replicas: ['ftp://h:1']", "is no address of a replica"),
         ("replicas: ['http://h', 'http://h']", "two of the replicas are called 'h'"),
         ("keys: [{name: a, key: k}, {name: b, key: k}]", "two of the keys are the same"),
         ("keys: [{name: a, key: k, tokens_per_day: 0}]", "tokens_per_day: expected more than 0"),
@@ -307,6 +307,7 @@ def test_files_that_cannot_be_meant(tmp_path: Path, text: str, said: str) -> Non
 
 
 def test_addresses() -> None:
-    for url in ("", "h:1", "ftp://h", "http://", "http://h:99999", "http://h:x"):
+    assert ReplicaOptions(url="h:1").url == "http://h:1" and ReplicaOptions(url="h:1").name == "h:1"
+    for url in ("", "ftp://h", "http://", "http://h:99999", "http://h:x"):
         with pytest.raises(GatewayError):
             ReplicaOptions(url=url)

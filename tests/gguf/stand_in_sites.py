@@ -26,7 +26,7 @@ class Site:
     failures: list[int] = field(default_factory=list)  # status codes that the next requests for files get
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, Range
     linked: dict[str, str] = field(default_factory=dict)  # SHA-256 that the hub gives for files, by path
-    sent: dict[str, int] = field(default_factory=dict)  # bytes of bodies, by path
+    sent: dict[str, int] = field(default_factory=dict)  # bytes of bodies, by path, before they are on their way
     url: str = ""
 
     def ranges_asked(self) -> list[str | None]:
@@ -84,12 +84,13 @@ def serve(site: Site) -> Iterator[Site]:
             path = self.path.partition("?")[0]
             for at in range(0, len(content), 65536):
                 piece = content[at : at + 65536]
+                # Counted first: who has the last piece goes on at once, and finds it counted.
+                site.sent[path] = site.sent.get(path, 0) + len(piece)
                 try:
                     self.wfile.write(piece)
                 except ConnectionError:
                     self.close_connection = True
                     return
-                site.sent[path] = site.sent.get(path, 0) + len(piece)
 
         def log_message(self, format: str, *args: object) -> None:
             pass

@@ -112,6 +112,10 @@ CASES: dict[str, tuple[bytes, str]] = {
     "data cut off": (one(by.tensor("a", [1024]), 4095), "needs data bytes 0 to 4096"),
     "no data": (by.file([], [by.tensor("a", [8])]), "the file has 0"),
     "overlap": (by.file([], [by.tensor("a", [64]), by.tensor("b", [8], offset=32)], bytes(512)), "overlaps"),
+    "overlap of a byte": (
+        by.file([], [by.tensor("a", [33], kind=24), by.tensor("b", [8], offset=32)], bytes(512)),  # of I8
+        "overlaps",
+    ),
     "same place": (by.file([], [by.tensor("a", [8]), by.tensor("b", [8])], bytes(512)), "overlaps"),
     "overlap out of order": (
         by.file([], [by.tensor("a", [64], offset=32), by.tensor("b", [16])], bytes(512)),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from llamado.gguf import GgufError, GGUFFile, StringArray, TensorType, ValueType
-from llamado.gguf.writer import NewTensor, encode, encode_all, header_bytes, read_fields, write_gguf
+from llamado.gguf.writer import NewFile, NewTensor, encode, encode_all, header_bytes, read_fields, write_gguf
 
 
 def written(path: Path, alignment: int | None = None) -> None:
@@ -87,3 +87,13 @@ def test_what_fails_leaves_the_old_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a.gguf"]
     with pytest.raises(GgufError, match=r"cannot be written: No such file"):
         write_gguf(tmp_path / "no" / "a.gguf", {}, [], [])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no disk that is always full")
+def test_a_full_disk_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+    """What is buffered cannot be written when the file is closed, either."""
+    with pytest.raises(GgufError, match="cannot be written: No space left on device"), NewFile(tmp_path / "a") as file:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), file._stream.fileno())
+        file._stream.write(b"x" * 10)
+        file.write(b"y" * (8 << 20))
+    assert [*tmp_path.iterdir()] == []

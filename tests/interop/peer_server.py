@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -11,14 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+from ports import free_port
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from peer_server import free_port
+from ports import free_port
 
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0

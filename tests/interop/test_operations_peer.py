@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
-from peer_server import free_port, llama_server
+from peer_server import llama_server
+from ports import free_port
 
 pytestmark = pytest.mark.interop
 

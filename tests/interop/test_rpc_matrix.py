@@ -28,7 +28,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from parity import HEADER, N_PREDICT, N_TOP, Comparison, Step, continuation, log_softmax, reported_again
-from peer_server import free_port, llama_server
+from peer_server import llama_server
+from ports import free_port
 from rows import start_at
 from rpc_workers import WorkerProcess, healthy, our_worker, real_worker, running, wait_until
 from short_texts import SHORT_TEXTS

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import httpx
 import orjson
 import pytest
-from peer_server import free_port
+from ports import free_port
 from server_requests import Ask, all_requests
 
 pytestmark = pytest.mark.interop

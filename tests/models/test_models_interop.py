@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from ports import free_port
 from reference import ReferenceModel
 from tiny_models import make_gemma3, make_llama
 
@@ -24,9 +24,7 @@ N_TOKENS = 90
 @contextmanager
 def llama_server(peer_bin: Path, model: Path, log: Path) -> Iterator[httpx.Client]:
     """The real server with one slot, all in float32, so that only the order of additions differs."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     options = ["-c", "512", "-np", "1", "-t", "1", "-fa", "off", "-ctk", "f32", "-ctv", "f32", "--no-warmup"]
     command = [peer_bin / "llama-server", "-m", model, "--host", "127.0.0.1", "--port", str(port), *options]
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as server:

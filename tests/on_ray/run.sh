@@ -14,4 +14,4 @@ if [ ! -x .venv-ray/bin/python ] || [ pyproject.toml -nt "$stamp" ]; then
   .venv-ray/bin/python -m pip install --quiet --disable-pip-version-check $ray </dev/null
   touch "$stamp"
 fi
-.venv-ray/bin/python -m pytest -q -p no:cacheprovider tests/on_ray "$@"
+.venv-ray/bin/python -m pytest -q -o cache_dir=.venv-ray/.pytest_cache tests/on_ray "$@"

@@ -63,6 +63,7 @@ def start_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
         server = router.make_server(serve_settings(parsed), parsed)
         thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
         thread.start()
+        wait_for(lambda: server.started)  # its application is there
         url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
         here = RouterHere(url, httpx.Client(base_url=url, timeout=30), log, server)
         started.append((here, thread, handler))

@@ -1,7 +1,8 @@
 """A model server made of nothing: says its name, gets ready late, streams slowly, dies when told to.
 
 `python fake_model.py NAME PORT_OR_SOCKET [ready=SECONDS] [fail=CODE] [stubborn] [count=FILE] [metrics=FILE|hang]`
-Requests: `{"delay": S, "stream": N, "die": "before" | "after N chunks", "signal": "SIGKILL", "echo": true}`.
+Requests: `{"delay": S, "stream": N, "seen": FILE, "die": "before" | "after N chunks", "signal": "SIGKILL", "echo": 1}`.
+`seen` has a byte for each part of the stream that has arrived: so many must there be before the next one is made.
 `count` gets a line per start and per request.
 """
 
@@ -116,10 +117,12 @@ async def work(
                     await asyncio.sleep(0.05)
                     end_by(asked)
                 await asyncio.wait([gone], timeout=delay)
+                while "seen" in asked and not gone.done() and os.path.getsize(str(asked["seen"])) < i:
+                    await asyncio.sleep(0.002)
                 if gone.done():
                     STATE["cancelled"] += 1
                     return False
-                part = f"data: {json.dumps({'name': NAME, 'i': i, 'sent': time.monotonic()})}\n\n".encode()
+                part = f"data: {json.dumps({'name': NAME, 'i': i})}\n\n".encode()
                 writer.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
                 await writer.drain()
             writer.write(b"0\r\n\r\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from ports import free_ports
 
 from llamado.router.router import RouterServer
 
@@ -80,23 +81,7 @@ def fake(name: str, *options: str, **more: Any) -> dict[str, Any]:
     return {"cmd": " ".join(words), "proxy": "http://127.0.0.1:${PORT}", **more}
 
 
-def free_ports(count: int) -> int:
-    """The first of some ports in a row that nobody listens on."""
-    import random
-    import socket
-
-    while True:
-        first = random.randrange(20000, 50000)
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in range(first, first + count):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return first
-
-
 def config(models: dict[str, dict[str, Any]], **more: Any) -> dict[str, Any]:
     """A config.yaml of models on free ports; without groups all may run side by side."""
     together = {"all": {"swap": False, "exclusive": False, "members": list(models)}}
-    return {"startPort": free_ports(len(models)), "groups": together, "models": models, **more}
+    return {"startPort": free_ports(max(len(models), 1)), "groups": together, "models": models, **more}

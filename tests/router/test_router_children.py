@@ -13,7 +13,8 @@ from tiny_models import make_llama
 
 
 @pytest.mark.slow
-def test_our_own_servers(start_router: Start, tmp_path: Path) -> None:
+def test_our_own_servers(start_router: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "llamado")
     folder = tmp_path / "models"
     folder.mkdir()
     make_llama(folder / "one.gguf")
@@ -41,6 +42,15 @@ def test_our_own_servers(start_router: Start, tmp_path: Path) -> None:
         assert [one.result() for one in asked] == [(5, "two")] * 3
     os.kill(router.running()["two"]["pid"], signal.SIGKILL)
     assert ask("two") == (5, "two")
+    # The log says who asked, and what the router refuses by itself; a model's own errors have one line, its own.
+    assert router.http.post("/completion", json={"model": "none", **body}).status_code == 400
+    assert router.http.post("/completion", json={"model": "two", "prompt": 1.5}).status_code == 400
+    wait_for(lambda: sum(" 400, " in record.message for record in caplog.records) >= 2)
+    lines = [record.message for record in caplog.records if "POST /completion" in record.message]
+    assert len([line for line in lines if "[two]" in line and "] 127.0.0.1 POST /completion 200, " in line]) == 4
+    (refused,) = [line for line in lines if "model 'none' not found" in line]
+    assert refused.startswith("127.0.0.1 POST /completion 400, ")
+    assert len([line for line in lines if " 400, " in line]) == 2
     failed = router.http.post("/completion", json={"model": "broken", **body}, timeout=60)
     assert failed.status_code == 500 and "not a GGUF file" in failed.json()["error"]["reason"]
     assert router.status("broken")["exit_code"] == 1

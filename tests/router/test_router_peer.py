@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from ports import free_port
 from router_process import Running, Start, alive, wait_for
 
 pytestmark = pytest.mark.interop
@@ -71,9 +71,7 @@ def both(
     ini.write_text(
         f"version = 1\n[*]\nc = 512\n[smol]\nparallel = 1\n[own]\nmodel = {smollm2_path}\nalias = mine\ntags = t\n"
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     common = ["--models-dir", str(folder), "--models-preset", str(ini), "--models-max", "2", "-t", "1"]
     command = [str(peer_bin / "llama-server"), *common, "--port", str(port), "-ngl", "0", "--offline"]
     with (tmp_path / "peer.log").open("wb") as out:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_worker import Hang, ScriptedWorker
+from wire_client import until
 
 from llamado.devices.device import DeviceError, DeviceLost
 from llamado.ggml import Graph, TensorFlag
@@ -613,17 +614,17 @@ def test_known_hashes_last_as_long_as_the_files(tmp_path: Path) -> None:
 def losing(before: Before, **options: Any) -> Iterator[tuple[RemoteDevice, Tensor, list[DeviceLost]]]:
     """A device that is about to be lost, a tensor on it, and what its callback is told."""
     worker = ScriptedWorker(own=options.pop("own", False))
+    reply_timeout = options.pop("reply_timeout", None)
     with device_of(worker, **options) as device:
         tensor = g.new_tensor(T.I8, 100_000)
         device.place([tensor])
         told: list[DeviceLost] = []
         device.on_lost(told.append)
         worker.before = before
+        if reply_timeout is not None:  # not before: a busy machine is not that quick to connect
+            device._connection._reply_timeout = reply_timeout
         yield device, tensor, told
-        for _ in range(100):
-            if told:
-                break
-            time.sleep(0.05)
+        until(lambda: bool(told))
         assert [error.device for error in told] == [device.name]
         assert device.lost is not None
         for call in (
@@ -687,10 +688,7 @@ def test_an_answer_to_no_question() -> None:
 
     with losing(shout) as (device, tensor, told):
         device.write(tensor, np.zeros(100_000, np.uint8))
-        for _ in range(100):
-            if told:
-                break
-            time.sleep(0.05)
+        until(lambda: bool(told))
         assert "protocol" in str(told[0])
 
 
@@ -742,8 +740,8 @@ def test_our_worker_that_does_not_answer_a_second_connection() -> None:
 
 @pytest.mark.slow
 def test_a_quiet_worker_is_not_lost() -> None:
-    with device_of(ScriptedWorker(own=True), reply_timeout=0.2) as device:
-        time.sleep(1.2)
+    with device_of(ScriptedWorker(own=True), reply_timeout=0.6) as device:
+        time.sleep(1.5)
         assert device.lost is None and device.memory()[1] == 1 << 30
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from peer_worker import connect_soon, free_port
+from peer_worker import connect_soon
+from ports import free_port
 from remote_model import RemoteModel
 from tiny_models import make_gemma3, make_llama
 from wire_client import running, until

@@ -119,7 +119,7 @@ def test_addresses() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_announced_is_found_and_seen_to_leave() -> None:
+def test_a_worker_that_is_announced_is_found_and_seen_to_leave(caplog: pytest.LogCaptureFixture) -> None:
     found: queue.Queue[tuple[str, float]] = queue.Queue()
     gone: queue.Queue[str] = queue.Queue()
     own = ("127.0.0.1:50123", "tls://127.0.0.1:50124")  # other tests' workers may be on the same machine
@@ -127,7 +127,9 @@ def test_a_worker_that_is_announced_is_found_and_seen_to_leave() -> None:
         lambda *one: one[0] in own and found.put(one), lambda one: one in own and gone.put(one), LOOPBACK
     )
     try:
+        caplog.clear()
         plain = Announcement(Endpoint("127.0.0.1", 50123), 2.5, LOOPBACK)
+        assert "127.0.0.1 is reached from this machine alone; -H 0.0.0.0" in caplog.text
         secure = Announcement(Endpoint("127.0.0.1", 50124, True), 1.0, LOOPBACK)
         assert {found.get(timeout=60), found.get(timeout=60)} == {
             ("127.0.0.1:50123", 2.5), ("tls://127.0.0.1:50124", 1.0)

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from peer_worker import free_port
+from ports import free_port
 from tiny_models import make_llama
 
 from llamado.commands.cluster import make

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 import threading
@@ -23,7 +24,7 @@ from llamado.ggml import graph as g
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
 from llamado.rpc.client.device import RemoteDevice, connect
-from llamado.rpc.endpoint import client_tls
+from llamado.rpc.endpoint import Endpoint, client_tls
 from llamado.rpc.wire import (
     LINKED,
     LLAMADO,
@@ -425,3 +426,21 @@ def test_a_worker_that_cannot_reach_the_other(pair: tuple[Worker, Worker], caplo
     until(lambda: all(inlet.over for inlet in pair[1].shared.inlets.values()))
     a.close()
     b.close()
+
+
+@pytest.mark.parametrize("hosts", [("127.0.0.1", "127.0.0.2"), ("127.0.0.2", "127.0.0.1"), ("127.0.0.2",), ("odd",)])
+def test_a_name_of_several_addresses_is_dialled_where_all_are_allowed(
+    monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...]
+) -> None:
+    """Nobody knows which of them is tried."""
+    dialling = links.Dialling(networks=(ipaddress.ip_network("127.0.0.1/32"), ipaddress.ip_network("::1/128")))
+
+    def known(found: tuple[str, ...]) -> None:
+        entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 1)) for host in found]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: entries)
+
+    known(("127.0.0.1", "::1"))
+    dialling.check(Endpoint("name", 1))
+    known(hosts)
+    with pytest.raises(links.LinkRefused, match="not in a network of --allow"):
+        dialling.check(Endpoint("name", 1))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peer_worker import free_port
+from ports import free_port
 from tiny_models import make_llama
 from wire_client import running, until
 

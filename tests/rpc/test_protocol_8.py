@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ports import free_port
 from translator import GRAPH_COMPUTE, GRAPH_RECOMPUTE, Translator
 from wire_client import layout, records, running, until
 
@@ -253,11 +254,6 @@ def test_an_older_llama_cpp_gets_through_the_second_time(worker: Worker, peer_bi
 
 
 # --- two workers that add up ------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @pytest.mark.parametrize("n", [1000, 32768])

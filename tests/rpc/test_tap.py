@@ -468,6 +468,19 @@ def test_cut_messages_hold_every_byte_once(parts: list[bytes], at: list[int]) ->
         assert passed == stream
 
 
+def test_an_answer_to_an_unknown_request_is_not_taken_for_the_next_ones() -> None:
+    """Nobody knows how long it is; from there on nothing can be told apart."""
+    awaiting: deque[Message] = deque()
+    requests, responses = Requests(awaiting), Responses(awaiting)
+    for request in (COUNT, struct.pack("<BQ", 200, 0), COUNT):
+        requests.take(memoryview(request), 0.0)
+    count = memoryview(struct.pack("<QI", 4, 1))
+    first = responses.take(count, 1.0)
+    assert first is not None and first[0].command == Command.DEVICE_COUNT and not responses.lost
+    assert responses.take(memoryview(b"anything"), 1.0) is None and responses.lost
+    assert responses.take(count, 1.0) is None
+
+
 def test_a_request_that_breaks_the_rules_is_noted_and_the_next_is_read() -> None:
     log = RequestLog()
     assert "before HELLO" in log.describe(whole(COUNT))["note"]

@@ -1,7 +1,7 @@
 """A server process over the fake engine: `python fake_server.py PORT_FILE [OPTION=VALUE]…`.
 
 Options: load=SECONDS, fail (fail=KIND: see FAILURES), delay=SECONDS between tokens, timeout=SECONDS, connections=N,
-sleep=SECONDS, prefix=PATH, json (log), metrics, key=FILE and certificate=FILE (TLS).
+sleep=SECONDS, prefix=PATH, json (log), metrics, grace=SECONDS at its end, key=FILE and certificate=FILE (TLS).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fakes import FakeEngine, served
@@ -17,10 +18,11 @@ from llamado.devices.device import DeviceFull, DeviceLost
 from llamado.devices.split.placement import NotEnoughMemory
 from llamado.engine.options import ModelSource
 from llamado.errors import LlamadoError
-from llamado.http import logs
+from llamado.http import connections, logs
 from llamado.http.sockets import listen
 from llamado.rpc.client.workers import WorkersUnreachable
 from llamado.rpc.transport import ConnectError
+from llamado.server import run
 from llamado.server.loaded_model import Served
 from llamado.server.run import serve
 from llamado.server.settings import Settings
@@ -49,11 +51,14 @@ def main(arguments: Sequence[str]) -> int:
             time.sleep(seconds / 10)
         if "fail" in options:
             raise FAILURES[options["fail"]]
-        return served(FakeEngine(delay=float(options.get("delay", "0")), answer="x" * 50))
+        engine = FakeEngine(delay=float(options.get("delay", "0")), answer="x" * 50)
+        return replace(served(engine), close=engine.close)
 
+    if "grace" in options:
+        run.GRACE = connections.GRACE = int(options["grace"])
     sockets = listen(("127.0.0.1",), 0)
     Path(port_file).write_text(str(sockets[0].getsockname()[1]))
-    connections = options.get("connections")
+    most = options.get("connections")
     settings = Settings(
         source=ModelSource(spec="fake"),
         switches=Switches(
@@ -64,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         timeout=int(options.get("timeout", "3600")),
         ssl_key=options.get("key"),
         ssl_cert=options.get("certificate"),
-        max_connections=None if connections is None else int(connections),
+        max_connections=None if most is None else int(most),
     )
     return serve(settings, load, sockets)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from llamado.engine.errors import ContextExceeded
+from llamado.engine.errors import ContextExceeded, EngineClosed
 from llamado.engine.request import (
     Away,
     Counters,
@@ -124,6 +124,8 @@ class FakeEngine:
     def __init__(self, answer: str = ANSWER, delay: float = 0.0, n_slots: int = 4) -> None:
         self.answer = answer
         self.delay = delay
+        self.before: Callable[[int], object] = lambda i: None
+        """Called before each token, with its number in the answer."""
         self.n_slots = n_slots
         self.cancelled: list[int] = []
         self.requests: list[Request] = []
@@ -142,7 +144,9 @@ class FakeEngine:
         self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, emit: Callable[[Event], None]) -> int:
+    def submit(
+        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+    ) -> int:
         request.validate()
         if len(request.prompt) >= 4096:
             raise ContextExceeded(len(request.prompt), 4096)
@@ -209,6 +213,10 @@ class FakeEngine:
         sent, content, all_probs = b"", "", []
         for i, token in enumerate(tokens):
             if task in self.cancelled:
+                return
+            self.before(i)
+            if self._stop:
+                emit(Failed(EngineClosed("the server is shutting down")))
                 return
             if self.delay:
                 time.sleep(self.delay)

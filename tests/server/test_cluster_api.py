@@ -279,18 +279,24 @@ def test_changes_are_told_at_once_and_figures_each_second(engine: FakeEngine) ->
                 told.append((asyncio.get_running_loop().time() - began, orjson.loads(body.removeprefix(b"data: "))))
             ends.append(message.get("more_body", True) is False)
 
-        task = asyncio.ensure_future(events())
-        await asyncio.sleep(0.25)
-        server.cluster.now = VIEW._replace(tokens_per_second=26.0)
-        await asyncio.sleep(0.25)
-        assert len(told) == 1, "figures alone can wait"
-        server.cluster.marked += 1
-        await asyncio.sleep(0.25)
-        assert [body["tokens_per_second"] for _, body in told] == [25.0, 26.0]
-        await asyncio.sleep(1.1)
-        assert len(told) == 3 and 0.9 < told[2][0] - told[1][0] < 1.4
-        app.access.draining = True
-        await asyncio.wait_for(task, 1)
+        async def come(n: int) -> None:
+            while len(told) < n:
+                await asyncio.sleep(0.01)
+
+        async with asyncio.timeout(60):
+            task = asyncio.ensure_future(events())
+            await come(1)
+            server.cluster.now = VIEW._replace(tokens_per_second=26.0)
+            await come(2)
+            assert told[1][0] - told[0][0] > 0.9, "figures alone can wait"
+            server.cluster.now = VIEW._replace(tokens_per_second=27.0)
+            server.cluster.marked += 1
+            await come(3)
+            await come(4)
+            assert [body["tokens_per_second"] for _, body in told] == [25.0, 26.0, 27.0, 27.0]
+            assert told[2][0] - told[1][0] < told[3][0] - told[2][0], "a change does not wait"
+            app.access.draining = True
+            await task
         assert ends[-1], "whole, with its last chunk"
 
     run(listening())

@@ -19,6 +19,7 @@ import httpx
 import numpy as np
 import pytest
 from minilm import make_bert, minilm
+from ports import free_port
 from tiny_models import make_llama
 
 from llamado.engine.embedding.embedder import Embedding
@@ -367,13 +368,8 @@ TEXTS = [
 @contextmanager
 def both(peer: Path, model: Path, *options: str) -> Iterator[tuple[str, str]]:
     """Our server and the real one with the same model and options: their addresses."""
-    import socket
 
-    ports = []
-    for _ in range(2):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            ports.append(probe.getsockname()[1])
+    ports = [free_port(), free_port()]
     common = ["-m", str(model), "-t", "1", "-a", "m", *options, "--port"]
     ours = [sys.executable, "-m", "llamado", "serve", *common, str(ports[0])]
     theirs = [str(peer / "llama-server"), "-ngl", "0", *common, str(ports[1])]

@@ -64,6 +64,24 @@ def with_room(work: Callable[[Bodies], Awaitable[None]]) -> None:
     run(main())
 
 
+def test_a_small_body_does_not_pass_a_large_one_that_came_before() -> None:
+    async def test(room: Bodies) -> None:
+        first, large, small = (Body(room) for _ in range(3))
+        await room.hold(first, MOST - 100)
+        waiting = [asyncio.ensure_future(room.hold(body, size)) for body, size in ((large, 200), (small, 100))]
+        await rest()
+        assert not any(one.done() for one in waiting) and room.free == 100
+        first.release()
+        await asyncio.gather(*waiting)
+        assert room.free == MOST - 300
+        for body in (large, small):
+            body.release()
+        for body in (first, large, small):
+            room.end(body)
+
+    with_room(test)
+
+
 def test_a_body_beyond_the_budget_waits_unread_and_small_ones_pass() -> None:
     async def work(room: Bodies) -> None:
         clients = [Client(ONE) for _ in range(5)]

@@ -14,6 +14,7 @@ import httpx
 import orjson
 import pytest
 from fakes import events
+from ports import free_port
 
 pytestmark = pytest.mark.interop
 
@@ -49,13 +50,8 @@ def _wait(process: subprocess.Popen[bytes], url: str) -> None:
 
 @pytest.fixture(scope="module")
 def servers(peer_bin: Path, smollm2_path: Path) -> Iterator[Pair]:
-    import socket
 
-    ports = []
-    for _ in range(2):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            ports.append(probe.getsockname()[1])
+    ports = [free_port(), free_port()]
     common = ["-m", str(smollm2_path), "-c", "2048", "-t", "1", "--metrics", "-a", "m", "--port"]
     ours = [sys.executable, "-m", "llamado", "serve", *common, str(ports[0])]
     theirs = [str(peer_bin / "llama-server"), "-ngl", "0", *common, str(ports[1])]

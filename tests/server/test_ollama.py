@@ -152,6 +152,13 @@ def test_durations_of_an_answer_are_nanoseconds() -> None:
     assert 100_000 < told["load_duration"] + 100_000 < told["total_duration"] + 100_000 < 60 * 10**9
 
 
+def test_tokens_of_a_prompt_are_counted_cached_or_not() -> None:
+    engine = FakeEngine()
+    engine.n_cached = 3
+    _, told = ask("/api/generate", {"model": "m", "prompt": "Hi", "stream": False}, engine)
+    assert told["prompt_eval_count"] == len(engine.requests[0].prompt) > 3
+
+
 def test_only_a_prompt_that_comes_first_begins_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         FakeTokenizer,
@@ -231,6 +238,8 @@ def test_think(think: Any, shown: str) -> None:
     [
         ("chat", {"messages": SKY}, 400, "model is required"),
         ("chat", {"model": "m", "messages": "x"}, 400, "array"),
+        ("generate", {"model": "m", "prompt": 5}, 400, '"prompt" must be a string'),
+        ("generate", {"model": "m", "prompt": ["x"]}, 400, '"prompt" must be a string'),
         ("chat", {"model": "m", "messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "images"),
         ("chat", {"model": "m", "messages": SKY, "format": "xml"}, 400, 'invalid format: "xml"'),
         ("chat", {"model": "m", "messages": SKY, "think": "hard"}, 400, "invalid think value"),

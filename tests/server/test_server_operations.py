@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from llamado.commands.cli import _parser
 from llamado.commands.serve import serve_settings
 from llamado.devices.split.placement import Placement
 from llamado.engine.errors import QueueFull
-from llamado.engine.options import EngineOptions, ModelSource
+from llamado.engine.options import COMPILING, FETCHING, EngineOptions, ModelSource
 from llamado.engine.request import Request
 from llamado.flags import parse
 from llamado.http import logs
@@ -34,7 +35,9 @@ from llamado.http.logs import Background, Lines
 from llamado.http.request_log import Record, current, request_id
 from llamado.loglines import LineFormatter
 from llamado.router.presets import environment
+from llamado.server.app import reason_of
 from llamado.server.live.log_tail import LogTail
+from llamado.server.load import LoadLog
 from llamado.server.ops.banner import layer_devices, overview
 from llamado.server.ops.sleep import Sleep
 from llamado.server.ops.tracing import Tracing, TracingError, open_tracing
@@ -290,6 +293,44 @@ def test_times_of_lines_and_local_pages_are_the_default() -> None:
 
 
 @pytest.mark.slow
+def test_what_takes_long_at_the_start_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Fetching: at its begin and once at its end. Compiling: where it takes longer than a moment."""
+    caplog.set_level("INFO", "llamado.server")
+    heard: list[str] = []
+    said = LoadLog(lambda what, *_: heard.append(what), patience=0.0)
+    for done in (0, 500_000, 1_000_000, 1_000_000):
+        said(f"{FETCHING}tiny", done, 1_000_000)
+    said(COMPILING, 0, 2)
+    said._timer.join(10)
+    said(COMPILING, 1, 2)
+    said.end()
+    assert [record.message for record in caplog.records] == [
+        "fetching tiny: 0.0 of 1.0 MB", "fetching tiny: 1.0 of 1.0 MB",
+        "compiling kernels for this processor: the first start takes some seconds for it, later ones find them",
+    ]  # fmt: skip
+    assert heard == [f"{FETCHING}tiny"] * 4 + [COMPILING] * 2
+    quick = LoadLog(lambda *_: None, patience=60)
+    quick(COMPILING, 0, 2)
+    quick.end()
+    quick._timer.join(10)
+    assert len(caplog.records) == 3
+
+
+def test_more_threads_than_processors_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamado.server.ops.banner.cores", lambda: 4)
+    model = served(FakeEngine())
+    for n, told in ((None, False), (4, False), (5, True)):
+        settings = Settings(source=ModelSource(spec="m"), engine=EngineOptions(n_threads=n))
+        assert any("5 on 4 processors" in line for line in overview(settings, model, [])) == told
+
+
+def test_the_reason_of_an_error_is_found_in_every_form_of_bodies() -> None:
+    for body in (b'{"error": {"message": "no"}}', b'{"error": "no"}', b'{"code": 400, "message": "no"}'):
+        assert reason_of(body) == "no", body
+    for body in (b"", b"[1]", b'{"error": null}', b'{"choices": []}', b'"no"'):
+        assert reason_of(body) == "", body
+
+
 def test_reasons_and_broken_off_answers_are_noted(log: io.StringIO) -> None:
     with (
         serving(FakeEngine("x" * 1000, delay=0.02), access=AccessRules(api_keys=(b"k",))) as wire,
@@ -583,6 +624,26 @@ def test_spans() -> None:
     assert first.start_time <= first.events[0].timestamp <= first.end_time
     assert second.status.status_code.name == "ERROR" and second.parent is None
     assert third.name == "GET /nowhere" and "http.route" not in third.attributes
+
+
+def test_what_the_exporter_says_of_itself_is_in_the_log(monkeypatch: pytest.MonkeyPatch, log: io.StringIO) -> None:
+    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    name = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(OTLPSpanExporter=memory.InMemorySpanExporter))
+    library = logging.getLogger("opentelemetry")
+    monkeypatch.setattr(library, "handlers", [])
+    monkeypatch.setattr(library, "propagate", True)
+    for environ, where in (
+        ({}, "http://localhost:4318"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1"}, "http://h:1"),
+    ):
+        tracing = open_tracing(True, environ)
+        assert tracing is not None
+        logging.getLogger(name).warning("nobody takes them")
+        tracing.close()
+        *_, told, said = written(log)
+        assert told["message"] == f"traces are sent to {where}"
+        assert (said["message"], said["source"]) == ("nobody takes them", name)
 
 
 def test_traces_are_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

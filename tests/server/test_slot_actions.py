@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import threading
 import time
@@ -20,6 +19,7 @@ from engine.fake import FakeTokenizer as PieceTokenizer
 from fakes import FakeEngine, run, served
 from hypothesis import given
 from hypothesis import strategies as st
+from ports import free_port
 
 from llamado.engine.engine import Engine
 from llamado.engine.request import Request
@@ -203,9 +203,7 @@ def test_as_llama_server(tmp_path: Path, peer_bin: Path, smollm2_path: Path) -> 
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     theirs.mkdir()
     ours.mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [str(peer_bin / "llama-server"), "-m", str(smollm2_path), "-c", "512", "-np", "2", "-t", "1"]
     command += ["--port", str(port), "--slot-save-path", str(theirs)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from ports import free_port
 
 from llamado.gguf.reader import GGUFFile
 from llamado.text.dialects import Content, Conversation, Piece, Reasoning, prepare
@@ -102,9 +102,7 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
 @contextmanager
 def server(peer_bin: Path, model: Path, *options: str) -> Iterator[httpx.Client]:
     """A real llama-server."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         str(peer_bin / "llama-server"),
         "-m",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from ports import free_port
 
 from llamado.gguf.reader import GGUFFile
 from llamado.text.template.chat import ChatTemplate
@@ -165,9 +165,7 @@ class Peer:
 @pytest.fixture(scope="module", params=["smollm2", "gemma3"])
 def peer(request: pytest.FixtureRequest, peer_bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
     path: Path = request.getfixturevalue(f"{request.param}_path")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     log = tmp_path_factory.mktemp("peer") / "llama-server.log"
     command = [str(peer_bin / "llama-server"), "-m", str(path), "--host", "127.0.0.1", "--port", str(port)]
     command += ["-ngl", "0", "-c", "512", "-np", "1", "-t", "1", "--no-warmup", "--jinja"]

@@ -89,6 +89,10 @@ def test_what_a_rule_says_beside_its_words() -> None:
 
 
 def test_bytes_are_spelled_as_gpt2_does() -> None:
+    """Visible characters of Latin-1 are themselves, the 68 others U+0100 to U+0143 in order."""
+    odd = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
+    assert [SPELLING[byte] for byte in odd] == [chr(0x100 + i) for i in range(68)]
+    assert all(SPELLING[byte] == chr(byte) for byte in range(256) if byte not in odd)
     assert spell_bytes(" \nA!é") == "ĠĊA!Ã©"
     assert unspell("ĠĊA!Ã©") == " \nA!é".encode()
     assert unspell("a｜") == b"a[UNK_BYTE_0xefbd9ca\xef\xbd\x9c]"

@@ -41,6 +41,12 @@ def test_the_greatest_sum_wins() -> None:
     assert spelled(tokenizer, "abab", add_special=True) == ["ab", "ab", "</s>"]
 
 
+def test_of_equal_sums_the_first_token_that_is_shorter_wins() -> None:
+    """A way replaces another only if its sum is greater, as in llama.cpp."""
+    tokenizer = unigram({"a": -4.0, "b": -9.0, "c": -4.0, "ab": -5.0, "bc": -5.0})
+    assert spelled(tokenizer, "abc") == ["a", "bc"]
+
+
 def test_spaces() -> None:
     assert spelled(unigram(WORDS), " a  b ") == ["▁a", "▁", "▁", "b", "▁"]
     prefixed = unigram(WORDS, add_space_prefix=True)
@@ -55,6 +61,8 @@ def test_spaces() -> None:
 def test_neighbours_that_are_unknown_are_one_token() -> None:
     assert spelled(unigram(WORDS), "axyza") == ["a", "<unk>", "a"]
     assert spelled(unigram(WORDS), "x y") == ["<unk>", "▁", "<unk>"]
+    beside = unigram({**WORDS, "xyz": -3.0})  # nothing cuts x from y
+    assert spelled(beside, "axya") == ["a", "<unk>", "a"]
 
 
 def test_special_tokens() -> None:

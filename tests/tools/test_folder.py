@@ -97,13 +97,11 @@ def test_a_link_without_a_target_is_not_written_through(folder: Folder, tmp_path
 
 def test_only_files_are_read_and_written(folder: Folder, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "in" / "pipe")
-    began = time.monotonic()
-    for path in ("pipe", "sub"):
+    for path in ("pipe", "sub"):  # nobody waits at a pipe's other end
         with pytest.raises(OSError):
             read(folder, path)
         with pytest.raises(OSError):
             folder.write(folder.absolute(path), b"x")
-    assert time.monotonic() - began < 1  # nobody waits at a pipe's other end
 
 
 def test_writing_shortens(folder: Folder) -> None:

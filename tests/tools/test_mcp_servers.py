@@ -124,16 +124,14 @@ def test_one_that_floods_or_hangs(monkeypatch: pytest.MonkeyPatch, tool: str) ->
     async def test() -> None:
         async with toolbox(a=stand_in(timeout_ms=1500), b=stand_in()) as (box, use):
             await box.tools()
-            busy = time.process_time()
+            busy, began = time.process_time(), time.monotonic()
             slow = asyncio.ensure_future(use(f"a_{tool}", "60"))
-            longest = 0.0
             while not slow.done():
-                began = time.monotonic()
                 assert await use("b_echo", "x") == {"plain_text_response": "x\necho"}
-                longest = max(longest, time.monotonic() - began)
                 await asyncio.sleep(0.02)
             assert (await slow)["error"] in ("request timed out", "Connection closed", "transport closed")
-            assert time.process_time() - busy < 1.2
+            # Of 1.5 s; on a busy machine all of it takes longer.
+            assert time.process_time() - busy < max(1.2, 0.6 * (time.monotonic() - began))
             first = pid_of(box)
             deadline = time.monotonic() + 60
             while is_running(first) and time.monotonic() < deadline:  # it does not answer to a ping either
@@ -249,7 +247,7 @@ def test_over_http() -> None:
     run(test)
 
 
-def test_configurations() -> None:
+def test_configurations(caplog: pytest.LogCaptureFixture) -> None:
     text = """{"mcpServers": {
         "files": {"command": "npx", "args": ["-y", "x"], "env": {"A": "b"}, "cwd": "/tmp", "timeout_ms": 500},
         "web": {"url": "https://example.com/mcp", "headers": {"Authorization": "Bearer x"}},
@@ -258,6 +256,8 @@ def test_configurations() -> None:
     files = McpServerConfig(name="files", command=("npx", "-y", "x"), env={"A": "b"}, cwd="/tmp", timeout=0.5)
     web = McpServerConfig(name="web", url="https://example.com/mcp", headers={"Authorization": "Bearer x"})
     assert read_servers(text, "f") == [files, web]
+    (said,) = [record.message for record in caplog.records]
+    assert said == "f: server nothing: it has neither a command nor a url, and is left out"
     assert read_servers("{}", "f") == []
 
 

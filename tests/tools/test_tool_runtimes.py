@@ -104,7 +104,7 @@ def test_a_container_that_ends_is_made_again(place: Path) -> None:
 def test_who_may_choose(place: Path) -> None:
     async def everywhere(use: Any) -> None:
         assert (await use("get_info", "ssh:host"))["cwd"] == str(place)
-        with pytest.raises(ToolsError, match="unknown tool runtime: foo:bar"):
+        with pytest.raises(ToolsError, match="unknown tool runtime: foo:bar; expected one of docker:IMAGE"):
             await use("get_info", "foo:bar")
 
     async def nowhere(use: Any) -> None:
@@ -129,6 +129,15 @@ def test_an_image_that_is_none(place: Path) -> None:
     for spec in ("docker:none", "docker:", "docker:--privileged", "podman:x"):
         with pytest.raises(ToolsError):
             Toolbox(ToolSettings(builtin=("all",), folder=str(place), runtime=spec))
+
+
+def test_what_a_container_could_not_be_made_for_is_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = place / "docker"
+    program.write_text("#!/bin/sh\necho >&2\necho 'no daemon is there' >&2\necho more >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+    with pytest.raises(ToolsError, match=r"docker run there: no container came of it: no daemon is there$"):
+        Toolbox(ToolSettings(builtin=("all",), folder=str(place), runtime="docker:there"))
 
 
 def test_a_program_that_is_not_installed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

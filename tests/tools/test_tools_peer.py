@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from ports import free_port
 from test_mcp_servers import stand_in
 
 pytestmark = pytest.mark.interop
@@ -24,9 +24,7 @@ pytestmark = pytest.mark.interop
 @contextmanager
 def serving(command: Sequence[str], folder: Path, *options: str) -> Iterator[httpx.Client]:
     """A client of a server without a model, which works in a folder."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     log = folder.with_suffix(".log")
     with log.open("wb") as out:

@@ -130,7 +130,7 @@ class ClusterConfig:
 
 
 # Names of the server that other keys of the file say.
-_ELSEWHERE = {
+ELSEWHERE = {
     "model": "model",
     "hf-repo": "model",
     "model-url": "model",
@@ -167,8 +167,8 @@ def cluster_of(root: object, source: str) -> ClusterConfig:
     for name in config.server:
         if name in ("ssl-key-file", "ssl-cert-file") and config.has_gateway:
             raise ClusterFileError(f"{source}: server.{name}: requests come to the gateway: gateway.{name} says this")
-        if name in _ELSEWHERE:
-            raise ClusterFileError(f"{source}: server.{name}: the key {_ELSEWHERE[name]!r} of the file says this")
+        if name in ELSEWHERE:
+            raise ClusterFileError(f"{source}: server.{name}: the key {ELSEWHERE[name]!r} of the file says this")
     for number, worker in enumerate(config.worker_list, 1):
         if not worker.here and (worker.port == 0 or worker.threads or worker.mem or worker.device or worker.models_dir):
             raise ClusterFileError(

@@ -48,7 +48,7 @@ llamado: serve and run GGUF language models, on one machine or on many
   llamado gateway --replica URL --replica URL
                                 one address before many servers, ours or llama.cpp's
   llamado verify URL URL        whether servers give the same answers, byte by byte
-  llamado top URL               the machines of a server while they work
+  llamado top [URL]             the machines of a server while they work
   llamado cluster init          keys and certificates for TLS between machines
   llamado deploy TARGET [cluster.yaml] -- FLAGS
                                 files for compose, docker, kubernetes, helm, systemd, nginx, prometheus, grafana
@@ -503,7 +503,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 done, 1 failed, 2 wrong flags, 130 interrupted."""
     given = list(_words(sys.argv) if arguments is None else arguments)
     command = PROGRAMS.get(given[0], given[0]) if given else ""
-    if command in ("", "-h", "--help", "help"):
+    if command in ("", "-h", "--help", "--help-all", "help"):
         print(USAGE, end="")
         return 0 if given else 2
     if command in ("-V", "--version", "version"):
@@ -535,13 +535,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:  # a fault of this program: the reason for everybody, the traceback for who asks
+        if _was_interrupted(error):
+            print(file=sys.stderr)
+            return 128 + signal.SIGINT
         if "-v" in given or "--verbose" in given:
             raise
+        if isinstance(error, OSError) and error.strerror:  # a disk that is full, a folder that may not be written
+            where = f"{error.filename}: " if error.filename else ""
+            print(f"llamado: {where}{error.strerror} (-v shows where)", file=sys.stderr)
+            return 1
         print(f"llamado: unexpected {type(error).__name__}: {error} (-v shows where)", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether an error came of Ctrl-C: in the middle of an import Python wraps it into others."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _words(argv: Sequence[str]) -> Sequence[str]:

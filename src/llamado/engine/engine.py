@@ -107,6 +107,9 @@ class Engine:
     (None: never); then every sequence is read again and goes on where it was, and so it is when the device comes back
     and has its layers again. Requests that wait for a slot meanwhile
     fail with Unavailable after `wait` seconds.
+
+    `spare_core`: whether the forward pass leaves a core to those who deal with events; otherwise the engine's thread
+    leaves its own to them (see `submit`).
     """
 
     def __init__(
@@ -132,6 +135,7 @@ class Engine:
         drafts: Drafts | None = None,
         failover: float | None = None,
         wait: float = 30.0,
+        spare_core: bool = True,
     ) -> None:
         n_cells = forward.memory.n_cells
         n_ctx = n_cells if n_ctx is None else n_ctx
@@ -144,6 +148,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._top_rows = top_rows
         self._disk = disk
+        self._leaves_core = not spare_core
         self._similarity = slot_prompt_similarity
         self._lora = DefaultScales(lora, invocations)
         self._slots = [Slot(i, n_ctx) for i in range(n_slots)]
@@ -199,11 +204,17 @@ class Engine:
 
     # -- called from any thread --------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, emit: Callable[[Event], None]) -> int:
+    def submit(
+        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+    ) -> int:
         """Queue a request; returns its task id.
 
         `emit` is called on the engine thread, in order, and must be quick: Token and Progress events, then one Done or
         Failed, while the step after theirs is computed where there is one. The snapshot has shown the end by then.
+        `taken` may wait, a moment at most, until what was emitted is dealt with: it is called after that, once a step,
+        while other threads compute and do this thread's share, where the forward pass has all cores. Whoever deals with
+        events then has this thread's core, and takes none from a thread in the middle of its work, for which all others
+        would wait.
         Raises InvalidRequest, ContextExceeded, QueueFull or EngineClosed; nothing is emitted then.
         """
         request.validate()
@@ -229,7 +240,7 @@ class Engine:
             weights=bool(request.n_probs and request.post_sampling_probs),
         )
         sampler.start(request.prompt)
-        task = self._queue.add(request, emit, sampler=sampler, seed=seed, scales=scales)
+        task = self._queue.add(request, emit, taken, sampler=sampler, seed=seed, scales=scales)
         return task.id
 
     @property
@@ -429,7 +440,7 @@ class Engine:
             except Exception as error:
                 self._lose(slots, error)
                 return True
-        self._queue.hand_over()  # while the batch is computed
+        self._queue.hand_over(wait=self._leaves_core and self._forward.launches)  # while the batch is computed
         if not self._flights:
             return changed
         while launched < len(self._flights):

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from llamado.devices.device import Device
-from llamado.devices.limits import memory
+from llamado.devices.limits import cores, memory
 from llamado.devices.split.measure import figures_of
 from llamado.engine.cache.disk_cache import DiskCache, check_folder
 from llamado.engine.drafts.drafts import Drafts
@@ -403,11 +403,6 @@ def _engine(
     jit = compiler_of(here)
     top_rows = TopRows(jit)
     jit.rest()
-    if jit.compiled and not os.access(jit.folder, os.W_OK):
-        log.warning(
-            "compiled kernels (%d) cannot be kept in %s: every start compiles them anew; name a folder that can be "
-            "written with $LLAMADO_CACHE", jit.compiled, jit.folder,
-        )  # fmt: skip
     split, cache_ram = options.split, prompt_memory(options.cache_ram, memory().total)
     disk = None
     if options.cache_disk is not None and cache_ram:
@@ -433,6 +428,7 @@ def _engine(
         drafts=drafts,
         failover=None if split is None else split.failover,
         wait=30.0 if split is None else split.request_wait,
+        spare_core=(options.n_threads or cores()) < cores(),
     )
 
 

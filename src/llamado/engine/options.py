@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Report = Callable[[str, int, int], None]
 """Hears what is going on, how much of it is done, and how much there is (0: nobody knows)."""
 
+COMPILING = "compiling kernels"
+"""What a Report says meanwhile."""
+
 FETCHING = "fetching "
 """What a Report hears begins with this until the file is here."""
 

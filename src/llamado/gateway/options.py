@@ -35,6 +35,8 @@ class ReplicaOptions:
     """Whether it is used only while no other is up."""
 
     def __post_init__(self) -> None:
+        if "://" not in self.url:
+            object.__setattr__(self, "url", f"http://{self.url}")
         try:
             parts = urlsplit(self.url)
             right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -11,7 +11,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from mmap import ACCESS_READ
 from mmap import mmap as MemoryMap
 from pathlib import Path
@@ -171,7 +171,8 @@ class NewFile:
         except OSError as failed:
             raise GgufError(f"cannot be written: {failed.strerror}", path=self.path) from failed
         finally:
-            self._stream.close()
+            with suppress(OSError):  # a full disk, for what was still to be written: said already
+                self._stream.close()
             if os.path.exists(name):
                 os.unlink(name)
 

@@ -272,23 +272,29 @@ class Mask(Input):
         that the token itself is in.
         """
         rows = batch.memory[self._part]
-        own, last = rows.written, rows.last
-        least = rows.origins
+        own, firsts, lasts = rows.written.tolist(), rows.first.tolist(), rows.last.tolist()
+        origins = firsts if not rows.beginnings else rows.origins.tolist()
         if self._window and self._symmetric:
             half = self._window // 2
-            least, last = np.maximum(least, own - half), np.minimum(last, own + half)
+            lasts = [min(last, row + half) for last, row in zip(lasts, own, strict=True)]
+            least = [max(origin, row - half) for origin, row in zip(origins, own, strict=True)]
         elif self._window:
-            behind = _times(batch) % self._window if self._chunked else self._window - 1
-            least, last = np.maximum(least, own - behind), own
-        first = np.maximum(least, rows.first).tolist()
-        seen = [[interval] for interval in zip(first, (last + 1).tolist(), own.tolist(), strict=True)]
+            reach = self._window - 1
+            behind = [time % self._window for time in _times(batch).tolist()] if self._chunked else [reach] * len(own)
+            least = [max(origin, row - n) for origin, row, n in zip(origins, own, behind, strict=True)]
+            lasts = own
+        else:
+            least = origins
+        seen = [
+            [(max(low, first), last + 1, row)] for low, first, last, row in zip(least, firsts, lasts, own, strict=True)
+        ]
         for beginning in rows.beginnings:
             for i in range(beginning.start, beginning.stop):
-                at = int(rows.first[i]) - beginning.n
+                at = firsts[i] - beginning.n
                 for row, n in beginning.stretches:
-                    skip = max(int(least[i]) - at, 0)
+                    skip = max(least[i] - at, 0)
                     if skip < n:
-                        seen[i].append((row + skip, row + n, int(own[i]) - at + row))
+                        seen[i].append((row + skip, row + n, own[i] - at + row))
                     at += n
         return seen
 

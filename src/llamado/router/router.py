@@ -44,6 +44,7 @@ from llamado.router.live import PATH as LIVE_EVENTS
 from llamado.router.live import RouterSource, pass_on
 from llamado.router.ollama import OllamaApi
 from llamado.router.proxy import Passage
+from llamado.router.refusals import RefusalLog
 from llamado.router.swap_config import SwapConfig, read_swap_config
 from llamado.server.errors import translate
 from llamado.server.generate.json_values import number_json
@@ -657,7 +658,7 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
     application: list[Access] = []
     limits = FleetLimits(models_max=models_max, waiting=settings.engine.max_queue)
 
-    def make() -> Access:
+    def make() -> RefusalLog:
         router = server.router = Router(
             catalogue,
             settings,
@@ -674,7 +675,7 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
         prefix, public = settings.switches.api_prefix, HEALTH | router.page
         application.append(Access(router, settings.access, prefix, public=public, changing=CHANGING))
         server.access = application[0]
-        return application[0]
+        return RefusalLog(application[0])
 
     # Each request has a connection to its model besides the client's.
     limit = (raise_file_limit() - RESERVED_FILES) // 2

@@ -36,13 +36,16 @@ class Announcement:
         self._zeroconf = _open(interfaces)
         from zeroconf import ServiceInfo
 
+        addresses = _addresses(endpoint.host, interfaces)
+        if all(ipaddress.ip_address(one).is_loopback for one in addresses):
+            log.warning("--announce: %s is reached from this machine alone; -H 0.0.0.0 listens to others", addresses[0])
         name = f"{socket.gethostname().partition('.')[0]}-{endpoint.port}"
         properties: dict[str | bytes, str | bytes | None] = {"tls": str(int(endpoint.tls)), "share": f"{share:g}"}
         self._info = ServiceInfo(
             SERVICE,
             f"{name}.{SERVICE}",
             port=endpoint.port,
-            parsed_addresses=_addresses(endpoint.host, interfaces),
+            parsed_addresses=addresses,
             properties=properties,
             server=f"{name}.local.",
         )

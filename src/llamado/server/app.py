@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import time
 from typing import Any
@@ -94,7 +95,7 @@ class ServerApp:
         state = self._state
         headers = dict(scope["headers"])
         record = Record(request_id(headers.get(b"x-request-id", b"")), scope["method"], scope["path"])
-        record.client = scope["client"][0] if scope.get("client") else ""
+        record.client = scope["client"][0] if scope.get("client") else _asked_for(headers)
         token = current.set(record)
         number = state.live.requests.begin(record)
         span = None if state.tracing is None else state.tracing.begin(record, headers)
@@ -138,7 +139,7 @@ class ServerApp:
             return None
         status, body = health_body(self._state)
         if path in OLLAMA:
-            body = orjson.dumps({"error": _reason(body)})
+            body = orjson.dumps({"error": reason_of(body)})
         return status, body
 
     def _note(self, record: Record, number: int) -> None:
@@ -188,6 +189,15 @@ class ServerApp:
         log.log(level, "%s", line, extra={"fields": fields})
 
 
+def _asked_for(headers: dict[bytes, bytes]) -> str:
+    """Who asked a router or proxy, where this server has a Unix socket, which only programs of this machine reach."""
+    peer = headers.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip().decode("latin-1")
+    try:
+        return str(ipaddress.ip_address(peer))
+    except ValueError:
+        return ""
+
+
 def _noting(send: Send, record: Record) -> Send:
     """`send` that notes status, time and the reason of a refusal, and names the request in the answer."""
     id = (b"x-request-id", record.id.encode("ascii"))
@@ -197,18 +207,19 @@ def _noting(send: Send, record: Record) -> Send:
             record.status = message["status"]
             message["headers"] = [*message["headers"], id]
         elif record.status >= 400 and not record.reason:
-            record.reason = _reason(message.get("body", b""))[:_LONGEST_REASON]
+            record.reason = reason_of(message.get("body", b""))[:_LONGEST_REASON]
         await send(message)
 
     return send_noting
 
 
-def _reason(body: bytes) -> str:
+def reason_of(body: bytes) -> str:
     """What an error's body says in any of the APIs' forms, or "" where it is none."""
     try:
-        error = orjson.loads(body)["error"]
+        told = orjson.loads(body)
+        error = told.get("error", told)  # `/tools` has no object around it
         return error if isinstance(error, str) else str(error["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return ""
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llamado.devices.cpu.lowerings import of_this_machine
 from llamado.engine.embedding.load import pair
-from llamado.engine.options import FETCHING, EngineOptions, Report, as_share
+from llamado.engine.options import COMPILING, FETCHING, EngineOptions, Report, as_share
 from llamado.http.logs import EVERYTHING
 from llamado.server.loaded_model import AdapterInfo, Grammars, ModelInfo, Served, ServedEmbeddings
 from llamado.server.ops.banner import layer_devices
@@ -31,6 +32,8 @@ _FILE_TYPES = {
     12: "Q3_K - Medium", 13: "Q3_K - Large", 14: "Q4_K - Small", 15: "Q4_K - Medium", 16: "Q5_K - Small",
     17: "Q5_K - Medium", 18: "Q6_K", 32: "BF16",
 }  # fmt: skip
+_COMPILING = "compiling kernels for this processor: the first start takes some seconds for it, later ones find them"
+_COMPILE_SECONDS = 2.0  # until it is said
 _FETCH_SECONDS = 5.0  # between two lines of the log about a model that is fetched
 _RERANK_TEMPLATE = "tokenizer.chat_template.rerank"
 # `tokenizer.ggml.model` → `llama_vocab_type`.
@@ -41,8 +44,11 @@ def load_served(settings: Settings, report: Callable[[float, str], None]) -> Ser
     """Load the model of a server and describe it; `report` hears which share of that is done. Raises LlamadoError."""
     from llamado.engine.loaded_model import LoadedModel
 
-    heard = _fetches_logged(as_share(report))
-    llama = LoadedModel.load(settings.source, settings.engine, defaults=settings.defaults, progress=heard)
+    said = LoadLog(as_share(report))
+    try:
+        llama = LoadedModel.load(settings.source, settings.engine, defaults=settings.defaults, progress=said)
+    finally:
+        said.end()
     try:
         return serve_llama(settings, llama)
     except BaseException:
@@ -50,19 +56,30 @@ def load_served(settings: Settings, report: Callable[[float, str], None]) -> Ser
         raise
 
 
-def _fetches_logged(heard: Report) -> Report:
-    """The same, and in the log a line about a model that is fetched: when it begins, every few seconds, at the end."""
-    last: float | None = None
+class LoadLog:
+    """Hears how far a model is, and says in the log what takes long: fetching it, and compiling kernels."""
 
-    def report(what: str, done: int, total: int) -> None:
-        nonlocal last
-        heard(what, done, total)
-        now = time.monotonic()
-        if what.startswith(FETCHING) and (last is None or now - last >= _FETCH_SECONDS or done == total):
-            last = now
-            log.info("%s: %.1f%s MB", what, done / 1e6, f" of {total / 1e6:.1f}" if total else "")
+    def __init__(self, heard: Report, patience: float = _COMPILE_SECONDS) -> None:
+        """`heard` hears all of it; `patience`: seconds of compiling until that is said."""
+        self._heard = heard
+        self._fetch_said: float | None = None
+        self._fetched = False
+        self._timer = threading.Timer(patience, log.info, [_COMPILING])
+        self._timer.daemon = True
 
-    return report
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self._heard(what, done, total)
+        if what == COMPILING and self._timer.ident is None:
+            self._timer.start()
+        if what.startswith(FETCHING) and not self._fetched:
+            now, self._fetched = time.monotonic(), bool(total) and done == total
+            if self._fetch_said is None or now - self._fetch_said >= _FETCH_SECONDS or self._fetched:
+                self._fetch_said = now
+                log.info("%s: %.1f%s MB", what, done / 1e6, f" of {total / 1e6:.1f}" if total else "")
+
+    def end(self) -> None:
+        """Nothing is loaded any more."""
+        self._timer.cancel()
 
 
 def serve_llama(settings: Settings, llama: LoadedModel) -> Served:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 class ServedEngine(Protocol):
     """The engine as seen from here; every method may be called from any thread and returns at once."""
 
-    def submit(self, request: Request, emit: Callable[[Event], None]) -> int: ...
+    def submit(
+        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+    ) -> int: ...
 
     def cancel(self, task_id: int) -> None: ...
 

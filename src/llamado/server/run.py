@@ -39,6 +39,9 @@ log = logging.getLogger("llamado.server")
 Report = Callable[[float, str], None]
 Load = Callable[[Settings, Report], Served]
 
+_LAST_WORDS = 1.0
+"""Seconds before the end of the grace in which answers that are cut off can say so."""
+
 PARENT = "LLAMADO_PARENT_FD"
 """Environment variable with the read end of a pipe: when its other end is closed, whoever started this has ended."""
 
@@ -46,9 +49,16 @@ PARENT = "LLAMADO_PARENT_FD"
 class _Server(EndingServer):
     """uvicorn with this project's manners: the second signal of any kind ends everything at once."""
 
-    def __init__(self, config: uvicorn.Config, watchers: Callable[[], list[Coroutine[None, None, None]]]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        watchers: Callable[[], list[Coroutine[None, None, None]]],
+        cut_off: Callable[[], None],
+    ) -> None:
+        """`cut_off` ends all answers that are under way; it may take a forward pass."""
         super().__init__(config)
         self._watchers = watchers
+        self._cut_off = cut_off
         self._watching: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -66,7 +76,18 @@ class _Server(EndingServer):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self._watching:
             task.cancel()
-        await super().shutdown(sockets)
+        late = asyncio.ensure_future(self._end_late_answers())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            late.cancel()
+
+    async def _end_late_answers(self) -> None:
+        """Have what is not finished in time end with an error of its own, instead of a connection that breaks off."""
+        await asyncio.sleep(GRACE - _LAST_WORDS)
+        if count := len(self.server_state.tasks):
+            log.warning("%d answer(s) are not finished after %d s: they end here", count, GRACE)
+            await asyncio.to_thread(self._cut_off)
 
     def _watch_parent(self, text: str) -> None:
         """End when the other end of the pipe is closed, as it is when the parent dies, however it dies."""
@@ -186,7 +207,17 @@ def serve(
         state.sleep = Sleep(state, lambda: load(settings, state.report), seconds)
         return [*always, state.sleep.watch()]
 
-    server = _Server(config, watchers)
+    closing, closed = threading.Lock(), False
+
+    def close() -> None:
+        """End all answers and free the model, once; whoever comes second waits until it is done."""
+        nonlocal closed
+        with closing:
+            if state.served is not None and not closed:
+                closed = True
+                state.served.close(0.0)
+
+    server = _Server(config, watchers, close)
     addresses = [address_of(sock, tls=bool(settings.ssl_cert)) for sock in sockets]
     for address in addresses:
         log.info("server listening on %s", address)
@@ -208,11 +239,12 @@ def serve(
         lan.close()
     if state.tracing is not None:
         state.tracing.close()
-    if state.served is not None:
-        state.served.close(0.0)
-    elif loader.is_alive():
+    close()
+    if state.served is None and loader.is_alive():
         # The loader may be inside native code that knows no interruption.
+        log.info("ended")
         _leave(code)
+    log.info("ended")
     return code
 
 

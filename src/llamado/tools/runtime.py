@@ -11,7 +11,6 @@ import posixpath
 import re
 import shlex
 import signal
-import subprocess
 import tempfile
 import threading
 import time
@@ -26,7 +25,9 @@ from llamado.tools.listing import GIT, GIT_BYTES, GIT_FILES, JUNK, SECONDS, Entr
 
 _FILE_BYTES = 64 << 20
 _START_SECONDS = 60.0
+_LONGEST_REASON = 500  # characters
 _ENGINES = ("docker", "podman")
+_FORMS = (*(f"{engine}:IMAGE" for engine in _ENGINES), *(f"{engine}-container:ID" for engine in _ENGINES), "ssh:TARGET")
 # A name that begins with a dash would be an option of the program that gets it.
 _ID = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
 _TARGET = re.compile("[A-Za-z0-9._@][A-Za-z0-9._@-]*")
@@ -48,7 +49,7 @@ def wrapping(spec: str) -> Wrap:
             raise ToolsError(f"invalid ssh target: {name}")
         return lambda command, reads: [*_SSH, *([] if reads else ["-n"]), name, shlex.join(command)]
     if engine not in _ENGINES:
-        raise ToolsError(f"unknown tool runtime: {spec}")
+        raise ToolsError(f"unknown tool runtime: {spec}; expected one of {', '.join(_FORMS)}")
     if kind == engine:
         raise ToolsError(f"tool runtime must name a running container: {spec}")
     if not _ID.fullmatch(name):
@@ -81,13 +82,18 @@ class Container:
     def _start(self) -> None:
         ended = self._ended = threading.Event()
         with tempfile.TemporaryDirectory() as folder:
-            note = Path(folder, "id")
+            note, said = Path(folder, "id"), Path(folder, "said")
             # Its shell waits for input: it ends when nobody is there any more to give some, however that comes.
             command = [self._engine, "run", "--rm", "-i", "--cidfile", str(note), self._image, "sh"]
             try:
-                self._process = PipedProcess(
-                    command, environment(), self._commands.guard, ended=lambda _: ended.set(), stderr=subprocess.DEVNULL
-                )
+                with open(said, "wb") as errors:
+                    self._process = PipedProcess(
+                        command,
+                        environment(),
+                        self._commands.guard,
+                        ended=lambda _: ended.set(),
+                        stderr=errors.fileno(),
+                    )
             except OSError as error:
                 raise ToolsError(
                     f"--tools-runtime: {self._engine} cannot be run: {error.strerror}; is it installed, and in PATH?"
@@ -95,7 +101,11 @@ class Container:
             deadline = time.monotonic() + _START_SECONDS
             while not (note.exists() and (found := note.read_text().strip())):
                 if ended.wait(0.05) or time.monotonic() > deadline:
-                    raise ToolsError(f"{self._engine} run {self._image}: no container came of it")
+                    lines = said.read_text(errors="replace").split("\n")
+                    why = next((f": {line.strip()}" for line in lines if line.strip()), "")
+                    raise ToolsError(
+                        f"{self._engine} run {self._image}: no container came of it{why[:_LONGEST_REASON]}"
+                    )
         self._id = found
 
     def close(self) -> None:

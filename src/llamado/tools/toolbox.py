@@ -27,6 +27,8 @@ from llamado.tools.tool import Call, Tool
 
 log = logging.getLogger("llamado.tools")
 
+_LONGEST_REASON = 300  # characters of a log line
+
 BUILTIN: tuple[type[BuiltinTool], ...] = (
     ReadFile, FileGlobSearch, GrepSearch, ExecShellCommand, WriteFile, EditFile, GetInfo
 )  # fmt: skip
@@ -108,8 +110,12 @@ class Toolbox:
             found = {"error": str(error)}
         except OSError as error:
             found = {"error": error.strerror or str(error)}
-        failed = " failed" if "error" in found else ""
-        log.info("tool %s%s after %.1f ms", tool.name, failed, (time.perf_counter() - began) * 1e3)
+        seconds = time.perf_counter() - began
+        if "error" in found:
+            why = " ".join(str(found["error"]).split())[:_LONGEST_REASON]
+            log.info("tool %s failed after %.1f ms: %s", tool.name, seconds * 1e3, why)
+        else:
+            log.info("tool %s after %.1f ms", tool.name, seconds * 1e3)
         return found
 
     async def _in_thread(self, work: Callable[[Call], Result], call: Call) -> Result:

@@ -52,7 +52,7 @@ SYMPTOMS: dict[str, Symptom] = {
         "Connection refused",
         "URL: a TCP connection",
         "no server runs there, it has ended, or it listens on another port",
-        "ss -ltnp | grep {port}   # nothing listed: start it, llamado serve -m MODEL --port {port}",
+        "ss -ltnp | grep ':{port} '   # nothing listed: start it, llamado serve -m MODEL --port {port}",
     ),
     "unknown-host": Symptom(
         "A host that no name server knows",
@@ -197,7 +197,7 @@ SYMPTOMS: dict[str, Symptom] = {
         "A worker accepts connections and does not greet",
         "--rpc: HELLO",
         "llama.cpp's rpc-server serves one client at a time and has one already; or it is stopped",
-        "ss -tnp | grep {port}   # who is connected; llamado worker -p {port} serves many",
+        "ss -tnp | grep ':{port} '   # who is connected; llamado worker -p {port} serves many",
     ),
     "worker-version": Symptom(
         "Versions of RPC differ",

@@ -107,8 +107,10 @@ def perplexity(flags: Parsed) -> int:
         raise FlagError("-f/--file: which text?")
     try:
         text = Path(flags.file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FlagError(f"-f/--file {flags.file}: {error}") from None
+    except OSError as error:
+        raise FlagError(f"-f/--file {flags.file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise FlagError(f"-f/--file {flags.file}: it is no UTF-8 text: {error}") from None
     options = engine_options(flags, n_slots=1)
     n_ctx = options.n_ctx or DEFAULT_CONTEXT
     if n_ctx < 4 or flags.chunks == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,9 +63,7 @@ class Chat:
 
     def set(self, name: str, text: str) -> None:
         """Set a parameter as its text says; "default" takes it back. Raises ChatError."""
-        row = SETTABLE.get(name.replace("-", "_"))
-        if row is None:
-            raise ChatError(f"there is no parameter {name}; /set shows what there is")
+        row = settable(name)
         if text == "default" or (row.type == "seed" and text == "-1"):
             self.settings.pop(row.name, None)
             return
@@ -99,6 +98,20 @@ class Chat:
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ChatError(f"{path} holds no conversation that /save wrote") from None
         self.system, self.messages, self.settings = system, messages, settings
+
+
+def settable(name: str) -> Parameter:
+    """The parameter of a name, its flag's (temp) or a body's (max_tokens, num_predict) too. Raises ChatError."""
+    name = name.lstrip("-").replace("-", "_")
+    if name in SETTABLE:
+        return SETTABLE[name]
+    flag = ("-" if len(name) == 1 else "--") + name.replace("_", "-")
+    for row in SETTABLE.values():
+        if flag in row.flags.split() or name in (row.ollama, *row.names):
+            return row
+    near = difflib.get_close_matches(name, SETTABLE, n=1)
+    hint = f": did you mean {near[0]}?" if near else ";"
+    raise ChatError(f"there is no parameter {name}{hint} /set shows what there is")
 
 
 _FORMS = {"boolean": "on or off", "integer": "a whole number", "number": "a number"}

@@ -14,7 +14,7 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from llamado.commands.chat.screen import Shown, printable
+from llamado.commands.chat.screen import Shown, interruptible, printable
 from llamado.commands.chat.speaker import Answer
 
 _FRAME = 0.05
@@ -34,10 +34,12 @@ class MarkdownScreen:
     def show(self, answer: Answer) -> Shown:
         shown, drawn, began = Shown(), _Drawing(self._console), time.monotonic()
         due, pictured = 0.0, 0
-        with _no_echo(), Live(console=self._console, auto_refresh=False, transient=True) as live:
+        live = Live(console=self._console, auto_refresh=False, transient=True)
+        with _no_echo(), interruptible() as check, live:
             try:
                 live.update(Text("…", style="dim"), refresh=True)
                 while True:
+                    check()
                     said = next(answer)
                     if said.thought:
                         shown.thoughts += said.text

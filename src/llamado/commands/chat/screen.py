@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Protocol, TextIO
 
 from llamado.commands.chat.speaker import Answer, Figures
@@ -35,6 +39,33 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "" if c == "\r" else repr(c)[1:-1] for c in text)
 
 
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """What is called between two pieces raises KeyboardInterrupt where Ctrl-C came and nobody heard of it: Python drops
+    exceptions in what it calls by itself (destructors, callbacks of weak references).
+    """
+    came = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGINT, note)
+    except ValueError:  # not the main thread, the only one that hears signals
+        yield check
+        return
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class PlainScreen:
     """Text as it comes. On a terminal thoughts are dimmed; elsewhere there is the answer alone, byte by byte."""
 
@@ -44,19 +75,21 @@ class PlainScreen:
     def show(self, answer: Answer) -> Shown:
         shown, thinking = Shown(), False
         try:
-            while True:
-                said = next(answer)
-                if said.thought:
-                    shown.thoughts += said.text
-                else:
-                    shown.text += said.text
-                if not self._terminal:
-                    self._write("" if said.thought else said.text)
-                    continue
-                if said.thought != thinking:
-                    self._write(_DIM if said.thought else f"{_PLAIN}\n\n")
-                    thinking = said.thought
-                self._write(printable(said.text))
+            with interruptible() as check:
+                while True:
+                    said = next(answer)
+                    if said.thought:
+                        shown.thoughts += said.text
+                    else:
+                        shown.text += said.text
+                    if not self._terminal:
+                        self._write("" if said.thought else said.text)
+                    else:
+                        if said.thought != thinking:
+                            self._write(_DIM if said.thought else f"{_PLAIN}\n\n")
+                            thinking = said.thought
+                        self._write(printable(said.text))
+                    check()
         except StopIteration as end:
             shown.figures = end.value
         except KeyboardInterrupt:

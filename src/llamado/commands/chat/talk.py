@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamado.commands.chat.conversation import SETTABLE, Chat, ChatError
+from llamado.commands.chat.conversation import SETTABLE, Chat, ChatError, settable
 from llamado.commands.chat.screen import Screen, printable
 from llamado.commands.chat.speaker import Figures, Message, Speaker
 from llamado.engine.errors import ContextExceeded
@@ -97,13 +97,12 @@ class Talk:
         name, _, value = text.partition(" ")
         if value:
             self.chat.set(name, value.strip())
-            name = name.replace("-", "_")
+            name = settable(name).name
             self._say(f"{name} = {self.chat.settings.get(name, 'default')}")
             return
-        for row in SETTABLE.values():
-            if not name or row.name == name.replace("-", "_"):
-                now = self.chat.settings.get(row.name, "default")
-                self._say(f"  {row.name:20} {now!s:10} {row.help}")
+        for row in [settable(name)] if name else SETTABLE.values():
+            now = self.chat.settings.get(row.name, "default")
+            self._say(f"  {row.name:20} {now!s:10} {row.help}")
 
     def stats(self, _: str) -> None:
         answers = self.chat.answers

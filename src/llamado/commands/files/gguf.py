@@ -20,6 +20,7 @@ from llamado.gguf.errors import GgufError
 from llamado.gguf.header import Header
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources.resolve import progress_bar
+from llamado.gguf.sources.stored import file_of
 from llamado.models import load_model
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
@@ -57,7 +58,7 @@ def run_gguf(given: argparse.Namespace) -> int:
     }
     n_words, action = actions[verb]
     if len(words) != n_words:
-        raise FlagError(f"gguf {verb}: {len(words)} words where {n_words} are due: llamado gguf {VERBS[verb]}")
+        raise FlagError(f"gguf {verb}: {n_words} words are expected, got {len(words)}: llamado gguf {VERBS[verb]}")
     return action(words, given)
 
 
@@ -76,7 +77,7 @@ def _verb(given: argparse.Namespace) -> tuple[str, list[str]]:
 def _split(words: Sequence[str], given: argparse.Namespace) -> int:
     size = _part_size(given)
     stem = Path(words[1])
-    with GGUFFile.open(words[0]) as file:
+    with GGUFFile.open(file_of(words[0])) as file:
         parts = divided(file, stem.name, size, none_in_first=given.no_tensor_first_split)
         print(f"n_split: {len(parts)}")
         for i, part in enumerate(parts, 1):
@@ -106,7 +107,7 @@ def _part_size(given: argparse.Namespace) -> PartSize:
 
 def _merge(words: Sequence[str], given: argparse.Namespace) -> int:
     to = Path(words[1])
-    with GGUFFile.open(words[0]) as file:
+    with GGUFFile.open(file_of(words[0])) as file:
         if given.dry_run:
             joined_fields(file)
         else:

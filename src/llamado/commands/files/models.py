@@ -105,7 +105,7 @@ def run_show(name: str, *, template: bool, as_json: bool) -> int:
         "context length": facts.n_ctx_train,
         "embedding length": facts.n_embd,
         "license": facts.license,
-        "used": None if stored is None else timestamp(stored.used),
+        "used": None if stored is None else timestamp(stored.used) if as_json else _ago(stored.used),
         "template": facts.template,
     }
     if as_json:

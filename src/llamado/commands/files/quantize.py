@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from llamado.commands.options import metadata_overrides
 from llamado.flags import FlagError, Parsed
 from llamado.gguf import GGUFFile
+from llamado.gguf.sources.stored import file_of
 from llamado.gguf.types import TensorType
 from llamado.quantize.file_types import COPY, FILE_TYPES, FileType, find_file_type, tensor_type
 from llamado.quantize.imatrix import Imatrix, read_imatrix
@@ -31,7 +32,9 @@ def run_quantize(flags: Parsed, words: list[str]) -> int:
         what = plan(file, request)
         for name in what.fallbacks:
             console.print(f"{name}: its rows fit no block of the type due; it gets another one", markup=False)
-        path = given or source.with_name(f"ggml-model-{kind.name}.gguf")
+        # As llama-quantize has it, beside the file; what was given by its name has its file in a cache.
+        beside = source.parent if Path(words[0]).expanduser().exists() else Path()
+        path = given or beside / f"ggml-model-{kind.name}.gguf"
         paths = output_paths(path, request, len(what.files))
         _tell(console, file, what)
         if flags.dry_run:
@@ -59,7 +62,7 @@ def types_table() -> str:
 
 def _words(words: list[str]) -> tuple[Path, Path | None, FileType, int | None]:
     if len(words) < 2:
-        raise FlagError("llamado quantize IN.gguf [OUT.gguf] TYPE [THREADS]: llamado quantize --help lists the types")
+        raise FlagError("which model, and which type? llamado quantize IN.gguf [OUT.gguf] TYPE; --help lists the types")
     source, *rest = words
     kind = find_file_type(rest[0])
     out = None
@@ -76,7 +79,7 @@ def _words(words: list[str]) -> tuple[Path, Path | None, FileType, int | None]:
         n_threads = int(rest[1]) or None
     if len(rest) > 2:
         raise FlagError(f"unexpected argument {rest[2]!r}: llamado quantize IN.gguf [OUT.gguf] TYPE [THREADS]")
-    return Path(source), out, kind, n_threads
+    return file_of(source), out, kind, n_threads
 
 
 def _request(flags: Parsed, kind: FileType) -> QuantizeRequest:

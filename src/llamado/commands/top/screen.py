@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 _COLOURS = {"ready": "green", "idle": "yellow", "lost": "red", "away": "red"}
 _MOST_EVENTS = 12
+_WORDS = 16  # columns that the words about layers get at least
 _COUNTS = ("running", "waiting", "ended", "errors", "cancelled")
 """Of `/live/requests`."""
 
@@ -43,7 +44,7 @@ def screen(
     """
     parts: list[RenderableType] = [_title(body)]
     if body["devices"]:
-        parts.append(_devices(body["devices"], sort, reverse))
+        parts.append(_Devices(body["devices"], sort, reverse))
     else:
         parts.append(Text("The model is not divided: it runs on the server's machine alone."))
     if requests:
@@ -112,17 +113,40 @@ COLUMNS = (
 """Of the table of devices. Numbers are sorted from the largest down."""
 
 
-def _devices(devices: Sequence[Device], sort: str, reverse: bool) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in COLUMNS:
-        mark = ("▲" if reverse else "▼") if column.name == sort else ""
-        table.add_column(column.name + mark, justify="right" if column.right else "left",
-                         overflow="ellipsis" if column.right else "fold")  # fmt: skip
-        if column.name == sort:
-            devices = sorted(devices, key=column.order, reverse=reverse)
-    for device in devices:
-        table.add_row(*(column.cell(device) for column in COLUMNS))
-    return table
+_SPARED = ("reads", "link", "free", "round trip", "memory", "waiting", "on link", "compute")
+"""Columns in the order in which they are left out."""
+
+
+class _Devices:
+    """The table of devices. Columns that a narrow terminal has no room for are left out, rather than all cut short."""
+
+    def __init__(self, devices: Sequence[Device], sort: str, reverse: bool) -> None:
+        self._devices, self._sort, self._reverse = devices, sort, reverse
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = list(COLUMNS)
+        anything = options.update(max_width=10_000)
+        for name in _SPARED:
+            if self._table(columns, _WORDS).__rich_measure__(console, anything).maximum <= options.max_width:
+                break
+            columns = [column for column in columns if column.name != name or name == self._sort]
+        yield self._table(columns)
+
+    def _table(self, columns: Sequence[Column], words: int | None = None) -> Table:
+        """`words`: how wide the words about layers are; None: as there is room."""
+        devices = self._devices
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for column in columns:
+            mark = ("▲" if self._reverse else "▼") if column.name == self._sort else ""
+            layers = column.name == "layers"
+            table.add_column(column.name + mark, justify="right" if column.right else "left", no_wrap=not layers,
+                             overflow="fold" if layers else "ellipsis", min_width=words if layers else None,
+                             max_width=words if layers else None)  # fmt: skip
+            if column.name == self._sort:
+                devices = sorted(devices, key=column.order, reverse=self._reverse)
+        for device in devices:
+            table.add_row(*(column.cell(device) for column in columns))
+        return table
 
 
 def _slots(slots: Sequence[Mapping[str, Any]]) -> Table:

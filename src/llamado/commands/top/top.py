@@ -62,10 +62,13 @@ def cluster(http: httpx.Client, url: str) -> dict[str, Any]:
         raise TopError(f"{url} cannot be asked: {error}; is a server running there?") from None
     except ValueError:
         raise TopError(f"{url}/cluster answers {answer.status_code}, and no JSON: is it a server of llamado?") from None
+    if answer.status_code == 404:  # as routers and gateways answer, whose models have servers of their own
+        raise TopError(f"{url} is no server of one model, with machines to show; llamado ps lists those that run here")
     if answer.status_code != 200 or not isinstance(body, dict) or "devices" not in body:
         why = body.get("error", {}).get("message", "") if isinstance(body, dict) else ""
         stage = f" ({body['stage']})" if isinstance(body, dict) and body.get("stage") else ""
-        raise TopError(f"{url}/cluster answers {answer.status_code}: {why}{stage}")
+        key = " (--api-key KEY, or LLAMA_API_KEY)" if answer.status_code == 401 else ""
+        raise TopError(f"{url}/cluster answers {answer.status_code}: {why}{stage}{key}")
     return body
 
 

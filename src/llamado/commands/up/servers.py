@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -22,11 +23,11 @@ def servers_json(servers: Sequence[RunningServer], key: str | None = None) -> li
     """What each server is, its state, and how many tokens it makes a second; `key`: of those that ask for one."""
     clients = [_client(server, key) for server in servers]
     try:
-        before = [_tokens(http) for http in clients]
+        told = [_health(http, server.role) for http, server in zip(clients, servers, strict=True)]
+        before = [_tokens(http) if one.busy else one.tokens for http, one in zip(clients, told, strict=True)]
         if any(tokens is not None and tokens for tokens in before):
             time.sleep(_LOOK)
         after = [_tokens(http) if tokens else tokens for http, tokens in zip(clients, before, strict=True)]
-        states = [_state(http) for http in clients]
     finally:
         for http in clients:
             http.close()
@@ -36,13 +37,13 @@ def servers_json(servers: Sequence[RunningServer], key: str | None = None) -> li
             "model": server.model,
             "path": server.path,
             "address": server.addresses[0] if server.addresses else "",
-            "state": "busy" if state == "ready" and now else state,
+            "state": "busy" if one.state == "ready" and (now or (one.busy and server.role == "server")) else one.state,
             "pid": server.pid,
             "since": server.since,
             "memory": server.memory,
             "tokens_per_second": _rate(then, now),
         }
-        for server, then, now, state in zip(servers, before, after, states, strict=True)
+        for server, then, now, one in zip(servers, before, after, told, strict=True)
     ]
 
 
@@ -76,17 +77,31 @@ def _client(server: RunningServer, key: str | None) -> httpx.Client:
     return httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, verify=False, transport=unix, trust_env=False)
 
 
-def _state(http: httpx.Client) -> str:
+@dataclass(frozen=True)
+class _Word:
+    """What a server says of itself to anybody, without a line in its log."""
+
+    state: str
+    busy: bool = False
+    """Whether slots are at work: then it is asked for their tokens."""
+    tokens: dict[int, int] | None = None
+    """None where it does not tell of slots."""
+
+
+def _health(http: httpx.Client, role: str) -> _Word:
     try:
-        answer = http.get("/health")
-        if answer.status_code == 200:
-            return "ready"
+        answer = http.get("/health", params={"include_slots": "1"})
         told = answer.json()
-        return "loading" if "progress" in told else str(told["error"]["message"])[:60]
+        if answer.status_code == 200:
+            busy = told.get("slots_processing")
+            if busy is None and role != "server":  # which have none of their own
+                return _Word("ready", True)
+            return _Word("ready", bool(busy), None if busy is None else {})
+        return _Word("loading" if "progress" in told else str(told["error"]["message"])[:60])
     except httpx.HTTPError:
-        return "no answer"
-    except (ValueError, KeyError, TypeError):
-        return f"status {answer.status_code}"
+        return _Word("no answer")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return _Word(f"status {answer.status_code}")
 
 
 def _tokens(http: httpx.Client) -> dict[int, int] | None:

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from llamado.cluster.file import ClusterConfig, LinkConfig, WorkerConfig, cluster_of, read_cluster
+from llamado.cluster.file import ELSEWHERE, ClusterConfig, LinkConfig, WorkerConfig, cluster_of, read_cluster
 from llamado.cluster.services import Service, services_of
 from llamado.cluster.state import (
     READY,
@@ -80,7 +80,11 @@ def cluster_config(flags: Parsed, file: str | None, server: Sequence[str]) -> Cl
             raise FlagError(f"--nodes and --latency: {file} says which workers there are")
         changed["workers"] = _workers(flags)
     given = dataclasses.replace(config, **changed)
-    options = {**given.server, **server_options(server)}
+    behind = server_options(server)
+    for name in behind:
+        if name in ELSEWHERE and ELSEWHERE[name] in ("model", "host", "port"):
+            raise FlagError(f"--{name}: it stands before the --, as a flag of llamado up")
+    options = {**given.server, **behind}
     values = {field.name: _plain(getattr(given, field.name)) for field in dataclasses.fields(given)}
     return cluster_of(values | {"server": _plain(options)}, file or "flags")
 

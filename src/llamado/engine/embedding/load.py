@@ -57,7 +57,9 @@ class NoGeneration:
         """Change `lora`: adapters by number, those that are not named get 0. Raises InvalidRequest."""
         self._scales.set(scales)
 
-    def submit(self, request: Request, emit: Callable[[Event], None]) -> int:
+    def submit(
+        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+    ) -> int:
         """Raises EngineError, in llama-server's words."""
         raise EngineError("the current context does not support logits computation. skipping")
 

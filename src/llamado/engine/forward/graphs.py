@@ -13,6 +13,7 @@ from dataclasses import replace
 from llamado.devices.device import Device
 from llamado.engine.forward.contract import Scales
 from llamado.engine.forward.device_tensors import CutGraph, DeviceTensors, Progress
+from llamado.engine.options import COMPILING
 from llamado.models.batch import BatchShape, Output
 
 PAD = 256
@@ -144,7 +145,7 @@ class Graphs:
         shapes = [shape for n in sizes for shape in self._shapes(n, min(n, 8), 1, scales)]
         for i, shape in enumerate(shapes):
             if progress is not None:
-                progress("compiling kernels", i, len(shapes))
+                progress(COMPILING, i, len(shapes))
             self.prepare(shape)
         if self._tensors.placement is not None:
             sizes = [n for n in _SIZES if n <= self._max_batch]

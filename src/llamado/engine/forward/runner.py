@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _AGAIN = 0.5  # seconds between two attempts to reach a device that was lost while the model is loaded
+_FEW = 64
+"""Numbers of which Python finds the least before numpy has begun."""
 _CHUNK = 128
 """Tokens of prompts in a batch where devices form a pipeline: the second works on one while the first has the next."""
 
@@ -284,12 +286,12 @@ class ModelRunner:
             raise ForwardError(f"a batch for {len(batch.memory)} parts of a memory of {len(self.memory.parts)}")
         used = 1
         for rows, part in zip(batch.memory, self.memory.parts, strict=True):
-            last = int(rows.last.max())
-            highest = max(int(rows.written.max()), last)
-            if highest >= part.n_rows or int(rows.first.min()) < 0:
+            last = _greatest(rows.last)
+            highest = max(_greatest(rows.written), last)
+            if highest >= part.n_rows or _least(rows.first) < 0:
                 raise ForwardError(f"a token at row {highest} of a memory of {part.n_rows}")
             used = max(used, last + 1)
-        if int(batch.positions.min()) < 0:
+        if _least(batch.positions) < 0:
             raise ForwardError("a token before the first position")
         if tokens is not None and (len(tokens) != n or not _all_below(tokens, self.n_vocab)):
             raise ForwardError(f"a token outside the vocabulary of {self.n_vocab}")
@@ -388,6 +390,12 @@ class ModelRunner:
 
 def _all_below(numbers: NDArray[np.integer], limit: int) -> bool:
     """Whether all are from 0 to below `limit`."""
-    if numbers.dtype == np.int32:  # as one comparison: negative ones are large without a sign
-        return int(numbers.view(np.uint32).max()) < limit
-    return int(numbers.min()) >= 0 and int(numbers.max()) < limit
+    return _least(numbers) >= 0 and _greatest(numbers) < limit
+
+
+def _least(numbers: NDArray[np.integer]) -> int:
+    return min(numbers.ravel().tolist()) if numbers.size <= _FEW else int(numbers.min())
+
+
+def _greatest(numbers: NDArray[np.integer]) -> int:
+    return max(numbers.ravel().tolist()) if numbers.size <= _FEW else int(numbers.max())

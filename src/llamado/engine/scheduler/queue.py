@@ -124,12 +124,19 @@ class Queue:
         raise QueueFull(max(0, n_waiting), min(max(math.ceil(seconds), 1), _LONGEST_WAIT))
 
     def add(
-        self, request: Request, emit: Callable[[Event], None], *, sampler: Sampler, seed: Seed, scales: Scales
+        self,
+        request: Request,
+        emit: Callable[[Event], None],
+        taken: Callable[[], None] | None,
+        *,
+        sampler: Sampler,
+        seed: Seed,
+        scales: Scales,
     ) -> Task:
         """Raises EngineClosed."""
         with self.wake:
             self._check_open()
-            task = self._enter(request, emit, sampler, seed, scales)
+            task = self._enter(request, emit, taken, sampler, seed, scales)
             self._inbox.append(task)
             self.wake.notify()
         return task
@@ -148,9 +155,15 @@ class Queue:
             raise EngineClosed("the server is shutting down and takes no more requests")
 
     def _enter(
-        self, request: Request, emit: Callable[[Event], None], sampler: Sampler, seed: Seed, scales: Scales
+        self,
+        request: Request,
+        emit: Callable[[Event], None],
+        taken: Callable[[], None] | None,
+        sampler: Sampler,
+        seed: Seed,
+        scales: Scales,
     ) -> Task:
-        task = Task(self._next_id, request, emit, sampler=sampler, seed=seed, scales=scales, outbox=self._outbox)
+        task = Task(self._next_id, request, emit, taken, sampler=sampler, seed=seed, scales=scales, outbox=self._outbox)
         self._next_id += 1
         self.tasks[task.id] = task
         return task
@@ -203,20 +216,24 @@ class Queue:
     ) -> Task:
         """A request of the engine itself, which waits for no slot."""
         with self.wake:
-            return self._enter(request, emit, sampler, seed, scales)
+            return self._enter(request, emit, None, sampler, seed, scales)
 
     def receive(self) -> None:
         """See what came; `wake` is held."""
         self.waiting.extend(self._inbox)
         self._inbox.clear()
 
-    def hand_over(self) -> None:
-        """Hand the events that wait to whoever asked."""
+    def hand_over(self, *, wait: bool = False) -> None:
+        """Hand the events that wait to whoever asked; with `wait` give them time to deal with them."""
         if self._outbox:
             events = self._outbox.copy()
             self._outbox.clear()
             for task, event in events:
                 task.hand_over(event)
+            if wait:
+                for taken in {task.taken for task, _ in events if not task.cancelled}:
+                    if taken is not None:
+                        taken()
 
     def release(self, slot: Slot) -> None:
         """The slot's request is over."""

@@ -32,7 +32,7 @@ class Task:
     __slots__ = (
         "ahead", "answer", "cancelled", "emit", "followed", "generated", "id", "n_cached", "n_processed", "n_prompt",
         "outbox", "probs", "probs_at", "request", "sampler", "scales", "seed", "t_arrival", "t_first", "t_last",
-        "t_start", "t_submit", "truncated",
+        "t_start", "t_submit", "taken", "truncated",
     )  # fmt: skip
 
     def __init__(
@@ -40,6 +40,7 @@ class Task:
         id: int,
         request: Request,
         emit: Callable[[Event], None],
+        taken: Callable[[], None] | None,
         *,
         sampler: Sampler,
         seed: Seed,
@@ -51,6 +52,7 @@ class Task:
         self.id = id
         self.request = request
         self.emit = emit
+        self.taken = taken
         self.sampler = sampler
         self.seed = seed
         self.scales = scales

@@ -217,14 +217,18 @@ def progress_bar(console: Console, label: str) -> Iterator[Progress]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, console=console) as bars:
-        # Hidden until the first byte, so that a model that is already there shows no empty bar.
-        task = bars.add_task(label, total=None, visible=False)
+    bars = Bars(*columns, console=console)
+    task = bars.add_task(label, total=None)
 
-        def report(done: int, total: int) -> None:
-            bars.update(task, completed=done, total=total or None, visible=True)
+    def report(done: int, total: int) -> None:
+        bars.start()  # with the first byte: a model that is already there shows no empty bar, nor an empty line
+        bars.update(task, completed=done, total=total or None)
 
+    try:
         yield report
+    finally:
+        if bars.live.is_started:
+            bars.stop()
 
 
 def _names() -> str:

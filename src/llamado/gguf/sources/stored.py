@@ -100,6 +100,22 @@ def find_stored(name: str) -> StoredModel:
     raise SourceError(f"which {name!r}? There are {', '.join(model.name for model in found)}")
 
 
+def file_of(name: str) -> Path:
+    """The file of a model that is here, by its path or its name. Raises SourceError, also where it is to be fetched."""
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    try:
+        found = find_stored(name)
+    except SourceError:
+        found = None
+    if found is not None and found.whole:
+        return found.path
+    if found is not None or name in CATALOGUE or name in LARGE:
+        raise SourceError(f"{name} is not here yet: llamado pull {name} fetches it")
+    raise SourceError(f"{name}: there is no such file; llamado list shows the models that are here")
+
+
 def parts_of(path: Path) -> tuple[Path, ...]:
     """A model's file, and where it is the first of a split one the others."""
     return tuple(path.parent / part for part in shard_names(path.name) or [path.name])

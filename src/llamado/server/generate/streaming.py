@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -29,6 +30,9 @@ log = logging.getLogger("llamado.server")
 # about 50 MB.
 MOST_UNREAD = 1 << 21
 _EVENT = 4
+# Seconds that the engine's thread leaves its core to the event loop after a step's tokens: several times what writing
+# those of a dozen streams takes.
+_LEFT_TO_LOOP = 0.001
 
 
 class Mailbox:
@@ -41,6 +45,8 @@ class Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._delivered = threading.Event()
+        self._delivered.set()
         self._unread: dict[Generation, int] = {}
         self._total = 0
         self._n_open = 0
@@ -52,6 +58,7 @@ class Mailbox:
         self._events.append((generation, index, event))
         if not self._woken:
             self._woken = True
+            self._delivered.clear()
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:
@@ -68,6 +75,11 @@ class Mailbox:
             reached[generation] = None
         for generation in reached:
             generation.pass_on()
+        self._delivered.set()
+
+    def let_deliver(self) -> None:
+        """Wait a moment until what was posted is delivered; the engine's thread."""
+        self._delivered.wait(_LEFT_TO_LOOP)
 
     def begin(self) -> None:
         """A generation was given to the engine."""
@@ -143,7 +155,8 @@ class Generation:
                 if not request.prompt:
                     self.deliver(i, Done(_nothing(request)))
                     continue
-                self.tasks.append(self._engine.submit(request, partial(self._emit, i)))
+                emit = partial(self._emit, i)
+                self.tasks.append(self._engine.submit(request, emit, taken=self._mailbox.let_deliver))
         except BaseException:
             self.cancel()
             raise

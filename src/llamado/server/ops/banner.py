@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llamado.devices.limits import cores
 from llamado.devices.split.placement import Placement
 from llamado.server.loaded_model import Served
 from llamado.server.settings import Settings
@@ -28,11 +29,15 @@ def overview(settings: Settings, served: Served, addresses: list[str]) -> list[s
             everywhere = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
             elsewhere = ", elsewhere by this machine's name" if everywhere != address else ""
             lines.append(f"  page     {everywhere}{switches.api_prefix}/ (open it in a browser{elsewhere})")
-    paths = ["OpenAI /v1", "health /health", "properties /props"]
+    if engine.n_threads and engine.n_threads > (n := cores()):
+        lines.append(f"  threads  {engine.n_threads} on {n} processors: each step waits for the last; leave out -t")
+    paths = ["OpenAI and Anthropic /v1", "Ollama /api", "health /health", "properties /props"]
     if switches.slots:
         paths.append("slots /slots")
     if switches.metrics:
         paths.append("metrics /metrics")
+    if settings.tools.any:
+        paths.append("tools /tools")
     if switches.static_path:
         paths.append(f"files of {switches.static_path} /")
     lines.append(f"  paths    {', '.join(paths)}")

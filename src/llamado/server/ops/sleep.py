@@ -48,7 +48,9 @@ class Asleep:
     def __init__(self, last: EngineSnapshot) -> None:
         self._last = last
 
-    def submit(self, request: Request, emit: Callable[[Event], None]) -> int:
+    def submit(
+        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+    ) -> int:
         raise EngineClosed("the model is asleep")
 
     def cancel(self, task_id: int) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("llamado.server")
 
+_DEFAULT_ENDPOINT = "http://localhost:4318"  # of OTLP over HTTP, by the OpenTelemetry specification
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 _OPERATIONS = {
@@ -132,4 +133,9 @@ def open_tracing(asked: bool, environ: Mapping[str, str] = os.environ) -> Tracin
         # The variable may be there for everything on this machine.
         log.warning("no traces although %s is set: %s", next(n for n in ENDPOINTS if environ.get(n)), message)
         return None
+    # Its messages (nobody takes the traces) belong into this log, not bare onto standard error.
+    library, own = logging.getLogger("opentelemetry"), logging.getLogger("llamado")
+    library.handlers, library.propagate = own.handlers, False
+    where = next((environ[name] for name in reversed(ENDPOINTS) if environ.get(name)), _DEFAULT_ENDPOINT)
+    log.info("traces are sent to %s", where)
     return Tracing(otlp.OTLPSpanExporter())

@@ -7,12 +7,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from llamado.tools.errors import ToolsError
+
+log = logging.getLogger("llamado.tools")
 
 TIMEOUT_MS = 30_000
 """For one call, where a server's entry does not say."""
@@ -52,6 +55,7 @@ def _server(name: str, entry: Any, where: str) -> McpServerConfig | None:
         return None
     command, url, cwd = (_text(entry, key, where) for key in ("command", "url", "cwd"))
     if not command and not url:
+        log.warning("%s: it has neither a command nor a url, and is left out", where)
         return None
     if url and urlsplit(url).scheme not in ("http", "https"):
         raise ToolsError(f"{where}: url: expected http:// or https://, got {url!r}")

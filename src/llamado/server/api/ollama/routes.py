@@ -123,6 +123,8 @@ def ollama_router(generator: Generator, state: ServerState) -> Routes:
         served = generating(model, "generate")
         note(body, served)
         bodies.refuse_images(body, model)
+        if not isinstance(body.get("prompt") or "", str):
+            raise invalid('"prompt" must be a string')
         if not text(body, "prompt"):
             return nothing_said(body, {"response": ""})
         raw, context, template = flag(body, "raw"), body.get("context"), text(body, "template")
