@@ -32,6 +32,7 @@ from llamado.devices.cpu.jit import KERNEL_SOURCES, Jit, JitError, kernel
 from llamado.devices.cpu.kernels.matmul import matmul_few
 from llamado.devices.cpu.kernels.rows import rows_kernel
 from llamado.devices.cpu.lowerings import LOWERINGS, choose
+from llamado.devices.cpu.lowerings.host import limited
 from llamado.devices.cpu.lowerings.lowering import Lowering
 from llamado.errors import LlamadoError
 from llamado.ggml import graph as g
@@ -396,6 +397,50 @@ def test_a_lowering_is_compiled_for_processors_that_have_no_more(name: str, has:
     rows = LOWERINGS[name].panel_rows
     text = jit_for(name).assembly(matmul_few, weights="Q5_K", columns=4, near=False, panel_rows=rows)
     assert has in text and not re.search(lacks, text)
+
+
+NEWEST = dict.fromkeys((*LOWERINGS["amx"].needs, "avx512f", "avx10.1", "avxvnni", "avx2", "fma", "f16c"), True)
+"""Features of a processor that has all of x86's lowerings."""
+
+
+@pytest.mark.parametrize(
+    ("level", "lowering", "has_avx512"),
+    [("avx2", "avx2", False), ("avx-vnni", "avx-vnni", False), ("avx512", "vnni", True)],
+)
+def test_a_processor_can_be_limited(
+    level: str, lowering: str, has_avx512: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hidden features choose no lowering, ask for no tile permission, and code has none of their instructions."""
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: NEWEST)
+    monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "sapphirerapids")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    permissions: list[bool] = []
+    monkeypatch.setattr(lowerings, "tiles_permitted", lambda: permissions.append(True) or True)
+
+    def jit(lowering: Lowering | None = None) -> Jit:
+        return Jit(lowering, tmp_path, triple="x86_64-unknown-linux-gnu")
+
+    monkeypatch.delenv("LLAMADO_CPU", raising=False)
+    unlimited = jit()
+    assert unlimited.lowering.name == "amx" and permissions == [True]
+    monkeypatch.setenv("LLAMADO_CPU", level)
+    limited = jit()
+    assert limited.lowering.name == lowering and permissions == [True]
+    assert limited._path(KERNEL, {}) != unlimited._path(KERNEL, {})
+    portable = jit(LOWERINGS["portable"])  # compiled for every feature that the processor shows
+    stages = (("row",), ("unary", "SILU"), ("store",))
+    assert bool(re.search(AVX512, portable.assembly(rows_kernel(stages), stages=stages))) is has_avx512
+
+
+def test_an_unknown_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMADO_CPU", "mmx")
+    with pytest.raises(JitError, match="LLAMADO_CPU=mmx: unknown; one of avx2, avx-vnni, avx512, neon"):
+        Jit(folder=tmp_path)
+
+
+def test_an_arm_processor_can_be_limited() -> None:
+    features = limited(dict.fromkeys(("neon", "dotprod", "i8mm", "sve2", "lse"), True), "neon")
+    assert choose(features).name == "neon" and [name for name, on in features.items() if not on] == ["i8mm", "sve2"]
 
 
 @pytest.mark.parametrize("weights", ["Q4_K", "Q6_K", "Q4_1"])

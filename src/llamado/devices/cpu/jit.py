@@ -185,12 +185,12 @@ class Jit:
             llvm.initialize_all_targets()
             llvm.initialize_all_asmprinters()
         self._llvm, self._triple = llvm, triple or llvm.get_process_triple()
-        cpu, features = host or processor()
-        self.cpu: str = cpu
         try:
+            cpu, features = host or processor()
             self.lowering = lowering or choose(features)
         except ValueError as error:
             raise JitError(str(error)) from error
+        self.cpu: str = cpu
         used = self.lowering.features(features)
         self._features = ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(used.items()))
         self.folder = folder or cache_folder()

@@ -1,4 +1,4 @@
-"""This machine's processor in LLVM's words.
+"""This machine's processor in LLVM's words, and how to use less of it than it has (`LLAMADO_CPU`).
 
 On ARM, LLVM's own look at /proc/cpuinfo finds neither dot products nor matrix products, and on macOS nothing: there the
 operating system is asked for those features that lowerings need (`HWCAP_…` in Linux' asm/hwcap.h,
@@ -8,8 +8,10 @@ operating system is asked for those features that lowerings need (`HWCAP_…` in
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import sys
+from collections.abc import Mapping
 
 # LLVM's name → (number of the auxiliary vector's entry, bit), name of Apple's sysctl.
 _ARM: dict[str, tuple[tuple[int, int], str]] = {
@@ -19,15 +21,34 @@ _ARM: dict[str, tuple[tuple[int, int], str]] = {
     "i8mm": ((26, 13), "FEAT_I8MM"),
 }
 
+LEVELS: dict[str, tuple[str, ...]] = {
+    "avx2": ("avx512", "avx10", "avxvnni", "avxifma", "avxneconvert", "amx"),
+    "avx-vnni": ("avx512", "avx10", "amx"),
+    "avx512": ("amx",),
+    "neon": ("i8mm", "sve", "sme"),
+}
+"""Values of `LLAMADO_CPU` → prefixes of the features that it hides."""
+
 
 def processor() -> tuple[str, dict[str, bool]]:
-    """Name and features of this machine's processor, as LLVM spells them."""
+    """Return the name and the features of this machine's processor, as LLVM spells them.
+
+    `LLAMADO_CPU` hides features, as if this were a processor without them. Raises ValueError if it names no level.
+    """
     import llvmlite.binding as llvm
 
     features = dict(llvm.get_host_cpu_features())
     if platform.machine() in ("aarch64", "arm64"):
         features |= _arm_features()
-    return llvm.get_host_cpu_name(), features
+    return llvm.get_host_cpu_name(), limited(features, os.environ.get("LLAMADO_CPU"))
+
+
+def limited(features: Mapping[str, bool], level: str | None) -> dict[str, bool]:
+    """Return the features without those that `level` hides. Raises ValueError for an unknown level."""
+    if level and level not in LEVELS:
+        raise ValueError(f"LLAMADO_CPU={level}: unknown; one of {', '.join(LEVELS)}")
+    hidden = LEVELS[level] if level else ()
+    return {name: on and not name.startswith(hidden) for name, on in features.items()}
 
 
 def _arm_features() -> dict[str, bool]:
