@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 import pytest
 import yaml
 from documents import PAGES, ROOT, Block, anchors, blocks, links, spans, text_of, words
+from waiting import GUARD, until
 
 from llamado.cluster.deploy.deployment import Deployment
 from llamado.cluster.deploy.targets import files_for
@@ -37,8 +37,6 @@ from llamado.router.presets import read_presets
 from llamado.router.swap_config import read_swap_config
 from llamado.server.api.status import health_body
 from llamado.server.state import ServerState
-
-GUARD = 120.0  # seconds
 
 SHELL = ("bash", "sh")
 ELSEWHERE = {
@@ -225,13 +223,11 @@ class Reader:
         return run_wait(f"{scheme}://{HERE}:{port}", timeout=GUARD, interval=60.0) == 0 and process.poll() is None
 
     def _listens(self, kind: str, port: int, process: subprocess.Popen[bytes]) -> bool:
-        end = time.monotonic() + GUARD
-        while process.poll() is None and time.monotonic() < end:
+        def reachable() -> bool:
             with socket.socket() as one:
-                if one.connect_ex((HERE, port)) == 0:
-                    return True
-            time.sleep(0.02)
-        return False
+                return one.connect_ex((HERE, port)) == 0
+
+        return until(lambda: process.poll() is not None or reachable()) and process.poll() is None
 
     def _with_ports(self, command: str) -> str:
         """A command on free ports, also where it names none because it means the usual ones."""

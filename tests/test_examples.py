@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tiny_models import make_llama
+from waiting import until
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FAKE_SERVER = Path(__file__).parent / "server" / "fake_server.py"
@@ -29,10 +29,8 @@ def server(tmp_path: Path) -> Iterator[str]:
     port = tmp_path / "port"
     process = subprocess.Popen([sys.executable, str(FAKE_SERVER), str(port)], stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
-        while not (port.exists() and port.read_text()):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: (port.exists() and port.read_text()) or process.poll() is not None)
+        assert process.poll() is None
         yield f"http://127.0.0.1:{port.read_text()}"
     finally:
         process.kill()

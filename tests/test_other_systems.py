@@ -155,8 +155,7 @@ def ask():
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
     try:
-        end = time.monotonic() + 60
-        while not healthy(url) and time.monotonic() < end:
+        while not healthy(url):
             time.sleep(0.05)
         print(json.dumps([
             post("/completion", {"prompt": "Hello", "n_predict": 4, "ignore_eos": True}),

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from client.scripted_server import Exchange, ScriptedServer
 from ports import free_port
+from waiting import GUARD
 
 from llamado.client import (
     AsyncLlamaServerClient,
@@ -527,7 +528,7 @@ def test_waiting_for_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
     worker = Worker([], WorkerOptions(port=0))
     thread = threading.Thread(target=worker.serve, daemon=True)
     thread.start()
-    assert run_wait(f"tcp://127.0.0.1:{worker.port}", timeout=20, interval=1) == 0
+    assert run_wait(f"tcp://127.0.0.1:{worker.port}", timeout=GUARD, interval=1) == 0
     worker.stop()
     thread.join()
     assert "Server is ready!" in capsys.readouterr().out

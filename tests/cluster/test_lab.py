@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-import time
 
 import pytest
+from waiting import until
 
 from llamado.cluster.lab import Lab, LabError
 from llamado.cluster.state import ClusterState, ServiceState
@@ -42,10 +42,7 @@ def test_links_change_and_own_workers_die_and_return() -> None:
         lab.kill(own)
         assert not reachable(worker) and not lab.view()[1]["running"]
         lab.start(own)
-        until = time.monotonic() + 30
-        while not reachable(worker):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        until(lambda: reachable(worker))
         assert lab.view()[1]["running"]
     finally:
         lab.close()

@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import GUARD
 
 from llamado.cluster.file import ClusterFileError, cluster_of
 from llamado.cluster.ray import actor
@@ -19,8 +19,6 @@ from llamado.cluster.ray.nodes import RayUnavailable, connected
 from llamado.cluster.ray.services import services_on_ray
 from llamado.cluster.services import Addresses, Reservation, Service
 from llamado.flags import FlagError
-
-GUARD = 60.0  # seconds
 
 
 def made(**given: Any) -> list[Service]:
@@ -125,8 +123,8 @@ def process(monkeypatch: pytest.MonkeyPatch) -> ProcessActor:
 
 
 def lines_of(process: ProcessActor, run: int, n: int) -> tuple[list[str], int | None]:
-    end, found, code = time.monotonic() + GUARD, list[str](), None
-    while len(found) < n and code is None and time.monotonic() < end:
+    found, code = list[str](), None
+    while len(found) < n and code is None:
         lines, code = process.follow(run, len(found), 1.0)
         found += lines
     return found, code

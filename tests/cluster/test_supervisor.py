@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from ports import free_port
+from waiting import GUARD
 
 from llamado.cluster.file import RestartConfig
 from llamado.cluster.services import CLUSTER_TOKEN, Addresses, Reservation, Service, ServiceRole
@@ -34,7 +35,6 @@ from llamado.processes.identity import is_same, start_mark
 
 FAKE = str(Path(__file__).parent / "fake_service.py")
 QUICK = RestartConfig(first=0.01, longest=0.02, settled=60.0, crashes=3)
-GUARD = 60.0  # seconds
 
 
 class Fakes:

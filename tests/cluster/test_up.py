@@ -15,7 +15,8 @@ import httpx
 import pytest
 import trustme
 from tiny_models import make_llama
-from up_process import BODY, GUARD, Up, answer, until
+from up_process import BODY, Up, answer
+from waiting import GUARD, until
 
 from llamado.processes.identity import is_same
 

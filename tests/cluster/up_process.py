@@ -6,26 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+from waiting import GUARD, until
 
 from llamado.processes.watchdog import marked
 
-GUARD = 120.0  # seconds
 BODY = {"prompt": "Once upon a time", "n_predict": 24, "temperature": 0, "ignore_eos": True, "seed": 1}
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """The condition's value once it is true."""
-    end = time.monotonic() + GUARD
-    while not (value := condition()):
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-    return value
 
 
 class Up:

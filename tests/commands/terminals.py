@@ -11,6 +11,7 @@ from typing import Any
 
 import pexpect
 import pyte
+from waiting import GUARD
 
 
 class Terminal:
@@ -96,7 +97,7 @@ class Terminal:
                 raise AssertionError(f"no prompt within {seconds:g} s on:\n{self.text}")
             self.read()
 
-    def exit_code(self, seconds: float = 30.0) -> int:
+    def exit_code(self, seconds: float = GUARD) -> int:
         """Wait for the end of the program; its exit code, negative for a signal."""
         end = time.monotonic() + seconds
         while self._child.isalive():

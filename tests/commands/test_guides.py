@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import requests
 from tiny_models import make_llama
+from waiting import until
 
 from llamado.router.swap_config import read_swap_config
 
@@ -49,10 +50,10 @@ def start(folder: Path) -> Iterator[Start]:
             environment = os.environ | {"PATH": path} | variables
             process = subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file)
         running.append(process)
-        deadline = time.monotonic() + 60
-        while not (found := re.search(r"(?:listening on http://|worker on )(\S+)", log.read_text())):
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.02)
+        listens = re.compile(r"(?:listening on http://|worker on )(\S+)")
+        until(lambda: listens.search(log.read_text()) or process.poll() is not None, log.read_text)
+        found = listens.search(log.read_text())
+        assert found is not None, log.read_text()
         return process, found[1]
 
     yield start

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import GUARD
 
 from llamado.commands import cli
 from llamado.commands.bench import latency
@@ -208,7 +209,7 @@ def test_taps_change_their_delay() -> None:
         with closing(Taps([a.endpoint, b.endpoint])) as taps:
             assert len(taps.endpoints) == 2
             for text in taps.endpoints:
-                with socket.create_connection(Endpoint.parse(text).address, timeout=20) as client:
+                with socket.create_connection(Endpoint.parse(text).address, timeout=GUARD) as client:
                     client.sendall(wire.write_request(wire.Hello()))
                     assert len(client.recv(100)) == 36
                     for delay in (60.0, 0.0):
@@ -326,7 +327,7 @@ def test_workers_of_our_own() -> None:
     with latency.own_workers(2) as endpoints:
         assert len({endpoint.port for endpoint in endpoints}) == 2
         for endpoint in endpoints:
-            with socket.create_connection(endpoint.address, timeout=20) as client:
+            with socket.create_connection(endpoint.address, timeout=GUARD) as client:
                 client.sendall(wire.write_request(wire.Hello()))
                 reader = wire.ResponseReader()
                 reader.expect(wire.Command.HELLO)
@@ -335,4 +336,4 @@ def test_workers_of_our_own() -> None:
                 assert message is not None and message[1].ours  # type: ignore[union-attr]
     for endpoint in endpoints:
         with pytest.raises(OSError):
-            socket.create_connection(endpoint.address, timeout=20)
+            socket.create_connection(endpoint.address, timeout=GUARD)

@@ -14,6 +14,7 @@ from typing import Any
 import gguf
 import pytest
 from tiny_models import make_llama
+from waiting import GUARD
 
 from llamado.commands import cli
 from llamado.commands.up.servers import _rate
@@ -168,7 +169,7 @@ def test_a_model_in_use_is_not_deleted_without_saying_so(capsys: pytest.CaptureF
     assert f"in use by process {holder.pid}" in capsys.readouterr().err and path.exists()
     assert cli.main(["rm", "own", "-y", "--force"]) == 0 and not path.exists()
     holder.stdin.close()
-    holder.wait(10)
+    holder.wait(GUARD)
 
 
 def test_servers_that_run_are_shown(capsys: pytest.CaptureFixture[str]) -> None:

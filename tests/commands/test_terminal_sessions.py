@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ports import free_port
 from record_terminal import lasting, recorded, shown
 from terminals import Terminal
 from tiny_models import make_llama
+from waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -140,20 +140,20 @@ def test_a_terminal_without_markdown(terminal: Open, model: Path) -> None:
     assert one.exit_code() == 0
 
 
+def is_well(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
 def test_a_server_is_spoken_to_like_a_model(terminal: Open, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "llamado", "serve", "-m", str(model), "--port", str(port), "--api-key", "sesame"]
     with subprocess.Popen([*command, "-c", "512", "-np", "1", "--log-disable"]) as server:
         try:
-            end = time.monotonic() + 60
-            while time.monotonic() < end:
-                try:
-                    if httpx.get(f"{url}/health").status_code == 200:
-                        break
-                except httpx.HTTPError:
-                    pass
-                time.sleep(0.1)
+            until(lambda: is_well(url))
             here, far = ("run", str(model), "-c", "512"), ("run", "--url", url)
             monkeypatch.setenv("LLAMA_API_KEY", "sesame")
             same = []

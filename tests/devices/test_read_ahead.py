@@ -7,12 +7,12 @@ import itertools
 import mmap
 import os
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from running import BEST, Array, jit_for, new, values, weight_bytes
+from waiting import until
 
 from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.compile.program import Operation, link, plan
@@ -162,10 +162,7 @@ def number(operation: Operation, field: str) -> int:
 
 
 def until_resident(model: Model, pages: slice) -> None:
-    deadline = time.monotonic() + 60
-    while not model.resident()[pages].all():
-        assert time.monotonic() < deadline, "what was asked for does not come"
-        time.sleep(0.01)
+    until(lambda: model.resident()[pages].all(), "what was asked for does not come")
 
 
 def test_weights_that_fit_cost_nothing(tmp_path: Path, n_tokens: int) -> None:

@@ -8,13 +8,13 @@ skipped or a neighbour's cell changes every later logit.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from waiting import GUARD, until
 
 from llamado.devices.device import DeviceLost
 from llamado.engine.engine import Engine
@@ -272,7 +272,7 @@ class Client:
         if self.on_event is not None:
             self.on_event(event)
 
-    def wait(self, timeout: float = 60.0) -> Client:
+    def wait(self, timeout: float = GUARD) -> Client:
         assert self.over.wait(timeout), "the request never ended"
         return self
 
@@ -308,18 +308,11 @@ def ask(engine: Engine, request: Request) -> Result:
 
 def settled(engine: Engine) -> EngineSnapshot:
     """The snapshot after the last request's end; Done comes a moment before it."""
-    end = time.monotonic() + 60
-    while (snapshot := engine.snapshot()).requests_processing or snapshot.requests_deferred:
-        assert time.monotonic() < end, "slots leaked"
-        time.sleep(0.001)
-    return snapshot
 
+    def at_rest() -> EngineSnapshot | None:
+        snapshot = engine.snapshot()
+        return None if snapshot.requests_processing or snapshot.requests_deferred else snapshot
 
-def eventually(check: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Whether something becomes true."""
-    end = time.monotonic() + seconds
-    while not check():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.001)
-    return True
+    found = until(at_rest, "slots leaked")
+    assert found is not None
+    return found

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from lora_files import make_adapter
 from tiny_models import make_llama
+from waiting import GUARD
 
 from llamado.engine.errors import InvalidRequest, SlotFileError
 from llamado.engine.forward.contract import Activated
@@ -113,6 +114,6 @@ def test_what_is_dropped_moves_the_place() -> None:
 @pytest.mark.slow
 def test_a_slot_file_of_one_is_not_taken_for_another(llama: LoadedModel, tmp_path: Path) -> None:
     ask(llama.engine, request(CALLED, {0: 1.0}, id_slot=0))
-    llama.engine.save_slot(0, tmp_path / "slot").result(30)
+    llama.engine.save_slot(0, tmp_path / "slot").result(GUARD)
     with pytest.raises(SlotFileError):
-        llama.engine.restore_slot(1, tmp_path / "slot").result(30)
+        llama.engine.restore_slot(1, tmp_path / "slot").result(GUARD)

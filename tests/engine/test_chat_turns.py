@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tiny import TINY, make
 from tiny_models import make_gemma3
+from waiting import until
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
@@ -22,7 +23,7 @@ from llamado.engine.sampling.params import Sampling
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
-from .fake import FakeTokenizer, ask, eventually
+from .fake import FakeTokenizer, ask
 from .test_snapshots import CONTROL, Chat, shared
 
 MODELS = {"gemma3": True, "granitehybrid": True, "qwen3next": False}
@@ -54,7 +55,7 @@ class Server:
         self.disk = None
         if folder is not None:
             self.disk = DiskCache(folder, 1 << 30, forward.cell_kind, lambda: forward.numerics)
-            assert eventually(lambda: self.disk is not None and self.disk._looked is not None)
+            until(lambda: self.disk is not None and self.disk._looked is not None)
         tokenizer = FakeTokenizer(dict.fromkeys(range(self.forward.n_vocab), b"x"), eog=())
         tokenizer.control = CONTROL
         self.engine = Engine(

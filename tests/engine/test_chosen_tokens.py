@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny import TINY, make
+from waiting import until
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
@@ -21,7 +22,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
 from . import test_restore
-from .fake import FakeTokenizer, ask, eventually, send
+from .fake import FakeTokenizer, ask, send
 
 Open = Callable[[], ModelRunner]
 TOKENIZER = FakeTokenizer(dict.fromkeys(range(512), b"x"), eog=())
@@ -109,7 +110,7 @@ def test_a_lost_worker(path: Path, start: Open, jit: Jit) -> None:
     try:
         clients = [send(engine, req(prompt, 40)) for prompt in prompts]
         for n_said in (3, 20):
-            assert eventually(lambda n=n_said: any(len(client.tokens) > n for client in clients))  # type: ignore[misc]
+            until(lambda n=n_said: any(len(client.tokens) > n for client in clients))  # type: ignore[misc]
             home.device(1).die()
         assert [client.result.tokens for client in clients] == right
     finally:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
 from llamado.engine.cache import blocks, disk_cache
 from llamado.engine.cache.blocks import BadBlock, read_data, read_head, regrouped, write_block
@@ -25,7 +26,7 @@ from llamado.engine.cache.snapshots import NEAR
 from llamado.engine.engine import Engine
 from llamado.engine.request import Result
 
-from .fake import ALL, FakeForward, FakeTokenizer, ask, eventually, send
+from .fake import ALL, FakeForward, FakeTokenizer, ask, send
 from .test_memory_kinds import KINDS, Layers, Plain, new, req, talk, tokens
 from .test_recovery import FragileForward
 from .test_snapshots import CONTROL, Chat, shared
@@ -65,7 +66,7 @@ def start(layers: Layers, tmp_path: Path) -> Iterator[Start]:
         tokenizer.control = CONTROL
         given = {"n_slots": 1, "cache_ram": -1, "n_ctx": 4096, **options}
         engines.append(Engine(forward, tokenizer, disk=disk, **given))
-        assert eventually(lambda: disk._looked is not None)
+        until(lambda: disk._looked is not None)
         return engines[-1], disk
 
     yield build
@@ -124,7 +125,7 @@ def test_two_share_a_folder(start: Start, plain: Plain) -> None:
     for i in range(2):
         ask(one, req([*head, i], 1))
     one.close()
-    assert disk.counters.writes and eventually(lambda: known(others) == disk.counters.files)
+    assert disk.counters.writes and until(lambda: known(others) == disk.counters.files)
     prompt = [*head, 5, 6]
     result = ask(other, req(prompt, 9))
     assert result.tokens == plain(prompt, 9) and result.n_cached >= 600 - NEAR
@@ -247,7 +248,7 @@ def test_those_used_longest_ago_make_room(tmp_path: Path) -> None:
     stored = [sequence(seed, 1000) for seed in range(8)]
     for one in stored:
         disk.put(one)
-        assert eventually(lambda: not disk._waiting and not disk._pending)
+        until(lambda: not disk._waiting and not disk._pending)
         assert sum(path.stat().st_size for path in files(tmp_path)) <= 30_000
         chain = disk.find(stored[0].tokens, (), min, False)
         assert chain is not None and chain.n == 1000
@@ -279,7 +280,7 @@ def test_tails_take_about_as_much_room_as_cells(tmp_path: Path) -> None:
     for n in (400, 800, 1200):
         tails = {t: np.full(1000, t % 97, np.uint8) for t in range(40, n + 1, 40)}
         disk.put(Stored(whole.tokens[:n], (), sequence(1, n).cells, tails, 7 * n))
-        assert eventually(lambda: not disk._waiting and not disk._pending)
+        until(lambda: not disk._waiting and not disk._pending)
         found = [block for blocks in disk._children.values() for block in blocks.values() if block.is_tail]
         ends = sorted(block.end for block in found if block.tokens[0] in whole.tokens and block.n_bytes == 1000)
         assert len(ends) == 4 + 3 * n // 1000 and ends[-3:] == [n - 80, n - 40, n]
@@ -319,9 +320,9 @@ def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1500, limits[1]))
     try:
         disk.put(sequence(1, 1000))
-        assert eventually(lambda: disk.counters.failures == 1)
+        until(lambda: disk.counters.failures == 1)
         disk.put(sequence(1, 1000))
-        assert eventually(lambda: disk.counters.failures == 2)
+        until(lambda: disk.counters.failures == 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert os.strerror(errno.EFBIG) in caplog.text and len(caplog.records) == 1 and not files(tmp_path)
@@ -348,7 +349,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     tests = Path(__file__).parents[1]
     process = subprocess.Popen([sys.executable, "-c", WRITER, tmp_path, tests], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"up\n"
-    assert eventually(lambda: len(files(tmp_path)) > 40)
+    until(lambda: len(files(tmp_path)) > 40)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     for path in files(tmp_path):
@@ -357,7 +358,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
         else:
             read_data(read_head(path))
     disk = cache(tmp_path)
-    assert eventually(lambda: known(disk) > 40)
+    until(lambda: known(disk) > 40)
     assert disk.counters.failures == 0 and not [path for path in files(tmp_path) if path.suffix == blocks.PART]
     disk.finish([], 1)
 
@@ -376,7 +377,7 @@ def test_odd_files_are_left_alone(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "cache" / first.name.replace(first.name[-10], "x"))
     (tmp_path / "cache" / ("0" * 16 + "-" + "1" * 32 + ".cells")).symlink_to("/dev/zero")
     again = cache(tmp_path)
-    assert eventually(lambda: known(again) == 2)
+    until(lambda: known(again) == 2)
     again.finish([], 1)
     assert (tmp_path / "cache" / "notes.txt").read_text() == "mine"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tiny import TINY, make
+from waiting import until
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
@@ -23,7 +24,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 from llamado.models.memory import KeysValues, LayerMemory
 
-from .fake import ALL, STATE, FakeForward, FakeTokenizer, ask, eventually, send, settled
+from .fake import ALL, STATE, FakeForward, FakeTokenizer, ask, send, settled
 from .test_drafting import Known, LateForward, free
 
 KINDS: dict[str, tuple[LayerMemory, ...]] = {
@@ -104,7 +105,7 @@ def test_a_slot_is_saved_wherever_its_answer_was_cut_off(layers: tuple[LayerMemo
     try:
         for n in range(10, 30):
             client = send(engine, request())
-            assert eventually(lambda: len(client.tokens) >= n)  # noqa: B023
+            until(lambda: len(client.tokens) >= n)  # noqa: B023
             engine.cancel(client.id)
             saved = engine.save_slot(0, tmp_path / "slot").result(60)
             assert len(PROMPT) < saved.n_tokens <= len(text)

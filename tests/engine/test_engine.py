@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import until
 
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, ContextExceeded, EngineClosed, InvalidRequest
@@ -21,7 +22,7 @@ from llamado.engine.request import Done, Failed, Request, Result, Token
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.stop_text import AnswerText
 
-from .fake import Client, FakeForward, FakeTokenizer, ask, eventually, send
+from .fake import Client, FakeForward, FakeTokenizer, ask, send, settled
 
 Make = Callable[..., tuple[Engine, FakeForward]]
 
@@ -60,16 +61,6 @@ def alone(request: Request, **kw: Any) -> Result:
         return ask(engine, request)
     finally:
         engine.close()
-
-
-def settle(engine: Engine) -> None:
-    end = time.monotonic() + 60
-    while True:
-        snapshot = engine.snapshot()
-        if snapshot.requests_processing + snapshot.requests_deferred == 0:
-            return
-        assert time.monotonic() < end, "slots leaked"
-        time.sleep(0.001)
 
 
 # -- one request ---------------------------------------------------------------------------------------------------
@@ -300,7 +291,7 @@ def test_prefix_of_another_slot_is_shared(make: Make) -> None:
     result = ask(engine, req([*system, 9, 9], 4, id_slot=1))
     assert (result.id_slot, result.n_cached, forward.sizes[0]) == (1, 300, 2)
     assert [n for _, _, n in forward.copies] == [300 % 32], "but for the block that is not whole"
-    assert eventually(lambda: engine.snapshot().kv_cells_shared == 288)
+    until(lambda: engine.snapshot().kv_cells_shared == 288)
     assert engine.snapshot().kv_cells_used == 288 + 2 * 12 + 3 + 2 + 2 * 3
     assert result.tokens == alone(req([*system, 9, 9], 4)).tokens
 
@@ -404,7 +395,7 @@ def test_nobody_notices_the_others(make: Make, shape: dict[str, Any], seed: int)
     for i, client in enumerate(clients):
         if i not in cancelled:
             client.wait()
-    settle(engine)
+    settled(engine)
 
     judge = Engine(FakeForward(1024, max_batch=512), FakeTokenizer(), n_slots=1, n_ctx=shape.get("n_ctx"))
     try:
@@ -507,7 +498,7 @@ def test_cancel_frees_the_slot_at_the_next_step(make: Make) -> None:
     assert len(endless.events) == n and not endless.over.is_set()
     engine.cancel(endless.id)
     engine.cancel(10**9)
-    settle(engine)
+    settled(engine)
 
 
 def test_cancel_while_waiting(make: Make) -> None:
@@ -519,7 +510,7 @@ def test_cancel_while_waiting(make: Make) -> None:
     engine.cancel(second.id)
     gate.set()
     first.wait()
-    settle(engine)
+    settled(engine)
     assert second.events == []
 
 
@@ -532,7 +523,7 @@ def test_a_failing_receiver_hurts_nobody_else(make: Make, caplog: pytest.LogCapt
     engine.submit(req([1], -1), broken)
     other = ask(engine, req([2], 30))
     assert other.tokens == alone(req([2], 30)).tokens
-    settle(engine)
+    settled(engine)
     assert "the receiver of task 0 failed" in caplog.text
 
 
@@ -608,7 +599,7 @@ def test_close_ends_what_takes_too_long(make: Make) -> None:
 def test_an_idle_engine_sleeps(make: Make) -> None:
     engine, _ = make()
     ask(engine, req([1], 2))
-    settle(engine)
+    settled(engine)
     time.sleep(0.05)
     before = time.process_time()
     time.sleep(0.3)
@@ -624,7 +615,7 @@ def test_snapshot_and_counters(make: Make, monkeypatch: pytest.MonkeyPatch) -> N
     client = Client(lambda e: seen.append(engine.snapshot()) if isinstance(e, Token) and e.index == 5 else None)
     client.id = engine.submit(req([1] * 100, 10), client)
     result = client.result
-    settle(engine)
+    settled(engine)
     during = seen[0]
     slot = next(slot for slot in during.slots if slot.is_processing)
     assert (slot.id_task, slot.n_ctx, slot.n_decoded, slot.n_remain) == (client.id, 4096, 6, 4)
@@ -640,7 +631,7 @@ def test_snapshot_and_counters(make: Make, monkeypatch: pytest.MonkeyPatch) -> N
     assert counters.n_tokens_max == 109 and counters.prompt_seconds_total > 0
     assert counters.tokens_predicted_seconds_total == pytest.approx(result.timings.predicted_ms / 1e3)
     ask(engine, req([1] * 100, 1))
-    settle(engine)
+    settled(engine)
     assert engine.snapshot().counters.prompt_tokens_cached_total == 99
 
 

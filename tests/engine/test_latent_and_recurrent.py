@@ -14,6 +14,7 @@ from tiny import TINY, make
 from tiny.deepseek import RANK, ROPE
 from tiny.llama import HEAD
 from tiny.mamba import N_INNER, N_MIXED, WIDE
+from waiting import until
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
@@ -35,7 +36,7 @@ from llamado.models.architectures.granite.granitehybrid import GraniteHybridMode
 from llamado.models.memory import Handle, Span
 
 from . import test_restore
-from .fake import FakeTokenizer, ask, eventually, send
+from .fake import FakeTokenizer, ask, send
 
 Array = np.ndarray[Any, Any]
 Open = Callable[..., ModelRunner]
@@ -233,7 +234,7 @@ def test_answers(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert n_cached > 4 * 140
         engine.save_slot(2, tmp_path / "a").result(60)
         engine.restore_slot(1, tmp_path / "a").result(60)
-        assert eventually(lambda: engine.snapshot().slots[1].n_prompt_tokens > 170)
+        until(lambda: engine.snapshot().slots[1].n_prompt_tokens > 170)
         check([*said, *first, 7, 8, 9, 10], id_slot=1)
     finally:
         engine.close()
@@ -255,7 +256,7 @@ def test_a_lost_worker(kind: Kind, path: Path, start: Open, jit: Jit, monkeypatc
     try:
         clients = [send(engine, req(prompt, 40)) for prompt in prompts]
         for n in (3, 20):
-            assert eventually(lambda n=n: any(len(client.tokens) > n for client in clients))  # type: ignore[misc]
+            until(lambda n=n: any(len(client.tokens) > n for client in clients))  # type: ignore[misc]
             home.device(1).die()
         assert [client.result.tokens for client in clients] == right
     finally:

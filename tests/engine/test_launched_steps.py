@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tiny_models import make_llama
+from waiting import until
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
@@ -28,7 +29,7 @@ from llamado.ggml.graph import Graph
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
-from .fake import Client, FakeTokenizer, ask, eventually, send
+from .fake import Client, FakeTokenizer, ask, send
 
 Make = Callable[..., tuple[Engine, "Counting"]]
 
@@ -244,10 +245,7 @@ def test_a_request_that_is_dropped_in_between(make: Make, how: str) -> None:
     neighbour = send(engine, req(60))
     dropped.id = engine.submit(req(40, 200), dropped)
     assert told(neighbour.wait()) == expected[0]
-    end = time.monotonic() + 60
-    while engine.snapshot().requests_processing:
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    until(lambda: not engine.snapshot().requests_processing)
     assert at == [True] and [event.index for event in dropped.tokens] == [0, 1, 2, 3] and not dropped.over.is_set()
     assert told(send(engine, req(40, 30)).wait()) == expected[1]
 
@@ -266,7 +264,7 @@ def test_a_request_that_a_neighbour_drops(make: Make) -> None:
     first.id = engine.submit(req(60), first)
     other.id = engine.submit(req(40, 200), other)
     first.wait()
-    assert eventually(lambda: not engine.snapshot().requests_processing)
+    until(lambda: not engine.snapshot().requests_processing)
     assert told_before == [len(other.tokens)] and other.tokens and not other.over.is_set()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
 from llamado.engine.cache.prompt_cache import CellReader
 from llamado.engine.drafts.drafts import Drafts
@@ -23,7 +24,7 @@ from llamado.engine.sampling.params import Sampling
 from llamado.models.memory import KeysValues, LayerMemory
 from llamado.models.memory.parts import BLOCK
 
-from .fake import ALL, STATE, FakeForward, FakeTokenizer, ask, eventually, send
+from .fake import ALL, STATE, FakeForward, FakeTokenizer, ask, send
 from .test_recovery import FragileForward
 
 WINDOW = 40
@@ -277,9 +278,9 @@ def test_devices_die(layers: Layers, plain: Plain, make: Make, seed: int) -> Non
     prompts = [head[: rng.randint(1, 60)] + tokens(i, rng.randint(1, 120)) for i in range(6)]
     clients = [send(engine, req(prompt, 15)) for prompt in prompts]
     for n in (60, 150):
-        eventually(lambda n=n: sum(forward.sizes) > n or all(c.over.is_set() for c in clients))  # type: ignore[misc]
+        until(lambda n=n: sum(forward.sizes) > n or all(c.over.is_set() for c in clients))  # type: ignore[misc]
         forward.die()
-        eventually(lambda: forward.lost() is None)
+        until(lambda: forward.lost() is None)
     for client, prompt in zip(clients, prompts, strict=True):
         assert client.result.tokens == plain(prompt, 15)
     forward.end()
@@ -301,7 +302,7 @@ def test_what_sequences_begin_with_is_there_once(make: Make, plain: Plain, layer
     engine, _ = make()
     prompts = [SYSTEM + tokens(i, 20) for i in range(N_SLOTS)]
     assert together(engine, prompts, 12) == [plain(prompt, 12) for prompt in prompts]
-    assert eventually(lambda: engine.snapshot().kv_cells_shared == SHARED, 5)
+    until(lambda: engine.snapshot().kv_cells_shared == SHARED)
     held = sum(slot.n_prompt_tokens for slot in engine.snapshot().slots)
     assert engine.snapshot().kv_cells_used == held - (N_SLOTS - 1) * SHARED
     for turn in range(3):  # each goes on by itself
@@ -357,14 +358,14 @@ def test_a_worker_is_lost_while_sequences_share(make: Make, plain: Plain, layers
 
     forward.in_start = halfway
     clients = [send(engine, req(prompt, 60)) for prompt in prompts]
-    assert eventually(lambda: forward.hold, 5)
+    until(lambda: forward.hold)
     shared, ended = forward.memory.n_shared, any(client.over.is_set() for client in clients)
     forward.in_start = lambda: None
     forward.die()
     forward.go_on()
     assert shared == SHARED and not ended
-    assert eventually(lambda: forward.lost() is None, 5)
+    until(lambda: forward.lost() is None)
     for client, prompt in zip(clients, prompts, strict=True):
         assert client.result.tokens == plain(prompt, 60)
-    assert eventually(lambda: engine.snapshot().kv_cells_shared == SHARED, 5), "and do so again"
+    until(lambda: engine.snapshot().kv_cells_shared == SHARED, "they do not share again")
     forward.end()

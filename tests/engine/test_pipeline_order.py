@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import GUARD
 
 from llamado.devices.device import Arrival
 from llamado.devices.split.partition import GraphPart
@@ -83,5 +84,5 @@ def test_one_that_goes_straight_does_not_overtake_one_that_is_carried(monkeypatc
     ]
     for read in second.reads:
         read.set_result(BYTES)
-    assert [future.result(5).shape for future in futures] == [(1, 1)] * 2
+    assert [future.result(GUARD).shape for future in futures] == [(1, 1)] * 2
     pipeline.close()

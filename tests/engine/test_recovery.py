@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from waiting import until
 
 from llamado.devices.device import DeviceError, DeviceLost
 from llamado.engine.drafts.drafts import Drafts
@@ -229,13 +230,6 @@ def alone(request: Request, n_vocab: int = 97) -> list[int]:
 def text(n: int, seed: int = 1, n_vocab: int = 97) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(1, n_vocab) for _ in range(n)]
-
-
-def until(true: Callable[[], Any], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.001)
 
 
 class Clock:

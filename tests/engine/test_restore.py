@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from rows import start_at
 from tiny_models import make_gemma3, make_llama
+from waiting import until
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
@@ -702,13 +703,6 @@ def test_answers_go_on_while_layers_come_and_go(
         alone.close()
     home = house(model, TWO, n_cells=1024)
     engine = Engine(home.forward, tokenizer, n_slots=2, failover=0.01)
-
-    def until(true: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + 60
-        while not true():
-            assert time.monotonic() < deadline, "it never came"
-            time.sleep(0.002)
-
     try:
         client = send(engine, request)
         until(lambda: client.tokens)

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import make_llama
+from waiting import GUARD, until
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
@@ -42,7 +43,7 @@ from llamado.gguf.types import TensorType
 from llamado.models import load_model
 from llamado.models.memory import KV_TYPES, RowSpan
 
-from .fake import FakeForward, FakeTokenizer, ask, eventually, send
+from .fake import FakeForward, FakeTokenizer, ask, send
 from .test_restore import TWO, House
 
 Make = Callable[..., tuple[Engine, FakeForward]]
@@ -85,7 +86,7 @@ def test_back_in_another_engine(make: Make, tmp_path: Path) -> None:
     other, forward = make()
     done = other.restore_slot(1, path).result(60)
     assert done.n_tokens == 307 and done.n_bytes == path.stat().st_size and done.seconds > 0
-    assert not forward.sizes and eventually(lambda: other.snapshot().kv_cells_used == 307)
+    assert not forward.sizes and until(lambda: other.snapshot().kv_cells_used == 307)
     result = ask(other, req([*sequence, 5], 20))
     assert (result.tokens, result.n_cached, result.id_slot) == (expected, 307, 1)
     assert sum(forward.sizes) == 1 + 19, "only what is new is computed"
@@ -116,7 +117,7 @@ def test_erased(make: Make, tmp_path: Path) -> None:
     saved(engine, tmp_path / "a")
     assert engine.erase_slot(0).result(60) == 307
     assert engine.erase_slot(0).result(60) == 0
-    assert eventually(lambda: engine.snapshot().kv_cells_used == 0)
+    until(lambda: engine.snapshot().kv_cells_used == 0)
     assert ask(engine, req(PROMPT)).n_cached == 0
 
 
@@ -140,7 +141,7 @@ def test_a_busy_slot_is_waited_for(make: Make, tmp_path: Path) -> None:
     """And who waits has the slot before requests that came later; nobody waits for the file."""
     engine, forward = make(n_slots=1, max_queue=4)
     gate = threading.Event()
-    forward.before = lambda n: gate.wait(30) and None
+    forward.before = lambda n: gate.wait(GUARD) and None
     first = send(engine, req(PROMPT, 5))
     while not engine.snapshot().requests_processing:
         time.sleep(0.001)
@@ -168,7 +169,7 @@ def test_answers_go_on_meanwhile(make: Make, tmp_path: Path, monkeypatch: pytest
 
     def slow(*args: Any) -> int:
         inside.set()
-        assert gate.wait(30)
+        assert gate.wait(GUARD)
         return write(*args)
 
     monkeypatch.setattr(slot_io, "write_slot", slow)
@@ -192,7 +193,7 @@ def test_closing_ends_it(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def slow(spans: Any) -> Any:
         inside.set()
-        gate.wait(30)
+        gate.wait(GUARD)
         return read(spans)
 
     forward.read_rows = slow  # type: ignore[method-assign]
@@ -204,7 +205,7 @@ def test_closing_ends_it(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyP
     while not engine._queue.closing:
         time.sleep(0.001)
     gate.set()
-    closing.join(30)
+    closing.join(GUARD)
     for future in (save, late):
         with pytest.raises(EngineClosed):
             future.result(60)
@@ -226,7 +227,7 @@ def test_room_for_what_is_restored(make: Make, tmp_path: Path) -> None:
 
     def wait(n: int) -> None:
         inside.set()
-        gate.wait(30)
+        gate.wait(GUARD)
 
     forward.before = wait
     busy = [send(engine, req(PROMPT[i:] * 2 + PROMPT[:120], 90, id_slot=i)) for i in (0, 2)]

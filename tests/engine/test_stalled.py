@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tiny_models import make_llama
+from waiting import until
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.engine.engine import Engine
@@ -17,7 +18,7 @@ from llamado.engine.request import Request
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
-from .fake import FakeTokenizer, eventually, send
+from .fake import FakeTokenizer, send
 
 
 @pytest.fixture
@@ -44,10 +45,10 @@ def test_a_step_that_does_not_end_is_seen(forward: ModelRunner) -> None:
         answer = send(engine, Request(prompt=[1, 2, 3], n_predict=2))
         assert inside.wait(60)
         first = engine.stalled()
-        assert eventually(lambda: engine.stalled() > first)
+        until(lambda: engine.stalled() > first)
         go.set()
         answer.wait()
-        assert eventually(lambda: engine.stalled() == 0.0)
+        until(lambda: engine.stalled() == 0.0)
     finally:
         go.set()
         engine.close()

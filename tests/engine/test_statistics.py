@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from waiting import GUARD, until
 
 from llamado.engine.drafts.drafts import Drafts
 from llamado.engine.drafts.suffix import Suffix
@@ -46,7 +47,7 @@ def blocked(engine: Engine, forward: FakeForward, n: int) -> tuple[threading.Eve
 
     def wait(_: int) -> None:
         inside.set()
-        assert gate.wait(30)
+        assert gate.wait(GUARD)
 
     forward.before = wait
     clients = [send(engine, req([1, 2, 3 + i])) for i in range(n)]
@@ -98,7 +99,7 @@ def test_timings_are_of_the_work_alone(make: Make, monkeypatch: pytest.MonkeyPat
     both = threading.Event()
 
     def a_second(n: int) -> None:
-        assert both.wait(30)
+        assert both.wait(GUARD)
         clock.now += 1.0
 
     forward.before = a_second
@@ -192,14 +193,11 @@ def test_idle_since(make: Make) -> None:
     gate.set()
     before = time.monotonic()
     assert all(client.result for client in clients)
-    end = time.monotonic() + 60
-    while (since := engine.snapshot().idle_since) is None:
-        assert time.monotonic() < end
-    assert since >= before - 1
+    since = until(lambda: engine.snapshot().idle_since)
+    assert since is not None and since >= before - 1
     ask(engine, req([5]))
-    while (again := engine.snapshot().idle_since) is None or again == since:
-        assert time.monotonic() < end
-    assert again > since
+    again = until(lambda: (now := engine.snapshot().idle_since) != since and now)
+    assert again and again > since
 
 
 @pytest.mark.parametrize("n_slots", [1, 2, 4])
@@ -222,7 +220,7 @@ def test_several_answers_cost_one_prompt(make: Make, n_slots: int) -> None:
 def test_a_slot_that_is_asked_for_is_waited_for(make: Make) -> None:
     engine, forward = make(n_slots=2)
     gate = threading.Event()
-    forward.before = lambda n: gate.wait(30) and None
+    forward.before = lambda n: gate.wait(GUARD) and None
     first = send(engine, req([1, 2, 3], 30, id_slot=1))
     wants = send(engine, req([1, 2, 3], 3, id_slot=1))
     other = send(engine, req([4, 5], 3))

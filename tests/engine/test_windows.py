@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rows import feed_sequence
 from tiny_models import make_gemma3
+from waiting import until
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
@@ -27,7 +28,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 from llamado.models.memory import Handle, Span
 
-from .fake import FakeTokenizer, ask, eventually, send
+from .fake import FakeTokenizer, ask, send
 from .test_restore import House
 
 Array = np.ndarray[Any, Any]
@@ -214,7 +215,7 @@ def test_a_lost_worker(model: Path, start: Open, jit: Jit) -> None:
     try:
         clients = [send(engine, req(prompt, 40)) for prompt in prompts]
         for n in (3, 20):
-            assert eventually(lambda n=n: any(len(client.tokens) > n for client in clients))  # type: ignore[misc]
+            until(lambda n=n: any(len(client.tokens) > n for client in clients))  # type: ignore[misc]
             home.device(1).die()
         assert [client.result.tokens for client in clients] == right
     finally:

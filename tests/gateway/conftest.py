@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from stand_ins import RunningGateway, StandIn, wait_for
+from stand_ins import RunningGateway, StandIn
+from waiting import until
 
 from llamado.gateway.options import GatewayOptions, ReplicaOptions
 from llamado.gateway.serve import make_gateway
@@ -52,7 +53,7 @@ def start_gateway() -> Iterator[Callable[..., RunningGateway]]:
         gateway = RunningGateway(f"http://127.0.0.1:{sockets[0].getsockname()[1]}", server, ADMIN)
         running.append((gateway, thread))
         if ready:
-            wait_for(lambda: all(r["models"] for r in gateway.states().values()))
+            until(lambda: all(r["models"] for r in gateway.states().values()))
         return gateway
 
     yield start

@@ -6,20 +6,10 @@ import asyncio
 import contextlib
 import json
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """The condition's value once it is true."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
-    return value
+from waiting import GUARD, until
 
 
 class StandIn:
@@ -96,7 +86,7 @@ class StandIn:
     def close(self) -> None:
         self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
+        self._thread.join(GUARD)
 
     async def _end(self) -> None:
         await self._kill()
@@ -211,7 +201,7 @@ class RunningGateway:
 
     def until(self, name: str, **shown: Any) -> None:
         """Wait until the replica is shown so."""
-        wait_for(lambda: shown.items() <= self.states().get(name, {}).items())
+        until(lambda: shown.items() <= self.states().get(name, {}).items())
 
     def streaming(self, **body: Any) -> Any:
         """A stream, as a context; read with `events`."""

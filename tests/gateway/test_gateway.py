@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from stand_ins import Ask, RunningGateway, StandIn, wait_for
+from stand_ins import Ask, RunningGateway, StandIn
+from waiting import until
 
 from llamado.gateway import breaker
 from llamado.gateway.balance import REQUEST_BYTES
@@ -35,7 +36,7 @@ def test_requests_go_to_the_least_loaded(stand_in: Make, start_gateway: Start) -
     a, b = stand_in("a"), stand_in("b")
     gateway = start_gateway(a, b)
     held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(6)]
-    wait_for(lambda: len(a.requests) + len(b.requests) == 6)
+    until(lambda: len(a.requests) + len(b.requests) == 6)
     assert len(a.requests) == len(b.requests) == 3
     a.go()
     gateway.until("a", in_flight=0)
@@ -50,7 +51,7 @@ def test_weights_and_others_requests_count(stand_in: Make, start_gateway: Start)
     gateway = start_gateway(a, b, weights={"a": 3.0})
     gateway.until("b", others=3)
     held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(8)]
-    wait_for(lambda: len(a.requests) + len(b.requests) == 8)
+    until(lambda: len(a.requests) + len(b.requests) == 8)
     assert len(b.requests) == 0  # three of others at weight 1 are as nine at weight 3
     a.go()
     assert {ask.answer().json()["name"] for ask in held} == {"a"}
@@ -61,7 +62,7 @@ def test_requests_from_here_are_none_of_others(stand_in: Make, start_gateway: St
     a = stand_in("a")
     gateway = start_gateway(a)
     held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(2)]
-    wait_for(lambda: len(a.requests) == 2)
+    until(lambda: len(a.requests) == 2)
     a.slots = [{"id": i, "is_processing": i < 3} for i in range(4)]
     gateway.until("a", in_flight=2, others=1)
     a.go()
@@ -75,7 +76,7 @@ def test_others_requests_count_where_only_metrics_tell_of_them(stand_in: Make, s
     gateway.until("b", others=5)
     gateway.until("a", others=0)
     held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(4)]
-    wait_for(lambda: len(a.requests) == 4)
+    until(lambda: len(a.requests) == 4)
     a.go()
     assert {ask.answer().json()["name"] for ask in held} == {"a"}
 
@@ -91,7 +92,7 @@ def test_a_cache_that_is_gone_attracts_nothing(stand_in: Make, start_gateway: St
     home.start()
     gateway.until(home.name, state="ready")
     held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(2)]
-    wait_for(lambda: len(other.requests) == 1 and len(home.requests) == 3)
+    until(lambda: len(other.requests) == 1 and len(home.requests) == 3)
     other.go()
     gateway.until(other.name, in_flight=0)
     assert gateway.ask(prompt=prompt, messages=None).json()["name"] == other.name  # the old home is at work
@@ -120,7 +121,7 @@ def test_load_overrides_the_cache(stand_in: Make, start_gateway: Start) -> None:
     prompt = "y" * (2 * REQUEST_BYTES)  # worth two requests under way
     home, other = (a, b) if gateway.ask(prompt=prompt, messages=None).json()["name"] == "a" else (b, a)
     held = [Ask(gateway, hold="all", prompt=prompt, messages=None) for _ in range(4)]
-    wait_for(lambda: len(a.requests) + len(b.requests) == 5)
+    until(lambda: len(a.requests) + len(b.requests) == 5)
     assert len(other.requests) >= 1 and len(home.requests) >= 3
     a.go()
     b.go()
@@ -146,7 +147,7 @@ def test_a_lost_answer_is_asked_for_elsewhere_while_nothing_of_it_was_passed_on(
     assert {gateway.ask(messages=talk(str(i))).json()["name"] for i in range(6)} == {"b", "c"}
     assert a.requests and metrics(gateway)['llamado_gateway_retries_total{reason="lost"}'] >= 1
     a.drop = 0
-    wait_for(lambda: gateway.ask(messages=talk("well again")).json()["name"] == "a")
+    until(lambda: gateway.ask(messages=talk("well again")).json()["name"] == "a")
     for one in replicas:
         one.drop = 10**6
     answer = gateway.ask(messages=talk("the end of all"))
@@ -175,10 +176,10 @@ def test_a_killed_replica_loses_nothing_that_had_not_begun(stand_in: Make, start
     a, b = stand_in("a"), stand_in("b")
     gateway = start_gateway(a, b)
     held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(8)]
-    wait_for(lambda: len(a.requests) == len(b.requests) == 4)
+    until(lambda: len(a.requests) == len(b.requests) == 4)
     a.kill()
     gateway.until("a", state="connecting")
-    wait_for(lambda: len(b.requests) == 8)
+    until(lambda: len(b.requests) == 8)
     b.go()
     assert {ask.answer().json()["name"] for ask in held} == {"b"}
     a.start()
@@ -192,13 +193,13 @@ def test_a_frozen_replica_is_told_from_one_that_reads_a_long_prompt(stand_in: Ma
     a, b = stand_in("a"), stand_in("b")
     gateway = start_gateway(a, b, health_timeout=2.0)
     held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(2)]
-    wait_for(lambda: len(a.requests) == len(b.requests) == 1)
+    until(lambda: len(a.requests) == len(b.requests) == 1)
     # Both are silent about their requests, but answer /health: many times the limit passes.
     before = a.checks
-    wait_for(lambda: a.checks > before + 100)
+    until(lambda: a.checks > before + 100)
     assert len(a.requests) == len(b.requests) == 1
     a.freeze()
-    wait_for(lambda: len(b.requests) == 2)
+    until(lambda: len(b.requests) == 2)
     b.go()
     assert {ask.answer().json()["name"] for ask in held} == {"b"}
     assert metrics(gateway)['llamado_gateway_retries_total{reason="frozen"}'] == 1
@@ -226,7 +227,7 @@ def test_busy_and_failing_answers_are_asked_for_elsewhere(stand_in: Make, start_
     gateway = start_gateway(a, b)
     for status in (429, 502, 503, 504):
         a.status = status
-        wait_for(lambda: gateway.states()["a"]["circuit"] != "open")
+        until(lambda: gateway.states()["a"]["circuit"] != "open")
         assert {gateway.ask(messages=talk(f"{status} {i}")).json()["name"] for i in range(4)} == {"b"}
     b.status = 503
     a.status = 503
@@ -256,7 +257,7 @@ def test_the_circuit_opens_and_a_probe_closes_it(
     seen = len(a.requests)
     assert seen < 30  # of 52, some of them twice: it is left alone
     a.drop = 0
-    wait_for(lambda: gateway.ask(messages=talk("probe")).json()["name"] == "a")
+    until(lambda: gateway.ask(messages=talk("probe")).json()["name"] == "a")
     assert gateway.states()["a"]["circuit"] == "closed"
 
 
@@ -318,7 +319,7 @@ def test_a_draining_replica_gets_nothing_however_idle_it_is(stand_in: Make, star
     gateway = start_gateway(a, b)
     gateway.admin("POST", "/gateway/drain", replica="a")
     held = [Ask(gateway, hold="all", messages=talk(str(i))) for i in range(4)]
-    wait_for(lambda: len(a.requests) + len(b.requests) == 4)
+    until(lambda: len(a.requests) + len(b.requests) == 4)
     assert not a.requests
     gateway.admin("POST", "/gateway/drain", replica="a", drain=False)
     assert gateway.ask().json()["name"] == "a"
@@ -364,10 +365,10 @@ def test_a_client_that_hangs_up_cancels(stand_in: Make, start_gateway: Start) ->
     gateway = start_gateway(a)
     with gateway.streaming(hold="rest") as answer:
         next(answer.iter_text())
-    wait_for(lambda: a.cancelled == 1)
+    until(lambda: a.cancelled == 1)
     with pytest.raises(httpx.ReadTimeout):
         gateway.http.post("/completion", json={"prompt": "x", "hold": "all"}, timeout=httpx.Timeout(60, read=0.2))
-    wait_for(lambda: a.cancelled == 2)
+    until(lambda: a.cancelled == 2)
     gateway.until("a", in_flight=0, circuit="closed")
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from stand_ins import RunningGateway, StandIn, wait_for
+from stand_ins import RunningGateway, StandIn
+from waiting import until
 
 from llamado.gateway import limits
 from llamado.gateway.breaker import FAILURES, LONGEST_PAUSE, Breaker, Circuit
@@ -141,12 +142,12 @@ def test_a_gateway_keeps_quotas_while_it_runs_and_when_it_ends(
     monkeypatch.setattr(limits, "KEPT_EVERY", 0.01)
     first = start_gateway(a, keys=keys, quota_file=file)
     assert ask(first) == 200
-    wait_for(lambda: used() == 8)  # tokens of one answer
+    until(lambda: used() == 8)  # tokens of one answer
     monkeypatch.setattr(limits, "KEPT_EVERY", 3600.0)
     second = start_gateway(a, keys=keys, quota_file=file)
     assert ask(second) == 200 and used() == 8
     second.server.should_exit = True
-    wait_for(lambda: used() == 16)  # written at the end
+    until(lambda: used() == 16)  # written at the end
     third = start_gateway(a, keys=keys, quota_file=file)
     assert ask(third) == 429
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 from ports import free_port
+from waiting import GUARD
 
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0
@@ -81,7 +82,7 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log:
 def listens(port: int) -> bool:
     """Whether someone accepts connections there."""
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        socket.create_connection(("127.0.0.1", port), timeout=GUARD).close()
     except OSError:
         return False
     return True

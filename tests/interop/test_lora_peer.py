@@ -23,6 +23,7 @@ from parity import HEADER, N_TOP, Comparison, Step, compare, continuation
 from peer_server import llama_server
 from rpc_workers import our_worker, real_worker
 from short_texts import SHORT_TEXTS
+from waiting import GUARD
 from weights import to_float32
 
 from llamado.devices.split.placement import SplitOptions
@@ -237,7 +238,7 @@ def test_embeddings(peer_bin: Path, tmp_path: Path) -> None:
             ours.engine.set_lora({0: scale})  # type: ignore[attr-defined]
             theirs = np.array(client.post("/embedding", json={"content": tokens}).json()[0]["embedding"][0])
             assert ours.embeddings is not None
-            vector = ours.embeddings.embedder.submit([tokens]).result(30)[0].vectors[0]
+            vector = ours.embeddings.embedder.submit([tokens]).result(GUARD)[0].vectors[0]
             vector = vector / np.linalg.norm(vector)
             assert float(vector @ theirs) > 0.9999, scale
             seen.append(theirs)

@@ -22,6 +22,7 @@ import orjson
 import pytest
 from ports import free_port
 from server_requests import Ask, all_requests
+from waiting import GUARD
 
 pytestmark = pytest.mark.interop
 
@@ -92,7 +93,7 @@ def addresses(peer_bin: Path, smollm2_path: Path, tmp_path_factory: pytest.TempP
             process.terminate()
         for process in processes:
             try:
-                process.wait(15)
+                process.wait(GUARD)
             except subprocess.TimeoutExpired:
                 process.kill()
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from tiny_models import make_llama
+from waiting import until
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "cluster"))
-from up_process import Up, answer, until
+from up_process import Up, answer
 
 pytestmark = pytest.mark.interop
 

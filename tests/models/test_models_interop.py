@@ -15,6 +15,7 @@ import pytest
 from ports import free_port
 from reference import ReferenceModel
 from tiny_models import make_gemma3, make_llama
+from waiting import GUARD
 
 from llamado.gguf.types import TensorType
 
@@ -29,7 +30,7 @@ def llama_server(peer_bin: Path, model: Path, log: Path) -> Iterator[httpx.Clien
     command = [peer_bin / "llama-server", "-m", model, "--host", "127.0.0.1", "--port", str(port), *options]
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as server:
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=GUARD) as client:
                 deadline = time.monotonic() + 60
                 while True:
                     try:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import httpx
 import pytest
 import yaml
 from tiny_models import make_llama
+from waiting import GUARD, until
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip(
@@ -24,17 +24,8 @@ ray = pytest.importorskip(
 )
 pytestmark = pytest.mark.slow
 
-GUARD = 120.0  # seconds
 ASKED = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "return_tokens": True, "seed": 1}
 LENGTH = 1500
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    end = time.monotonic() + GUARD
-    while not (value := condition()):
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.1)
-    return value
 
 
 @pytest.fixture(scope="module")

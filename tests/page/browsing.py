@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Page
+from waiting import GUARD
 
 SCREENSHOTS = Path(__file__).parents[2] / "docs" / "pictures"
 
@@ -25,7 +26,7 @@ def take_picture(page: Page, name: str) -> None:
     assert path.stat().st_size < 150_000
 
 
-def until(page: Page, condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(page: Page, condition: Callable[[], bool], seconds: float = GUARD) -> None:
     """Waits for what no locator tells. (`wait_for_function` would evaluate text in the page, which it forbids.)"""
     end = time.monotonic() + seconds
     while not condition():
@@ -89,7 +90,7 @@ class serving:
     def __exit__(self, *_: object) -> None:
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(20)
+            self.process.wait(GUARD)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

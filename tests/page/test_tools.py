@@ -11,6 +11,7 @@ import uvicorn
 from browsing import take_picture
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
+from waiting import GUARD
 
 from llamado.tools.settings import ToolSettings
 
@@ -138,4 +139,4 @@ class mcp_server:
 
     def __exit__(self, *_: object) -> None:
         self.server.should_exit = self.server.force_exit = True
-        self.thread.join(10)
+        self.thread.join(GUARD)

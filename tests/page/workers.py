@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from waiting import GUARD
+
 
 class WorkerProcess:
     """`llamado worker` with one thread; it keeps its port when it is started again."""
@@ -40,4 +42,4 @@ class WorkerProcess:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(20)
+            self.process.wait(GUARD)

@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from router_process import RouterHere, RouterProcess, Start, alive, wait_for
+from router_process import RouterHere, RouterProcess, Start, alive
+from waiting import GUARD, until
 
 from llamado.commands.cli import _parser
 from llamado.commands.serve import serve_settings
@@ -63,9 +64,9 @@ def start_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
         server = router.make_server(serve_settings(parsed), parsed)
         thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
         thread.start()
-        wait_for(lambda: server.started)  # its application is there
+        until(lambda: server.started)  # its application is there
         url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
-        here = RouterHere(url, httpx.Client(base_url=url, timeout=30), log, server)
+        here = RouterHere(url, httpx.Client(base_url=url, timeout=GUARD), log, server)
         started.append((here, thread, handler))
         return here
 
@@ -74,7 +75,7 @@ def start_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
         left = _pids(here.http)
         here.http.close()
         here.server.should_exit = True
-        thread.join(15)
+        thread.join(GUARD)
         assert not thread.is_alive()
         logger.removeHandler(handler)
         handler.close()
@@ -101,8 +102,8 @@ def router_process(tmp_path: Path) -> Iterator[Start]:
             lines = log.read_text().splitlines()
             return next((line.split()[-1] for line in lines if "listening on http" in line), "")
 
-        address = wait_for(url)
-        router = RouterProcess(address, httpx.Client(base_url=address, timeout=30), log, process)
+        address = until(url)
+        router = RouterProcess(address, httpx.Client(base_url=address, timeout=GUARD), log, process)
         routers.append(router)
         return router
 
@@ -112,5 +113,5 @@ def router_process(tmp_path: Path) -> Iterator[Start]:
         running.http.close()
         if running.process.poll() is None:
             running.process.send_signal(signal.SIGTERM)
-            assert running.process.wait(15) == 0, running.log.read_text()
+            assert running.process.wait(GUARD) == 0, running.log.read_text()
         assert not any(pid and alive(pid) for pid in left)

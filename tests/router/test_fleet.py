@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from router_process import FAKE, Start, config, fake, wait_for
+from router_process import FAKE, Start, config, fake
+from waiting import GUARD, until
 
 from llamado.engine.options import ModelSource
 from llamado.gguf.errors import SourceError
@@ -38,7 +39,7 @@ def run(models: list[RoutedModel], work: Callable[[Fleet], Coroutine[Any, Any, N
     async def all_of_it() -> None:
         fleet = Fleet(Catalogue(models), FleetLimits(**limits))
         try:
-            await asyncio.wait_for(work(fleet), 30)
+            await asyncio.wait_for(work(fleet), GUARD)
         finally:
             await fleet.close()
             assert not any(instance.running for instance in fleet.instances.values())
@@ -274,13 +275,13 @@ def test_downloads(start_router: Start, monkeypatch: pytest.MonkeyPatch, tmp_pat
     for name in ("u/good:Q8_0", "u/stop", "u/bad"):
         assert router.http.post("/models", json={"model": name}).json() == {"success": True}
     assert router.http.post("/models", json={"model": "u/bad"}).status_code == 400
-    status = wait_for(lambda: (s := router.status("u/good:Q8_0")).get("progress") and s)
+    status = until(lambda: (s := router.status("u/good:Q8_0")).get("progress") and s)
     assert status["value"] == "downloading" and status["progress"]["u/good:Q8_0"]["total"] == 100_000
     assert router.http.post("/models/unload", json={"model": "u/stop"}).json() == {"success": True}
-    wait_for(lambda: "u/stop" not in names())
+    until(lambda: "u/stop" not in names())
     go.touch()
-    wait_for(lambda: "u/bad" not in names())
-    listed = wait_for(lambda: [m for m in router.http.get("/models").json()["data"] if "args" in m["status"]])
+    until(lambda: "u/bad" not in names())
+    listed = until(lambda: [m for m in router.http.get("/models").json()["data"] if "args" in m["status"]])
     assert listed[0]["id"] == "u/good:Q8_0" and listed[0]["can_remove"] and listed[0]["source"] == "cache"
     cached.clear()
     assert router.http.delete("/models?model=u/good:Q8_0").json() == {"success": True}

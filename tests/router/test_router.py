@@ -17,7 +17,8 @@ from typing import Any
 
 import httpx
 import pytest
-from router_process import Running, Start, alive, config, fake, wait_for
+from router_process import Running, Start, alive, config, fake
+from waiting import GUARD, until
 
 from llamado.http import bodies
 from llamado.http.bodies import MAX_BODY
@@ -177,10 +178,10 @@ def test_hanging_up_cancels_at_once(start_router: Start) -> None:
     # Even one that waits for its model to load.
     with pytest.raises(httpx.ReadTimeout):
         router.http.post("/v1/completions", json={"model": "b", "delay": 20}, timeout=0.2)
-    state = wait_for(lambda: (s := router.http.get("/upstream/a/state").json())["active"] == 0 and s)
+    state = until(lambda: (s := router.http.get("/upstream/a/state").json())["active"] == 0 and s)
     assert state["cancelled"] == 2
-    wait_for(lambda: router.running()["a"]["requests"] == 0)
-    wait_for(lambda: router.status("b")["value"] == "loaded")
+    until(lambda: router.running()["a"]["requests"] == 0)
+    until(lambda: router.status("b")["value"] == "loaded")
     assert router.http.get("/upstream/b/state").json()["requests"] == 0
 
 
@@ -205,8 +206,8 @@ def test_the_least_recently_used_makes_room(start_router: Start) -> None:
     assert set(router.running()) == {"a", "c"}
     assert router.status("b") == {"value": "unloaded", "args": router.status("b")["args"]}
     assert router.http.post("/models/load", json={"model": "b"}).json() == {"success": True}
-    wait_for(lambda: router.status("b")["value"] == "loaded")
-    wait_for(lambda: set(router.running()) == {"b", "c"})
+    until(lambda: router.status("b")["value"] == "loaded")
+    until(lambda: set(router.running()) == {"b", "c"})
 
 
 @pytest.mark.slow
@@ -215,7 +216,7 @@ def test_a_busy_model_is_waited_for(start_router: Start) -> None:
     router.ask("a")
     with ThreadPoolExecutor() as pool:
         first = pool.submit(lambda: events(router.ask("a", stream=10, delay=0.05).text))
-        wait_for(lambda: router.running()["a"]["requests"])
+        until(lambda: router.running()["a"]["requests"])
         assert router.ask("b").json()["name"] == "B"
         assert len(first.result()) == 10 and not any("error" in e for e in first.result())
     assert set(router.running()) == {"b"}
@@ -233,7 +234,7 @@ def test_three_models_share_two_places(start_router: Start) -> None:
         return (answered["c"] >= 3 and min(answered["a"], answered["b"]) >= 8) or time.monotonic() > end
 
     def client(number: int) -> None:
-        with httpx.Client(base_url=router.url, timeout=30) as http:
+        with httpx.Client(base_url=router.url, timeout=GUARD) as http:
             while not done():
                 name = "c" if number == 0 else "ab"[number % 2]
                 answer = http.post("/v1/completions", json={"model": name, "delay": 0.02})
@@ -258,7 +259,7 @@ def test_killed_model_comes_back_and_waiting_requests_are_answered(start_router:
     pid = router.running()["a"]["pid"]
     with ThreadPoolExecutor() as pool:
         waiting = [pool.submit(router.ask, "a", delay=0.3) for _ in range(5)]
-        wait_for(lambda: router.running()["a"]["requests"] == 5)
+        until(lambda: router.running()["a"]["requests"] == 5)
         os.kill(pid, signal.SIGKILL)
         answers = [one.result() for one in waiting]
     assert {(answer.status_code, answer.json()["name"]) for answer in answers} == {(200, "A")}
@@ -267,7 +268,7 @@ def test_killed_model_comes_back_and_waiting_requests_are_answered(start_router:
     assert router.ask("a", die="before", once=str(tmp_path / "once")).json()["name"] == "A"
     # With nobody waiting it comes back all the same.
     os.kill(router.running()["a"]["pid"], signal.SIGKILL)
-    wait_for(lambda: router.status("a")["value"] == "loaded" and router.running().get("a", {}).get("restarts") == 3)
+    until(lambda: router.status("a")["value"] == "loaded" and router.running().get("a", {}).get("restarts") == 3)
 
 
 @pytest.mark.slow
@@ -324,9 +325,9 @@ def test_a_crash_among_other_requests(start_router: Start, tmp_path: Path) -> No
     pid = router.ask("a").json()["pid"]
     with ThreadPoolExecutor() as pool:
         under_way = [pool.submit(router.ask, "a", delay=60) for _ in range(3)]
-        wait_for(lambda: requests_of(count) == 4)
+        until(lambda: requests_of(count) == 4)
         assert router.ask("a", die="before", signal="SIGSEGV").status_code == 502
-        wait_for(lambda: router.status("a")["value"] == "loading")
+        until(lambda: router.status("a")["value"] == "loading")
         waiting = [pool.submit(router.ask, "a") for _ in range(3)]
         for one in under_way:
             answer = one.result()
@@ -396,10 +397,10 @@ def test_unloading_waits_and_force_kills(start_router: Start) -> None:
     assert router.ask("a").json()["pid"] == pid
     loading = threading.Thread(target=router.ask, args=("b",))
     loading.start()
-    wait_for(lambda: router.status("b")["value"] == "loading" and "progress" in router.status("b"))
+    until(lambda: router.status("b")["value"] == "loading" and "progress" in router.status("b"))
     assert router.http.post("/models/unload", json={"model": "b"}).status_code == 200
     loading.join()
-    wait_for(lambda: "b" not in router.running())
+    until(lambda: "b" not in router.running())
     assert router.http.get("/unload").text == "OK"  # waits out the stop timeout
     assert not alive(pid) and not alive(daemon) and router.running() == {}
     assert router.status("a")["value"] == "unloaded" and "failed" not in router.status("a")
@@ -424,14 +425,14 @@ def test_processes_end_with_a_killed_router(router_process: Start, tmp_path: Pat
     pids += [router.ask(name).json()["pid"] for name in ("shell", "left")]
     asking = threading.Thread(target=ask_in_vain, args=(router, "loading"), daemon=True)
     asking.start()
-    wait_for(lambda: router.running().get("loading", {}).get("pid"))
+    until(lambda: router.running().get("loading", {}).get("pid"))
     pids += [entry["pid"] for entry in router.running().values()]
     assert all(alive(pid) for pid in pids)
     router.process.kill()
     router.process.wait()
     for pid in pids:
-        wait_for(lambda pid=pid: not alive(pid))
-    wait_for(lambda: not any(tmp_path.glob("llamado-*")))
+        until(lambda pid=pid: not alive(pid))
+    until(lambda: not any(tmp_path.glob("llamado-*")))
 
 
 def ask_in_vain(router: Running, model: str, **body: Any) -> None:
@@ -468,7 +469,7 @@ def test_idle_models_are_unloaded(start_router: Start) -> None:
         router.http.get("/props?model=a&autoload=false")
         return False
 
-    wait_for(looked, 30)
+    until(looked)
     assert time.monotonic() - answered > 0.3, "not as soon as it is idle"
     assert set(router.running()) == {"b"} and "failed" not in router.status("a")
     assert router.ask("a").json()["name"] == "A"
@@ -502,11 +503,11 @@ def test_groups(start_router: Start) -> None:
 def test_preload_and_limits(start_router: Start) -> None:
     setup = config({"a": fake("A", concurrencyLimit=2), "b": fake("B")}, hooks={"on_startup": {"preload": ["b", "zz"]}})
     router = start_router(setup)
-    wait_for(lambda: router.status("b")["value"] == "loaded")
+    until(lambda: router.status("b")["value"] == "loaded")
     router.ask("a")
     with ThreadPoolExecutor() as pool:
         two = [pool.submit(router.ask, "a", delay=0.5) for _ in range(2)]
-        wait_for(lambda: router.running()["a"]["requests"] == 2)
+        until(lambda: router.running()["a"]["requests"] == 2)
         refused = router.ask("a")
         assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
         assert {one.result().status_code for one in two} == {200}
@@ -521,14 +522,14 @@ def test_events_and_logs(start_router: Start) -> None:
     listening = threading.Semaphore(0)
 
     def listen() -> None:
-        with httpx.stream("GET", f"{router.url}/models/sse", timeout=30) as response:
+        with httpx.stream("GET", f"{router.url}/models/sse", timeout=GUARD) as response:
             listening.release()
             for line in response.iter_lines():
                 if line.startswith("data: "):
                     seen.append(json.loads(line[6:]))
 
     def read() -> None:
-        with httpx.stream("GET", f"{router.url}/logs/stream/a?no-history", timeout=30) as response:
+        with httpx.stream("GET", f"{router.url}/logs/stream/a?no-history", timeout=GUARD) as response:
             listening.release()
             lines.extend(response.iter_lines())
 
@@ -543,15 +544,15 @@ def test_events_and_logs(start_router: Start) -> None:
     def told(event: str) -> list[dict[str, Any]]:
         return [one["data"] for one in tuple(seen) if one["model"] == "a" and one["event"] == event]
 
-    wait_for(lambda: "a" not in router.running() and len(told("model_status")) >= 4 and len(told("status_change")) >= 3)
+    until(lambda: "a" not in router.running() and len(told("model_status")) >= 4 and len(told("status_change")) >= 3)
     assert [one["status"] for one in told("model_status")] == ["loading", "loading", "loaded", "unloaded"]
     real = told("status_change")
     assert real[0]["progress"]["value"] == 0.5 and real[1]["info"]["id"] == "A" and real[2]["exit_code"] == 0
-    wait_for(lambda: "[a] A listens" in router.http.get("/logs").text and "[b] B listens" in router.log.read_text())
+    until(lambda: "[a] A listens" in router.http.get("/logs").text and "[b] B listens" in router.log.read_text())
     # Both streams end when the router does, and do not hold it up.
     router.server.should_exit = True
     for thread in threads:
-        thread.join(5)
+        thread.join(GUARD)
         assert not thread.is_alive()
     assert lines == ["[a] A listens"]
 
@@ -562,7 +563,7 @@ def test_ending_lets_answers_finish(start_router: Start) -> None:
     router.ask("a")
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(router.ask, "a", stream=10, delay=0.05)
-        wait_for(lambda: router.running()["a"]["requests"])
+        until(lambda: router.running()["a"]["requests"])
         router.server.handle_exit(signal.SIGTERM, None)
         assert len(events(answer.result().text)) == 10
 
@@ -573,13 +574,13 @@ def test_second_signal_ends_everything(start_router: Start) -> None:
     pid = router.ask("a").json()["pid"]
     asking = threading.Thread(target=ask_in_vain, args=(router, "a"), kwargs={"delay": 60}, daemon=True)
     asking.start()
-    wait_for(lambda: router.running()["a"]["requests"])
+    until(lambda: router.running()["a"]["requests"])
     router.server.handle_exit(signal.SIGINT, None)
     time.sleep(0.2)
     assert alive(pid)
     router.server.handle_exit(signal.SIGINT, None)
-    wait_for(lambda: not alive(pid))
-    asking.join(5)
+    until(lambda: not alive(pid))
+    asking.join(GUARD)
 
 
 def kept_open(router: Running) -> int:
@@ -613,7 +614,7 @@ def test_a_request_to_upgrade_keeps_its_body(start_router: Start) -> None:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: " + upgrade + b"\r\n"
         for framed in (b"Content-Length: %d\r\n\r\n%b" % (len(body), body), chunked):
             last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-            with socket.create_connection(("127.0.0.1", int(router.url.rpartition(":")[2])), timeout=20) as raw:
+            with socket.create_connection(("127.0.0.1", int(router.url.rpartition(":")[2])), timeout=GUARD) as raw:
                 raw.sendall((head + framed) * 2 + last)
                 answer = b"".join(iter(lambda: raw.recv(65536), b""))
             assert answer.count(b"HTTP/1.1 200 OK\r\n") == 3, answer
@@ -672,22 +673,22 @@ def test_a_body_is_held_exactly_as_long_as_it_may_be_sent(
     head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body))
     with socket.create_connection(("127.0.0.1", int(router.url.rpartition(":")[2]))) as sock:
         sock.sendall(head + body)
-        wait_for(lambda: count.exists() and requests_of(count) == 1)
+        until(lambda: count.exists() and requests_of(count) == 1)
         assert (room.free, let_go) == (most - len(body), [])
-    wait_for(lambda: let_go == [len(body)] and room.free == most)  # the client went away
+    until(lambda: let_go == [len(body)] and room.free == most)  # the client went away
 
     # The first process is killed before it answers; the second gets the same bytes.
     body = body_with(die="before", once=str(tmp_path / "once"), echo=True)
     assert router.http.post(path, content=body).json()["body"].encode() == body
     assert requests_of(count) == 3
-    wait_for(lambda: let_go[1:] == [len(body)] and room.free == most)
+    until(lambda: let_go[1:] == [len(body)] and room.free == most)
 
     # The answer has begun, and goes on.
     body = body_with(stream=10_000, delay=0.1)
     with router.http.stream("POST", path, content=body) as answer:
         lines = answer.iter_lines()  # closes the connection when it is forgotten
         assert next(lines).startswith("data: ")
-        wait_for(lambda: let_go[2:] == [len(body)] and room.free == most)
+        until(lambda: let_go[2:] == [len(body)] and room.free == most)
         assert router.server.access.n_running == 1
-    wait_for(lambda: router.server.access.n_running == 0)
+    until(lambda: router.server.access.n_running == 0)
     assert room.free == most and len(let_go) == 3

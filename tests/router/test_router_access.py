@@ -6,7 +6,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from router_process import RouterHere, Start, config, fake, wait_for
+from router_process import RouterHere, Start, config, fake
+from waiting import GUARD, until
 
 from llamado.http.access import HEALTH
 from llamado.http.errors import OLLAMA
@@ -59,7 +60,7 @@ def test_keys_and_origins_of_every_route(start_router: Start, prefix: str) -> No
         "bearer": ({"Authorization": "Bearer sesame"}, True),
         "x-api-key": ({"X-Api-Key": "sesame"}, True),
     }
-    with httpx.Client(base_url=here.url + prefix, timeout=30, headers={"Origin": LOCAL}) as http:
+    with httpx.Client(base_url=here.url + prefix, timeout=GUARD, headers={"Origin": LOCAL}) as http:
         for path, methods in table(here).items():
             for method in METHODS:
                 exists = method in methods or (method == "HEAD" and "GET" in methods)
@@ -119,7 +120,7 @@ def test_names_of_headers_and_the_end(start_router: Start, tmp_path: Path) -> No
         names = {name.decode() for name, _ in answer.headers.raw}
         assert names == {"Content-Type", "Transfer-Encoding"}
         here.server.should_exit = True
-        wait_for(lambda: httpx.get(f"{here.url}/health").status_code == 503)
+        until(lambda: httpx.get(f"{here.url}/health").status_code == 503)
         refused = httpx.post(f"{here.url}/completion", json={"model": "a"})
         assert refused.status_code == 503 and refused.headers["retry-after"]
         assert (b"Connection", b"close") in refused.headers.raw

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from router_process import Start, wait_for
+from router_process import Start
 from tiny_models import make_llama
+from waiting import until
 
 
 @pytest.mark.slow
@@ -45,7 +46,7 @@ def test_our_own_servers(start_router: Start, tmp_path: Path, caplog: pytest.Log
     # The log says who asked, and what the router refuses by itself; a model's own errors have one line, its own.
     assert router.http.post("/completion", json={"model": "none", **body}).status_code == 400
     assert router.http.post("/completion", json={"model": "two", "prompt": 1.5}).status_code == 400
-    wait_for(lambda: sum(" 400, " in record.message for record in caplog.records) >= 2)
+    until(lambda: sum(" 400, " in record.message for record in caplog.records) >= 2)
     lines = [record.message for record in caplog.records if "POST /completion" in record.message]
     assert len([line for line in lines if "[two]" in line and "] 127.0.0.1 POST /completion 200, " in line]) == 4
     (refused,) = [line for line in lines if "model 'none' not found" in line]
@@ -58,4 +59,4 @@ def test_our_own_servers(start_router: Start, tmp_path: Path, caplog: pytest.Log
     (folder / "broken.gguf").unlink()
     names = {m["id"] for m in router.http.get("/models?reload=1").json()["data"]}
     assert names == {"one", "two"}
-    wait_for(lambda: not router.running())
+    until(lambda: not router.running())

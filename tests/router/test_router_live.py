@@ -9,12 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
-from router_process import Start, config, fake, wait_for
+from router_process import Start, config, fake
+from waiting import GUARD, until
 
 
 @contextlib.contextmanager
 def events(router: Any, **query: str) -> Iterator[Iterator[dict[str, Any]]]:
-    with router.http.stream("GET", "/live/events", params=query, timeout=20) as answer:
+    with router.http.stream("GET", "/live/events", params=query, timeout=GUARD) as answer:
         assert answer.status_code == 200 and "event-stream" in answer.headers["content-type"]
         yield (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
 
@@ -39,7 +40,7 @@ def test_models_as_they_come_and_go(start_router: Start) -> None:
                 if seen[-1] == "loaded":
                     break
                 if seen.count("loading") == 1 == len(seen):
-                    early = httpx.get(f"{router.url}/live/events", params={"model": "a"}, timeout=5)
+                    early = httpx.get(f"{router.url}/live/events", params={"model": "a"}, timeout=GUARD)
                     assert early.status_code == 400 and "not loaded" in early.text
         assert "loading" in seen
         pid = next(model["pid"] for model in event["models"] if model["id"] == "a")
@@ -65,4 +66,4 @@ def test_a_listener_neither_loads_a_model_nor_keeps_it(start_router: Start) -> N
         assert router.running()["a"]["requests"] == 0
         # A second without a request, though somebody listens; the stream ends with the process.
         assert len([*told]) > 5
-    wait_for(lambda: router.status("a")["value"] == "unloaded")
+    until(lambda: router.status("a")["value"] == "unloaded")

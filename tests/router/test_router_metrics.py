@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from router_process import Start, config, fake, wait_for
+from router_process import Start, config, fake
 from tiny_models import make_llama
+from waiting import until
 
 from llamado.http.exposition import merge
 from llamado.router import router as routers
@@ -91,12 +92,12 @@ def test_metrics_of_all_loaded_models(start_router: Start, tmp_path: Path, monke
     for name in ("a", "also-b", "hangs"):
         router.ask(name)
     router.http.post("/models/load", json={"model": "loads"})
-    wait_for(lambda: "progress" in router.status("loads"))  # it answers, and is not loaded yet
+    until(lambda: "progress" in router.status("loads"))  # it answers, and is not loaded yet
     assert shown() == {"a", "b"}
     assert "model hangs: no metrics: no answer within 0.5 s" in router.log.read_text()
     assert router.http.get("/metrics?model=also-a").text == ONE
     router.http.post("/models/unload", json={"model": "a"})
-    wait_for(lambda: "a" not in router.running())
+    until(lambda: "a" not in router.running())
     assert shown() == {"b"}
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import gguf
 import pytest
-from router_process import Start, config, fake, wait_for
+from router_process import Start, config, fake
 from tiny_models import make_llama
+from waiting import GUARD, until
 
 sys.path += [str(Path(__file__).parents[1] / room) for room in ("gguf", "server")]
 import stand_in_sites as loopback
@@ -97,9 +98,9 @@ def test_how_long_a_model_stays(start_router: Start) -> None:
     assert told["done_reason"] == "unload" and told["message"] == {"role": "assistant", "content": ""}
     assert loaded() == {}
     router.http.post("/api/generate", json={"model": "b", "prompt": "x", "keep_alive": 0})
-    wait_for(lambda: not router.running())
+    until(lambda: not router.running())
     chat(keep_alive=0.2)
-    wait_for(lambda: not router.running())
+    until(lambda: not router.running())
     assert "0.2 s without a request: unloaded" in router.log.read_text()
     assert chat(keep_alive="soon") == {"error": "keep_alive: invalid duration 'soon'"}
 
@@ -177,7 +178,7 @@ def test_a_pull_that_nobody_waits_for_ends(
         assert all("completed" in json.loads([next(each), next(each)][1]) for each in (first, second))
         one.close()
         assert not stopped.wait(0.3) and "completed" in json.loads(next(second))  # the other one still waits for it
-    assert stopped.wait(10)
+    assert stopped.wait(GUARD)
 
 
 def test_ollamas_clients_see_that_a_server_runs(start_router: Start) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 from ports import free_port
-from router_process import Running, Start, alive, wait_for
+from router_process import Running, Start, alive
+from waiting import GUARD, until
 
 pytestmark = pytest.mark.interop
 
@@ -80,12 +81,12 @@ def both(
     theirs = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120)
     try:
         ours = start_router(None, *common)
-        wait_for(lambda: answers(theirs))
+        until(lambda: answers(theirs))
         yield ours, theirs
     finally:
         theirs.close()
         process.terminate()
-        process.wait(15)
+        process.wait(GUARD)
         shutil.rmtree(folder, ignore_errors=True)
 
 

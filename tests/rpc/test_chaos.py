@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from waiting import GUARD, until
 
 from llamado.devices.device import DeviceError
 from llamado.rpc.client.device import connect
@@ -38,17 +39,6 @@ REQUESTS: list[dict[str, Any]] = [
     {"prompt": "Write a long poem about the sea and the ships on it.\n", "temperature": 0.8, "seed": 5},
     {"prompt": "def fibonacci(n):\n", "temperature": 0},
 ]
-DEADLINE = 60.0
-NOTICED = 6.0
-"""Seconds until /health must speak of a loss; the aim is 2."""
-
-
-def until(true: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
-        time.sleep(0.03)
-    return found
 
 
 class Process:
@@ -141,7 +131,7 @@ class Server:
         self.process = Process(log, command)
         with self.process.starting():
             self.url = f"http://{HOST}:" + self.process.expect(r"listening on http://[^:]+:(\d+)")[1]
-            self.client = httpx.Client(base_url=self.url, timeout=DEADLINE)
+            self.client = httpx.Client(base_url=self.url, timeout=GUARD)
             if ready:
                 until(self._ready, "ready")
 
@@ -157,12 +147,12 @@ class Server:
         return response.status_code, response.json()
 
     def ask(self, request: dict[str, Any], **more: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}/completion", json=request | more, timeout=DEADLINE)
+        return httpx.post(f"{self.url}/completion", json=request | more, timeout=GUARD)
 
     def stop(self) -> int:
         self.process.signal(signal.SIGTERM)
         try:
-            return self.process.process.wait(20)
+            return self.process.process.wait(GUARD)
         finally:
             self.process.kill()
             self.client.close()
@@ -185,7 +175,7 @@ class Streams:
     def _read(self, i: int) -> None:
         body = REQUESTS[i] | {"stream": True, "n_predict": self.n_predict, "ignore_eos": True}
         try:
-            with httpx.stream("POST", f"{self.server.url}/completion", json=body, timeout=DEADLINE) as response:
+            with httpx.stream("POST", f"{self.server.url}/completion", json=body, timeout=GUARD) as response:
                 assert response.status_code == 200, response.read()
                 for line in response.iter_lines():
                     if not line.startswith("data: "):
@@ -211,7 +201,7 @@ class Streams:
     def finish(self, expected: Sequence[str] | None = None) -> None:
         """Everything arrives, and it is what it would have been."""
         for thread in self._threads:
-            thread.join(DEADLINE)
+            thread.join(GUARD)
         assert self.over, f"answers that never end: {self.counts}"
         assert not self.errors, self.errors
         assert [end is not None and end["tokens_predicted"] for end in self.ends] == [self.n_predict] * len(REQUESTS)
@@ -226,10 +216,10 @@ def noticed(server: Server, *workers: Worker) -> dict[str, Any]:
         status, body = server.health()
         return None if status == 200 else body["error"]
 
-    error: dict[str, Any] = until(fault, "503 of /health", NOTICED)
+    error: dict[str, Any] = until(fault, "503 of /health")
     assert error["code"] == 503 and error["type"] == "unavailable_error"
     assert any(worker.endpoint in error["worker"] for worker in workers), error
-    assert "gone" in error["message"] and abs(error["since"] - time.time()) < NOTICED
+    assert "gone" in error["message"] and abs(error["since"] - time.time()) < GUARD
     return error
 
 
@@ -559,7 +549,7 @@ def test_killed_while_weights_are_loaded(linked: tuple[Link, Worker, Worker], se
     link, behind, other = linked
     link.at_end, link.left = behind.kill, 20e6
     server: Server = serve([link.endpoint, other.endpoint], "--rpc-wait", "0", ready=False)
-    assert server.process.process.wait(DEADLINE) == 1
+    assert server.process.process.wait(GUARD) == 1
     said = server.process.said()
     assert f"worker RPC0[{link.endpoint}] is lost" in said and "Traceback" not in said
     behind.start()
@@ -713,7 +703,7 @@ def test_the_real_worker_is_killed_and_then_busy(
         streams = Streams(server)
         streams.middle()
         real.kill()
-        error = until(lambda: server.health()[1].get("error"), "503 of /health", NOTICED)
+        error = until(lambda: server.health()[1].get("error"), "503 of /health")
         assert real.endpoint in error["worker"]
         with ExitStack() as stack:
             first: list[Any] = []
@@ -750,7 +740,7 @@ def test_cable_of_the_real_worker_pulled(
         streams = Streams(server)
         streams.middle()
         subprocess.run(["ip", "-n", name, "link", "set", cable, "down"], check=True)
-        error = until(lambda: server.health()[1].get("error"), "503 of /health", NOTICED)
+        error = until(lambda: server.health()[1].get("error"), "503 of /health")
         assert real.endpoint in error["worker"]
         subprocess.run(["ip", "-n", name, "link", "set", cable, "up"], check=True)
         still_there(server, streams, real)

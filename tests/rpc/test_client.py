@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_worker import Hang, ScriptedWorker
-from wire_client import until
+from waiting import until
 
 from llamado.devices.device import DeviceError, DeviceLost
 from llamado.ggml import Graph, TensorFlag

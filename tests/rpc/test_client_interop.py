@@ -15,6 +15,7 @@ from reference import ReferenceModel
 from remote_model import RemoteModel, assert_close
 from tiny_models import make_gemma3, make_llama
 from translator import GRAPH_COMPUTE, GRAPH_RECOMPUTE, Translator
+from waiting import GUARD
 
 from llamado.devices.device import DeviceError, DeviceLost
 from llamado.ggml import Graph
@@ -161,7 +162,7 @@ def test_killed(peer_bin: Path, busy: bool) -> None:
             time.sleep(0.1)
             assert not future.done()
         process.send_signal(signal.SIGKILL)
-        assert lost.wait(30)
+        assert lost.wait(GUARD)
         if busy:
             with pytest.raises(DeviceLost):
                 future.result(0)

@@ -16,7 +16,8 @@ from peer_worker import connect_soon
 from ports import free_port
 from remote_model import RemoteModel
 from tiny_models import make_gemma3, make_llama
-from wire_client import running, until
+from waiting import until
+from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError, DeviceLost

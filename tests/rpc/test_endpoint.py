@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trustme
+from waiting import GUARD
 
 from llamado.rpc.endpoint import Endpoint, EndpointError, client_tls, server_tls
 
@@ -89,12 +90,12 @@ def shake(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
         thread.start()
         try:
             with (
-                socket.create_connection(listener.getsockname(), timeout=30) as sock,
+                socket.create_connection(listener.getsockname(), timeout=GUARD) as sock,
                 client.wrap_socket(sock, server_hostname="127.0.0.1") as secure,
             ):
                 return secure.recv(5)
         finally:
-            thread.join(30)
+            thread.join(GUARD)
 
 
 def test_both_ends_meet(authority: Authority) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from guarded import Guarded, guarded
 from test_rpc_graphs import CAPTURES
+from waiting import until
 from wire_client import Client, layout, raw, records, request, running, wire_of
 
 from llamado.devices.cpu.device import CpuDevice
@@ -193,9 +194,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
                 bystander = Bystander(worker)
                 before = worker.shared.lenders[0].lent
                 yield Scene(worker, bystander, tally, folder / "last")
-                ends = time.monotonic() + 60
-                while worker.clients > 1 and time.monotonic() < ends:
-                    time.sleep(0.01)
+                until(lambda: worker.clients <= 1)
                 assert worker.clients == 1
                 assert worker.shared.lenders[0].lent == before
                 bystander.stop()

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import httpx
 import pytest
 from ports import free_port
 from tiny_models import make_llama
+from waiting import until
 
 from llamado.commands.cluster import make
 
@@ -164,7 +164,4 @@ def test_a_worker_that_is_announced_is_taken_in(model: Path, start: Callable[...
     server.expect(rf"\[127.0.0.1:{worker_port}\] joined")
     assert states(url)[f"127.0.0.1:{worker_port}"]["state"] == "ready"
     assert worker.end() == 0
-    until = time.monotonic() + 60
-    while set(states(url)) != {None}:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: set(states(url)) == {None})

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from scripted_worker import ScriptedWorker
 from test_endpoint import Authority
-from wire_client import Client, raw, running, until
+from waiting import GUARD, until
+from wire_client import Client, raw, running
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import LinkLost
@@ -143,7 +144,7 @@ def test_what_one_worker_has_the_other_gets(linked: Linked) -> None:
 def test_it_is_waited_for(linked: Linked) -> None:
     thread = linked.waiting(1)
     linked.push(bytes_of(1), 1)
-    thread.join(10)
+    thread.join(GUARD)
     assert linked.answers[0].came and linked.held() == bytes_of(1)
 
 
@@ -177,7 +178,7 @@ def test_more_than_a_connection_holds_waits_in_the_sender(pair: tuple[Worker, Wo
     assert pair[1].shared.lenders[0].lent == lent
     for number in (1, 2):
         assert linked.take(number).came and linked.held() == bytes_of(number, LARGE)
-    thread.join(10)
+    thread.join(GUARD)
     linked.close()
     busy.sock.close()
 
@@ -188,7 +189,7 @@ def test_more_than_a_connection_holds_waits_in_the_sender(pair: tuple[Worker, Wo
 def test_the_one_that_sends_is_gone(linked: Linked) -> None:
     thread = linked.waiting(1)
     linked.a.sock.close()
-    thread.join(10)
+    thread.join(GUARD)
     assert linked.answers == [Awaited(0, 0)] and linked.b.number(DeviceCount()) == 1
 
 
@@ -236,7 +237,7 @@ def test_an_inlet_is_closed_by_another_connection(linked: Linked, pair: tuple[Wo
         time.sleep(0.05)
         assert not linked.answers
         aside.send(CloseInlet(linked.inlet.ticket))
-        thread.join(10)
+        thread.join(GUARD)
     assert linked.answers == [Awaited(0, 0)]
 
 
@@ -378,11 +379,11 @@ def test_devices_are_linked(device: CpuDevice, tmp_path: Path, tls: bool) -> Non
             data = np.frombuffer(bytes_of(number), np.uint8)
             a.write(source, data)
             arrival = link.receive(link.send(source, SIZE), target, SIZE)
-            assert b.read(target, 0, SIZE).result(10).tobytes() == data.tobytes()
-            assert arrival.result(10).computed >= 0
+            assert b.read(target, 0, SIZE).result(GUARD).tobytes() == data.tobytes()
+            assert arrival.result(GUARD).computed >= 0
         link.close()
         with pytest.raises(LinkLost):
-            link.receive(4, target, SIZE).result(10)
+            link.receive(4, target, SIZE).result(GUARD)
         assert a.lost is b.lost is None
         a.close()
         b.close()
@@ -400,9 +401,9 @@ def test_bytes_that_came_by_a_link_are_written_over(pair: tuple[Worker, Worker])
     b.write(target, zeros)
     a.write(source, zeros + 1)
     link.receive(link.send(source, SIZE), target, SIZE)
-    assert b.read(target, 0, SIZE).result(10).tobytes() == bytes([1]) * SIZE
+    assert b.read(target, 0, SIZE).result(GUARD).tobytes() == bytes([1]) * SIZE
     b.write(target, zeros)
-    assert b.read(target, 0, SIZE).result(10).tobytes() == bytes(SIZE)
+    assert b.read(target, 0, SIZE).result(GUARD).tobytes() == bytes(SIZE)
     a.close()
     b.close()
 

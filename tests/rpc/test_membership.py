@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from ports import free_port
 from tiny_models import make_llama
-from wire_client import running, until
+from waiting import GUARD, until
+from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError, DeviceLost
@@ -101,9 +102,9 @@ class Stream(threading.Thread):
     def go_on(self, n: int) -> None:
         """Returns when it has got `n` tokens more."""
         with self._more:
-            until = len(self.tokens) + n
-            assert self._more.wait_for(lambda: len(self.tokens) >= until or self.error is not None, 60)
-            assert self.error is None and until < N_CTX - 16, self.error
+            least = len(self.tokens) + n
+            assert self._more.wait_for(lambda: len(self.tokens) >= least or self.error is not None, GUARD)
+            assert self.error is None and least < N_CTX - 16, self.error
 
 
 @pytest.mark.slow
@@ -259,10 +260,10 @@ def test_one_that_joined_may_die_and_come_back(model: Path, right: list[int]) ->
         states = {device.endpoint: device.state for device in cluster.view().devices}
         assert states == {"": "ready", endpoint: "away"} and "lost" in kinds(llama)
         with worker(port):
-            until = threading.Event()
+            stopped = threading.Event()
             while has(llama) != held:
                 assert answer(llama) == right
-                assert not until.wait(0.05)
+                assert not stopped.wait(0.05)
             assert answer(llama) == right and kinds(llama)[-1] == "back"
             cluster.drain(endpoint)
             assert answer(llama) == right and has(llama) == {"": "layers 0 to 3 and the head"}

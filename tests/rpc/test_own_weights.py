@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from remote_model import RemoteModel
 from tiny_models import make_llama
+from waiting import until
 from wire_client import Client, raw, running
 
 from llamado.devices.cpu.device import CpuDevice
@@ -308,10 +309,12 @@ def test_layers_that_move_and_come_back_are_not_sent(tmp_path: Path, theirs: Pat
             assert all(mine == all_ > 0 for mine, all_ in own(llama).values())
         assert answer(llama) == right and set(own(llama)) == {str(stays.endpoint)}
         with running(devices[1], port=port, protocol=8, own_files=True, models=(str(theirs),)):
-            ends = time.monotonic() + 60
-            while len(own(llama)) < 2:
-                assert answer(llama) == right and time.monotonic() < ends
-                time.sleep(0.05)
+
+            def both() -> bool:
+                assert answer(llama) == right
+                return len(own(llama)) == 2
+
+            until(both)
             assert all(mine == all_ > 0 for mine, all_ in own(llama).values())
             assert answer(llama) == right
     assert sent == []

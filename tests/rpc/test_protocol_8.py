@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from ports import free_port
 from translator import GRAPH_COMPUTE, GRAPH_RECOMPUTE, Translator
-from wire_client import layout, records, running, until
+from waiting import GUARD, until
+from wire_client import layout, records, running
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceLost
@@ -336,7 +337,7 @@ def scaled(remote: RemoteDevice, n: int) -> tuple[Any, list[Graph]]:
 
 
 def result(remote: RemoteDevice, graph: Graph) -> float:
-    return float(remote.read(graph.outputs["r"], 0, 32).result(30).view(np.float32)[0])
+    return float(remote.read(graph.outputs["r"], 0, 32).result(GUARD).view(np.float32)[0])
 
 
 def test_our_client_names_its_graphs(described: tuple[Translator, RemoteDevice]) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from tiny_models import make_llama
-from wire_client import running, until
+from waiting import until
+from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.split.placement import SplitOptions

@@ -20,7 +20,8 @@ import pytest
 from ports import free_port
 from scripted_worker import ScriptedWorker
 from tiny_models import make_llama
-from wire_client import running, until
+from waiting import until
+from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.registry import DeviceOptions, Unreachable, backend

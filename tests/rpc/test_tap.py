@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import GUARD, until
 
 from llamado.rpc import wire
 from llamado.rpc.tap.framing import Message, Requests, Responses
@@ -40,7 +41,6 @@ TENSOR = wire.WireTensor(1, 0, 77, (4, 1, 1, 1), (4, 16, 16, 16), 1000, name=b"b
 HELLO = wire.write_request(wire.Hello())
 COUNT = wire.write_request(wire.DeviceCount())
 RECOMPUTE = wire.write_request(wire.GraphRecompute(0))
-WAIT = 20.0
 
 
 def set_tensor(data: bytes) -> bytes:
@@ -70,7 +70,7 @@ class FakeWorker:
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(WAIT)
+        self._thread.join(GUARD)
         self._listener.close()
         for one in self.sockets:
             one.close()
@@ -140,7 +140,7 @@ def tapped(worker: FakeWorker, **options: Any) -> Iterator[tuple[Tap, socket.soc
 
 
 def connect(port: int) -> socket.socket:
-    client = socket.create_connection((HOST, port), timeout=WAIT)
+    client = socket.create_connection((HOST, port), timeout=GUARD)
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return client
 
@@ -152,13 +152,6 @@ def read(client: socket.socket, n: int) -> bytes:
         assert more, f"closed after {len(data)} of {n} bytes"
         data += more
     return bytes(data)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -327,7 +320,7 @@ def test_a_client_that_closes_has_delivered_what_is_in_flight(worker: FakeWorker
     with tapped(worker, latency_ms=100) as (_, client):
         client.sendall(HELLO + RECOMPUTE + RECOMPUTE + set_tensor(b"last"))
         client.close()
-        assert worker.ended.acquire(timeout=WAIT)
+        assert worker.ended.acquire(timeout=GUARD)
     assert kinds(worker) == [wire.Hello, wire.GraphRecompute, wire.GraphRecompute, wire.SetTensor]
 
 
@@ -336,7 +329,7 @@ def test_a_graph_that_was_cut_short_is_delivered_as_it_is(worker: FakeWorker) ->
     with tapped(worker, latency_ms=10) as (_, client):
         client.sendall(stream)
         client.close()
-        assert worker.ended.acquire(timeout=WAIT)
+        assert worker.ended.acquire(timeout=GUARD)
     assert bytes(worker.streams[0]) == stream
 
 
@@ -386,7 +379,7 @@ def test_closing_the_tap_ends_its_connections(worker: FakeWorker) -> None:
         read(client, 36)
         tap.close()
         assert client.recv(1) == b""
-        assert worker.ended.acquire(timeout=WAIT)
+        assert worker.ended.acquire(timeout=GUARD)
 
 
 def test_a_port_that_is_taken(worker: FakeWorker) -> None:
@@ -593,7 +586,7 @@ def test_the_command(worker: FakeWorker, number: signal.Signals, tmp_path: Path)
                 client.sendall(HELLO + RECOMPUTE + COUNT)
                 read(client, 48)
                 process.send_signal(number)
-                printed, _ = process.communicate(timeout=WAIT)
+                printed, _ = process.communicate(timeout=GUARD)
         finally:
             process.kill()
     assert process.returncode == 0

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from test_endpoint import Authority
 from tiny_models import make_llama
+from waiting import GUARD, until
 
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.loaded_model import LoadedModel
@@ -27,7 +27,6 @@ from llamado.rpc.endpoint import Endpoint
 
 pytestmark = pytest.mark.slow
 
-START_SECONDS = 60.0
 N_VOCAB = 320
 N_PREDICT = 8
 PIECE = 64
@@ -51,10 +50,7 @@ def worker_process(log: Path, *options: str) -> Iterator[WorkerProcess]:
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
     try:
-        deadline = time.monotonic() + START_SECONDS
-        while "device 0" not in log.read_text():
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.02)
+        until(lambda: "device 0" in log.read_text() or process.poll() is not None, log.read_text)
         found = re.search(r"llamado worker on (\S+)", log.read_text())
         assert found is not None
         yield WorkerProcess(Endpoint.parse(found[1]), log)
@@ -91,7 +87,7 @@ class Wire:
         for sock in self._sockets:
             shut(sock)
         for thread in self._threads:
-            thread.join(30)
+            thread.join(GUARD)
 
     def _begin(self, work: object, *args: object) -> None:
         thread = threading.Thread(target=work, args=args, daemon=True)  # type: ignore[arg-type]
@@ -104,7 +100,7 @@ class Wire:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            worker = socket.create_connection(self._target.address, timeout=30)
+            worker = socket.create_connection(self._target.address, timeout=GUARD)
             worker.settimeout(None)
             self._sockets += [client, worker]
             self._begin(self._carry, client, worker, self.sent)
@@ -216,7 +212,7 @@ def test_a_client_without_a_certificate_is_refused(
     assert done.returncode != 0
     assert str(strict_worker.endpoint) in said and "--rpc-cert" in said and "--rpc-key" in said
     assert "Traceback" not in said
-    wait_for("the client shows no certificate", strict_worker.log)
+    until(lambda: "the client shows no certificate" in strict_worker.log.read_text(), strict_worker.log.read_text)
     split = SplitOptions(rpc=(str(strict_worker.endpoint),), tensor_split=(1.0,), ca=authority.pem)
     with pytest.raises(WorkersUnreachable, match="--rpc-cert"):
         LoadedModel.load(model, EngineOptions(n_ctx=256, n_threads=1, split=split))
@@ -234,7 +230,9 @@ def test_a_certificate_of_another_authority_is_refused(
     done = list_devices(strict_worker.endpoint, "--rpc-ca", authority.pem, *own)
     assert done.returncode != 0
     assert "--rpc-cert" in done.stdout + done.stderr
-    wait_for("the client's certificate is not trusted", strict_worker.log)
+    until(
+        lambda: "the client's certificate is not trusted" in strict_worker.log.read_text(), strict_worker.log.read_text
+    )
 
 
 def test_a_client_without_tls_is_refused(strict_worker: WorkerProcess) -> None:
@@ -242,12 +240,4 @@ def test_a_client_without_tls_is_refused(strict_worker: WorkerProcess) -> None:
     assert done.returncode != 0
     hint = f"if it wants TLS, it is {strict_worker.endpoint}, and its --allow has to name this machine"
     assert hint in done.stdout + done.stderr
-    wait_for("the client does not speak TLS", strict_worker.log)
-
-
-def wait_for(text: str, log: Path) -> None:
-    """Until the log says so."""
-    deadline = time.monotonic() + START_SECONDS
-    while text not in log.read_text():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.02)
+    until(lambda: "the client does not speak TLS" in strict_worker.log.read_text(), strict_worker.log.read_text)

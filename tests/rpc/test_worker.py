@@ -23,7 +23,8 @@ import pytest
 from numpy.typing import NDArray
 from test_endpoint import Authority
 from translator import Translator
-from wire_client import Client, layout, raw, records, request, running, until, wire_of
+from waiting import GUARD, until
+from wire_client import Client, layout, raw, records, request, running, wire_of
 
 from llamado.devices import limits
 from llamado.devices.cpu.compile.compiler import Compiler
@@ -403,7 +404,7 @@ def test_clients_take_turns() -> None:
             threads.append(thread)
             until(lambda i=i: len(turns._waiting) == i + 1)  # type: ignore[misc]
     for thread in threads:
-        thread.join(30)
+        thread.join(GUARD)
     assert order == list(range(20))
     with turns:
         pass
@@ -732,7 +733,7 @@ def test_no_tls_is_refused_at_once(device: CpuDevice, tmp_path: Path, monkeypatc
     own = Authority(tmp_path)
     with (
         running(device, tls_cert=own.cert, tls_key=own.key) as worker,
-        Client(worker, greet=False, timeout=30) as client,
+        Client(worker, greet=False, timeout=GUARD) as client,
     ):
         client.send(Hello())
         try:
@@ -1116,7 +1117,7 @@ def test_stop_ends_connections_but_not_graphs(device: CpuDevice, monkeypatch: py
         assert idle.is_closed()
         assert thread.is_alive()
         go.set()
-        thread.join(30)
+        thread.join(GUARD)
         assert not thread.is_alive()
     assert len(done) == 1
     assert lent(worker) == 0 and worker.clients == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tiny_models import make_llama
+from waiting import GUARD
 from wire_client import Client, layout, raw, request, running, wire_of
 
 from llamado.devices.cpu.device import CpuDevice
@@ -185,7 +186,7 @@ def test_they_compute_side_by_side(worker: Worker, devices: list[CpuDevice], mon
         original(graph)
 
     monkeypatch.setattr(devices[0], "submit", slow)
-    with Client(worker) as busy, Client(worker, timeout=20) as other:
+    with Client(worker) as busy, Client(worker, timeout=GUARD) as other:
         one, two = Times(busy, 0, 2.0), Times(other, 1, 3.0)
         one.write(1.0)
         one.compute()

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from wire_client import Client, layout, request, running, until, wire_of
+from waiting import until
+from wire_client import Client, layout, request, running, wire_of
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.ggml import graph as g

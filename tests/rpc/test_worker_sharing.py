@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from wire_client import Client, layout, request, running, until, wire_of
+from waiting import GUARD, until
+from wire_client import Client, layout, request, running, wire_of
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError
@@ -134,7 +135,7 @@ def test_working_memory_is_given_back_among_busy_clients(device: CpuDevice, monk
     def slow(graph: Graph) -> None:
         number = next(numbers)
         runs[number].set()
-        assert go[number].wait(30)
+        assert go[number].wait(GUARD)
         original(graph)
 
     with running(device, mem=256 * MIB) as worker, Client(worker) as one, Client(worker) as two, Client(worker) as gone:
@@ -147,14 +148,14 @@ def test_working_memory_is_given_back_among_busy_clients(device: CpuDevice, monk
         with monkeypatch.context() as patch:
             patch.setattr(device, "submit", slow)
             one.send(GraphRecompute(0))
-            assert runs[0].wait(30)
+            assert runs[0].wait(GUARD)
             two.send(GraphRecompute(0))
             until(lambda: len(worker.shared.lenders[0].turns._waiting) == 1)
             gone.sock.close()
             until(lambda: worker.clients == 2)
             assert free(worker) < before + 8 * MIB
             go[0].set()
-            assert runs[1].wait(30)
+            assert runs[1].wait(GUARD)
             until(lambda: free(worker) >= before + 64 * MIB)
             go[1].set()
         assert all(client.is_right() for client in busy)
@@ -379,12 +380,12 @@ def test_who_has_memory_or_has_just_asked_is_not_let_go(device: CpuDevice, monke
     monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 2)
     with running(device) as worker, Client(worker) as one, Client(worker) as two:
         mine = Scaled(one)
-        with Client(worker, greet=False, timeout=5) as three:
+        with Client(worker, greet=False, timeout=GUARD) as three:
             assert three.is_closed()
         assert two.number(DeviceCount()) == 1
         monkeypatch.setattr("llamado.rpc.worker.server._IDLE_SECONDS", -1.0)
         ptr, _ = two.alloc(1)
-        with Client(worker, greet=False, timeout=5) as three:
+        with Client(worker, greet=False, timeout=GUARD) as three:
             assert three.is_closed()
         two.send(FreeBuffer(ptr))
         assert two.number(DeviceCount()) == 1
@@ -419,12 +420,12 @@ def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pyt
         many = [Client(worker) for _ in range(6)]
         for client in many:
             client.alloc(1)
-        with Client(worker, greet=False, timeout=5) as one_more:
+        with Client(worker, greet=False, timeout=GUARD) as one_more:
             assert one_more.is_closed()
         network = "b"
         others = [Client(worker) for _ in range(2)]
         assert [client.number(DeviceCount()) for client in others] == [1, 1]
-        with Client(worker, greet=False, timeout=5) as one_more:
+        with Client(worker, greet=False, timeout=GUARD) as one_more:
             assert one_more.is_closed()
         many[0].sock.close()
         until(lambda: worker.clients == 7)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from waiting import GUARD
 
 from llamado.devices.device import Device
 from llamado.ggml.graph import Graph
@@ -56,7 +56,7 @@ def running(*devices: Device, **options: Any) -> Iterator[Worker]:
         yield worker
     finally:
         worker.stop()
-        thread.join(30)
+        thread.join(GUARD)
         assert not thread.is_alive()
 
 
@@ -137,14 +137,6 @@ class Client:
         except ConnectionResetError:
             pass
         return True
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits until something is so."""
-    ends = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < ends, "it never came"
-        time.sleep(0.002)
 
 
 def raw(ptr: int, at: int, size: int, name: bytes = b"raw") -> WireTensor:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from server_processes import ServerProcess, Source
+from waiting import until
 
 
 @pytest.fixture(scope="session")
@@ -26,11 +26,11 @@ def fake_server(source: Source, tmp_path: Path) -> Iterator[Callable[..., tuple[
         port_file = tmp_path / f"port{len(processes)}"
         process = ServerProcess(source, tmp_path / f"log{len(processes)}", [str(port_file), *options])
         processes.append(process)
-        deadline = time.monotonic() + 60
-        while not (port_file.exists() and (text := port_file.read_text())):
-            assert time.monotonic() < deadline, f"the server did not open its port: {process.log()}"
-            time.sleep(0.005)
-        return process, f"http://127.0.0.1:{text}"
+        port = until(
+            lambda: port_file.exists() and port_file.read_text(),
+            lambda: f"the server did not open its port: {process.log()}",
+        )
+        return process, f"http://127.0.0.1:{port}"
 
     yield start
     for process in processes:

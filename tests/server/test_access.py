@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from waiting import GUARD
 from wire import Wire, serving
 
 from llamado.http.access import HEALTH, LIVE, OWN, AccessRules
@@ -73,7 +74,7 @@ def locked(request: pytest.FixtureRequest) -> Iterator[tuple[Wire, httpx.Client]
     rules = AccessRules(api_keys=(b"other", b"sesame"))
     with (
         serving(access=rules, api_prefix=request.param, metrics=True, props=True) as wire,
-        httpx.Client(base_url=wire.url + request.param, timeout=30, headers={"Origin": LOCAL}) as http,
+        httpx.Client(base_url=wire.url + request.param, timeout=GUARD, headers={"Origin": LOCAL}) as http,
     ):
         yield wire, http
 
@@ -127,7 +128,7 @@ def test_no_route_is_answered_while_the_model_is_loaded() -> None:
 
 @pytest.fixture(scope="module")
 def open_server() -> Iterator[httpx.Client]:
-    with serving(metrics=True, props=True) as wire, httpx.Client(base_url=wire.url, timeout=30) as http:
+    with serving(metrics=True, props=True) as wire, httpx.Client(base_url=wire.url, timeout=GUARD) as http:
         yield http
 
 

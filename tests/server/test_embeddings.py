@@ -21,6 +21,7 @@ import pytest
 from minilm import make_bert, minilm
 from ports import free_port
 from tiny_models import make_llama
+from waiting import GUARD
 
 from llamado.engine.embedding.embedder import Embedding
 from llamado.engine.embedding.load import pair
@@ -392,7 +393,7 @@ def both(peer: Path, model: Path, *options: str) -> Iterator[tuple[str, str]]:
             process.terminate()
         for process in processes:
             try:
-                process.wait(15)
+                process.wait(GUARD)
             except subprocess.TimeoutExpired:
                 process.kill()
 

@@ -14,6 +14,7 @@ import orjson
 import pytest
 from fakes import FakeEngine, client, run
 from test_chat_api import HERMES
+from waiting import GUARD
 
 from llamado.text.grammar.compiler import GrammarCompiler
 from llamado.text.grammar.source import GrammarError
@@ -154,7 +155,7 @@ def test_who_waits_for_a_grammar_keeps_nobody_else_waiting() -> None:
 
     class Slow:
         def compile(self, *given: Any, **more: Any) -> Any:
-            held.wait(20)
+            held.wait(GUARD)
             raise GrammarError("it took long")
 
     async def work() -> None:
@@ -164,7 +165,7 @@ def test_who_waits_for_a_grammar_keeps_nobody_else_waiting() -> None:
             waiting = [asyncio.create_task(http.post("/completion", json=body)) for _ in range(many)]
             await asyncio.sleep(0.1)
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(GUARD):
                     text = {"content": "a word " * 2_000}
                     assert (await http.post("/tokenize", json=text)).status_code == 200
                     long = {"prompt": "a word " * 2_000, "n_predict": 1}

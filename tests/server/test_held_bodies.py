@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from traceback import walk_tb
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from fakes import run
+from waiting import GUARD, until
 from wire import Wire, serving
 
 from llamado.http import bodies
@@ -253,7 +253,7 @@ def test_held_bodies_lock_nobody_out(tight: Wire) -> None:
     held = [tight.connect() for _ in range(12)]
     for sock in held:
         sock.sendall(upload(ONE) + b"x" * (ONE - 1000))
-    with httpx.Client(base_url=tight.url, timeout=30) as http:
+    with httpx.Client(base_url=tight.url, timeout=GUARD) as http:
         assert http.post("/tokenize", json={"content": "abc"}).json() == {"tokens": [97, 98, 99]}
         assert http.get("/health").status_code == 200
         answer = http.post("/tokenize", json={"content": "x" * (ONE - 100)})
@@ -276,9 +276,7 @@ def test_a_body_is_let_go_when_its_answer_is_made(tight: Wire, stream: bool, mon
     socks = [tight.connect() for _ in range(4)]
     for sock in socks:
         sock.sendall(upload(len(body)).replace(b"/tokenize", b"/completion") + body)
-    end = time.monotonic() + 60
-    while len(tight.engine.requests) < 4:  # none of the answers is complete before minutes
-        assert time.monotonic() < end, "the later ones got no room"
-        time.sleep(0.02)
+    # None of the answers is complete before minutes.
+    until(lambda: len(tight.engine.requests) == 4, "the later ones got no room")
     for sock in socks:
         sock.close()

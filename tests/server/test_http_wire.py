@@ -7,8 +7,6 @@ import contextlib
 import json
 import select
 import socket
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from fakes import FakeEngine, client, run, served
+from waiting import GUARD, until
 from wire import read_answers, serving
 
 from llamado.engine.request import Token, TokenProb, TokenProbs
@@ -119,13 +118,6 @@ def test_names_of_headers_are_written_as_llama_server_writes_them(tmp_path: Path
 # -- what nobody reads ------------------------------------------------------------------------------------------------
 
 
-def wait_for(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-
-
 @pytest.mark.slow
 def test_a_stream_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer is cancelled and its connection closed; one that is read meanwhile goes on."""
@@ -135,8 +127,8 @@ def test_a_stream_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         body = b'{"prompt": "a", "stream": true, "n_probs": 2}'
         sock.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-        wait_for(lambda: engine.cancelled)
-        wait_for(lambda: wire.gate.n_open == 0)
+        until(lambda: engine.cancelled)
+        until(lambda: wire.gate.n_open == 0)
         assert wire.gate.unread == {}
         engine.answer = "abc"
         answer = httpx.post(f"{wire.url}/completion", json={"prompt": "a", "stream": True})
@@ -193,14 +185,14 @@ def test_answers_nobody_reads_make_room(monkeypatch: pytest.MonkeyPatch) -> None
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             socks.append(sock)
             sock.sendall(request)
-            wait_for(another)
+            until(another)
             earlier |= set(wire.gate.unread)
-        wait_for(lambda: wire.gate.n_open == 1)
+        until(lambda: wire.gate.n_open == 1)
         [last] = wire.gate.unread
         assert last.transport.get_extra_info("peername") == socks[-1].getsockname()
         for sock in socks:
             sock.close()
-        wait_for(lambda: not wire.gate.unread)
+        until(lambda: not wire.gate.unread)
 
 
 # -- probabilities ----------------------------------------------------------------------------------------------------
@@ -256,12 +248,12 @@ def test_all_of_a_vocabulary_for_a_few_tokens() -> None:
 @pytest.mark.slow
 def test_a_server_that_ends_tells_new_requests_to_come_again() -> None:
     engine = FakeEngine("x" * 100, delay=0.05)
-    with serving(engine) as wire, httpx.Client(base_url=wire.url, timeout=30) as http:
+    with serving(engine) as wire, httpx.Client(base_url=wire.url, timeout=GUARD) as http:
         with http.stream("POST", "/completion", json={"prompt": "a", "stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
             wire.server.should_exit = True
-            wait_for(lambda: httpx.get(f"{wire.url}/health").status_code == 503)
+            until(lambda: httpx.get(f"{wire.url}/health").status_code == 503)
             for path in ("/health", "/v1/models"):
                 answer = httpx.get(wire.url + path)
                 assert answer.status_code == 503 and answer.json()["error"]["type"] == "unavailable_error"
@@ -269,7 +261,7 @@ def test_a_server_that_ends_tells_new_requests_to_come_again() -> None:
             assert httpx.post(f"{wire.url}/completion", json={"prompt": "a"}).status_code == 503
             last = [line for line in lines if line.startswith("data: ")][-1]
         assert json.loads(last[6:])["stop"] is True and json.loads(last[6:])["tokens_predicted"] == 100
-        wait_for(lambda: not wire.server.servers or not any(s.is_serving() for s in wire.server.servers))
+        until(lambda: not wire.server.servers or not any(s.is_serving() for s in wire.server.servers))
 
 
 @pytest.mark.slow
@@ -278,7 +270,7 @@ def test_connections_that_are_open_when_the_end_begins_are_told() -> None:
     engine = FakeEngine("x" * 100, delay=0.05)
     with (
         serving(engine) as wire,
-        httpx.Client(base_url=wire.url, timeout=30) as http,
+        httpx.Client(base_url=wire.url, timeout=GUARD) as http,
         wire.connect() as new,
         wire.connect() as used,
     ):
@@ -288,7 +280,7 @@ def test_connections_that_are_open_when_the_end_begins_are_told() -> None:
             lines = response.iter_lines()
             next(lines)
             wire.server.should_exit = True
-            wait_for(lambda: httpx.get(f"{wire.url}/health").status_code == 503)
+            until(lambda: httpx.get(f"{wire.url}/health").status_code == 503)
             for sock in (new, used):
                 sock.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
                 assert select.select([sock], [], [], 30)[0]
@@ -309,7 +301,7 @@ def test_who_is_turned_away_gets_to_read_why() -> None:
             sock.sendall(b"x" * 1000)
         assert [status for status, _, _ in read_answers(sock, 1)] == [431]
         assert sock.recv(1) == b""
-        wait_for(lambda: sent_in_vain(sock))
+        until(lambda: sent_in_vain(sock))
 
 
 def sent_in_vain(sock: socket.socket) -> bool:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import trustme
 from server_processes import ServerProcess
+from waiting import GUARD
 
 from llamado.commands.cli import _parser
 from llamado.commands.serve import serve_settings
@@ -56,7 +57,7 @@ def test_answers_and_streams_over_tls(fake_server: Start, authority: trustme.CA,
     with pytest.raises(httpx.ConnectError, match=r"(?i)certificate"):
         httpx.get(f"{url}/health")  # from an authority this client does not know
     # One that speaks no TLS hears nothing of the server.
-    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30) as plain:
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=GUARD) as plain:
         plain.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"HTTP/1.1 200" not in plain.recv(1000)
     process.terminate()

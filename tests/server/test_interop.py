@@ -15,6 +15,7 @@ import orjson
 import pytest
 from fakes import events
 from ports import free_port
+from waiting import GUARD
 
 pytestmark = pytest.mark.interop
 
@@ -67,7 +68,7 @@ def servers(peer_bin: Path, smollm2_path: Path) -> Iterator[Pair]:
             process.terminate()
         for process in processes:
             try:
-                process.wait(15)
+                process.wait(GUARD)
             except subprocess.TimeoutExpired:
                 process.kill()
 

@@ -19,6 +19,7 @@ import httpx
 import pytest
 from fakes import FakeEngine, events, served
 from server_processes import ServerProcess
+from waiting import GUARD, until
 from wire import serving
 
 from llamado.http.sockets import PortError, check_tls, listen
@@ -125,9 +126,7 @@ def test_who_comes_while_the_last_answers_are_finished_is_told_to_come_again(fak
             text += chunk
             if i == 3:
                 process.send_signal(signal.SIGTERM)
-                deadline = time.monotonic() + 60
-                while httpx.get(f"{url}/health").status_code == 200:
-                    assert time.monotonic() < deadline
+                until(lambda: httpx.get(f"{url}/health").status_code != 200)
                 body = {"prompt": "b", "n_predict": 2}
                 for ask in (old.post, httpx.post):
                     told += [ask(f"{url}{path}", json=body) for path in ("/completion", "/v1/chat/completions")]
@@ -206,7 +205,7 @@ def test_parts_arrive_as_they_are_made() -> None:
     body = {"prompt": "a", "stream": True}
     with (
         serving(engine) as wire,
-        httpx.stream("POST", f"{wire.url}/completion", json=body, timeout=30) as response,
+        httpx.stream("POST", f"{wire.url}/completion", json=body, timeout=GUARD) as response,
     ):
         assert response.headers["content-type"].startswith("text/event-stream")
         found = []
@@ -229,7 +228,7 @@ def test_health_answers_while_the_engine_works() -> None:
     engine, go_on = FakeEngine(), threading.Event()
     engine.before = lambda i: go_on.wait()
     body = {"prompt": "a" * 4000}
-    with serving(engine) as wire, ThreadPoolExecutor(4) as pool, httpx.Client(base_url=wire.url, timeout=30) as http:
+    with serving(engine) as wire, ThreadPoolExecutor(4) as pool, httpx.Client(base_url=wire.url, timeout=GUARD) as http:
         try:
             asked = [pool.submit(httpx.post, f"{wire.url}/completion", json=body, timeout=60) for _ in range(4)]
             while engine.busy < 4:

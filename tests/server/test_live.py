@@ -9,13 +9,13 @@ import logging
 import math
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 from fakes import FakeEngine, run
+from waiting import GUARD, until
 from wire import Wire, serving
 
 from llamado.engine.request import Counters, EngineSnapshot, Histogram, StoredPrompt
@@ -51,7 +51,7 @@ class Listener:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join(20)
+        self._thread.join(GUARD)
         assert not self._thread.is_alive()
 
     def _listen(self) -> None:
@@ -66,12 +66,8 @@ class Listener:
                     lines += event.pop(name, [])
                 self.now |= event
 
-    def until(self, condition: Callable[[], Any], seconds: float = 20.0) -> Any:
-        end = time.monotonic() + seconds
-        while not (found := condition()):
-            assert time.monotonic() < end, self.text[-2000:]
-            time.sleep(0.02)
-        return found
+    def until(self, condition: Callable[[], Any]) -> Any:
+        return until(condition, lambda: self.text[-2000:])
 
 
 @pytest.fixture
@@ -117,10 +113,7 @@ def test_how_requests_end(wire: Wire) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{wire.url}/completion", json={"prompt": "a"}, timeout=0.2)
     requests = wire.state.live.requests
-    end = time.monotonic() + 10
-    while requests.n_ended < 3:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: requests.n_ended == 3)
     refused, unknown, left = requests.ended()
     assert (refused["status"], refused["stop"]) == (400, "") and "n_predict" in refused["reason"]
     assert unknown["status"] == 404 and unknown["path"] == "/nowhere"
@@ -156,7 +149,7 @@ def test_a_key_is_needed() -> None:
 def test_streams_end_with_the_server(wire: Wire, path: str) -> None:
     """Whole, with their last chunk: nobody cuts them off, and the server's end does not wait for who looks on."""
     with wire.connect() as sock:
-        sock.settimeout(5)
+        sock.settimeout(GUARD)
         sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         text = sock.recv(1 << 16)
         while b"data: " not in text:
@@ -169,7 +162,7 @@ def test_streams_end_with_the_server(wire: Wire, path: str) -> None:
 
 
 def test_a_head_request_ends(wire: Wire) -> None:
-    assert httpx.head(f"{wire.url}/live/events", timeout=5).status_code == 200
+    assert httpx.head(f"{wire.url}/live/events", timeout=GUARD).status_code == 200
 
 
 def test_looking_wakes_no_model(wire: Wire) -> None:

@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from waiting import GUARD
 
 from llamado.page.files import page_routes
 from llamado.server.app import create_app
@@ -71,7 +72,7 @@ def test_answers_are_as_described(address: str) -> None:
             suppress_health_check=list(HealthCheck),
         )
         def check(case: schemathesis.Case) -> None:
-            response = case.call(timeout=20)
+            response = case.call(timeout=GUARD)
             assert response.status_code != 500, response.text
             case.validate_response(response, checks=CHECKS)
 

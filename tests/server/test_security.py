@@ -18,6 +18,7 @@ import orjson
 import pytest
 from fakes import client, run
 from server_processes import ServerProcess
+from waiting import GUARD
 
 from llamado.engine.request import TokenProb, TokenProbs
 from llamado.http.access import AccessRules, digest, key_is_valid
@@ -44,7 +45,7 @@ def wait_ready(url: str) -> None:
 
 def connect(url: str) -> socket.socket:
     host, _, port = url.removeprefix("http://").partition(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=GUARD)
 
 
 def send(url: str, data: bytes) -> bytes:
@@ -374,7 +375,7 @@ def test_slow_connections_end(fake_server: Start) -> None:
     with connect(url) as sock:
         assert b"ok" in exchange(sock, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         sock.sendall(b"\r\n")
-        sock.settimeout(10)
+        sock.settimeout(GUARD)
         assert closed(sock)
 
 
@@ -388,7 +389,7 @@ def test_health_is_answered_among_slow_connections(fake_server: Start) -> None:
         sock.sendall(b"POST /completion HTTP/1.1\r\nContent-Le" if i % 2 else b"")
         socks.append(sock)
     for _ in range(20):
-        assert httpx.get(f"{url}/health", timeout=30).status_code == 200
+        assert httpx.get(f"{url}/health", timeout=GUARD).status_code == 200
     assert httpx.post(f"{url}/completion", json={"prompt": "a", "n_predict": 1}).status_code == 200
     # Those that rested longest made room; the last ones are still there.
     assert closed(socks[0])

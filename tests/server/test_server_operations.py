@@ -20,6 +20,7 @@ import httpx
 import pytest
 from fakes import FakeEngine, client, run, served
 from server_processes import ServerProcess
+from waiting import GUARD
 from wire import serving
 
 from llamado.commands.cli import _parser
@@ -301,7 +302,7 @@ def test_what_takes_long_at_the_start_is_said(caplog: pytest.LogCaptureFixture) 
     for done in (0, 500_000, 1_000_000, 1_000_000):
         said(f"{FETCHING}tiny", done, 1_000_000)
     said(COMPILING, 0, 2)
-    said._timer.join(10)
+    said._timer.join(GUARD)
     said(COMPILING, 1, 2)
     said.end()
     assert [record.message for record in caplog.records] == [
@@ -312,7 +313,7 @@ def test_what_takes_long_at_the_start_is_said(caplog: pytest.LogCaptureFixture) 
     quick = LoadLog(lambda *_: None, patience=60)
     quick(COMPILING, 0, 2)
     quick.end()
-    quick._timer.join(10)
+    quick._timer.join(GUARD)
     assert len(caplog.records) == 3
 
 
@@ -334,7 +335,7 @@ def test_the_reason_of_an_error_is_found_in_every_form_of_bodies() -> None:
 def test_reasons_and_broken_off_answers_are_noted(log: io.StringIO) -> None:
     with (
         serving(FakeEngine("x" * 1000, delay=0.02), access=AccessRules(api_keys=(b"k",))) as wire,
-        httpx.Client(base_url=wire.url, headers={"X-Api-Key": "k"}, timeout=30) as http,
+        httpx.Client(base_url=wire.url, headers={"X-Api-Key": "k"}, timeout=GUARD) as http,
     ):
         http.post("/completion", json={"prompt": "a", "n_predict": "many"}, headers={"X-Request-Id": "bad"})
         http.post("/completion", content=b"{" + b"x" * 1000, headers={"X-Request-Id": "odd"})

@@ -20,6 +20,7 @@ from fakes import FakeEngine, run, served
 from hypothesis import given
 from hypothesis import strategies as st
 from ports import free_port
+from waiting import GUARD
 
 from llamado.engine.engine import Engine
 from llamado.engine.request import Request
@@ -34,7 +35,7 @@ def ask(engine: Engine, prompt: list[int], **kw: Any) -> None:
     over = threading.Event()
     request = Request(prompt=prompt, n_predict=4, sampling=Sampling(seed=1, ignore_eos=True), **kw)
     engine.submit(request, lambda event: over.set() if type(event).__name__ == "Done" else None)
-    assert over.wait(30)
+    assert over.wait(GUARD)
 
 
 @asynccontextmanager
@@ -141,7 +142,7 @@ def test_health_answers_while_a_slot_is_waited_for(tmp_path: Path) -> None:
     async def test() -> None:
         async with client(tmp_path) as (http, engine):
             gate = threading.Event()
-            engine._forward.before = lambda n: gate.wait(30) and None  # type: ignore[attr-defined]
+            engine._forward.before = lambda n: gate.wait(GUARD) and None  # type: ignore[attr-defined]
             busy = threading.Thread(target=ask, args=(engine, PROMPT), kwargs={"id_slot": 0})
             busy.start()
             while not engine.snapshot().requests_processing:

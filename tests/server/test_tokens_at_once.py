@@ -6,12 +6,13 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
 from fakes import FakeEngine
+from waiting import until
 from wire import serving
 
 from llamado.engine.request import Event
@@ -98,24 +99,17 @@ def test_many_answers_at_a_time(written: list[bool]) -> None:
     assert found == [WORDS] * 6 and any(written)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-
-
 def test_a_full_connection_gets_nothing_at_once(written: list[bool]) -> None:
     """What it has no room for waits where all that is unread is counted, and comes when it has."""
     with serving(FakeEngine(WORDS, delay=0.005)) as wire:
         found: list[str] = []
         asking = threading.Thread(target=lambda: found.append(stream(wire.url, "/completion")))
         asking.start()
-        wait_for(lambda: sum(written) > 5)
+        until(lambda: sum(written) > 5)
         [connection] = wire.server.server_state.connections
         flow, loop = connection.flow, connection.loop  # type: ignore[union-attr]
         loop.call_soon_threadsafe(flow.pause_writing)
-        wait_for(lambda: flow.write_paused)
+        until(lambda: flow.write_paused)
         sent = sum(written)
         time.sleep(0.1)
         assert sum(written) <= sent + 1 and not found

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import GUARD, until
 
 from llamado.tools.commands import Commands
 
@@ -30,24 +31,24 @@ def is_running(pid: int) -> bool:
 
 
 def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 30
-    while is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not is_running(pid)
+    until(lambda: not is_running(pid))
+    return True
 
 
 def test_output_and_exit_code(commands: Commands) -> None:
-    ran = commands.run(["sh", "-c", "echo out; echo err >&2; exit 3"], limit=100, seconds=5)
+    ran = commands.run(["sh", "-c", "echo out; echo err >&2; exit 3"], limit=100, seconds=GUARD)
     assert (ran.output, ran.code, ran.ok) == (b"out\nerr\n", 3, False)
-    assert commands.run(["sh", "-c", "echo err >&2; echo out"], limit=100, seconds=5, merged=False).output == b"out\n"
-    assert commands.run(["cat"], limit=100, seconds=5, given=b"given").output == b"given"
-    assert commands.run(["sh", "-c", "kill -9 $$"], limit=9, seconds=5).code == 1
-    assert commands.run(["sh", "-c", "exit 130"], limit=9, seconds=5).code == 130
-    assert commands.run(["/no/such/command"], limit=9, seconds=5).code == -1
+    assert (
+        commands.run(["sh", "-c", "echo err >&2; echo out"], limit=100, seconds=GUARD, merged=False).output == b"out\n"
+    )
+    assert commands.run(["cat"], limit=100, seconds=GUARD, given=b"given").output == b"given"
+    assert commands.run(["sh", "-c", "kill -9 $$"], limit=9, seconds=GUARD).code == 1
+    assert commands.run(["sh", "-c", "exit 130"], limit=9, seconds=GUARD).code == 130
+    assert commands.run(["/no/such/command"], limit=9, seconds=GUARD).code == -1
 
 
 def test_output_is_cut(commands: Commands) -> None:
-    ran = commands.run(["sh", "-c", "seq 1 100000"], limit=6, seconds=5)
+    ran = commands.run(["sh", "-c", "seq 1 100000"], limit=6, seconds=GUARD)
     assert (ran.text, ran.code) == ("1\n2\n3\n\n[output truncated]", 0)
 
 
@@ -68,7 +69,7 @@ def test_what_it_started_ends_with_it(commands: Commands) -> None:
         assert time.monotonic() - began < 30
         assert gone(int(ran.output))
     if sys.platform == "linux":
-        ran = commands.run(["sh", "-c", "setsid sleep 60 & sleep 0.2; echo $!"], limit=100, seconds=5)
+        ran = commands.run(["sh", "-c", "setsid sleep 60 & sleep 0.2; echo $!"], limit=100, seconds=GUARD)
         assert gone(int(ran.output))
 
 
@@ -82,13 +83,13 @@ def test_it_ends_when_nobody_waits(commands: Commands) -> None:
 def test_output_comes_in_whole_characters(commands: Commands) -> None:
     pieces: list[str] = []
     script = r"printf '\303'; sleep 0.1; printf '\251'"
-    commands.run(["sh", "-c", script], limit=100, seconds=5, said=pieces.append)
+    commands.run(["sh", "-c", script], limit=100, seconds=GUARD, said=pieces.append)
     assert pieces == ["é"]
 
 
 def test_keys_are_not_passed_on(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_API_KEY", "sesame")
-    assert b"sesame" not in commands.run(["env"], limit=100_000, seconds=5).output
+    assert b"sesame" not in commands.run(["env"], limit=100_000, seconds=GUARD).output
 
 
 @pytest.mark.slow
