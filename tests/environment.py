@@ -1,0 +1,56 @@
+"""The environment of tests: the same on every machine, whatever the terminal, the user or the CI job has set."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+_KEPT = re.compile(r"LLAMADO_(CACHE|CHROMIUM|CPU|FUZZ|MODELS|PEER_HOME)$")
+"""What a test run is told: folders of its caches and programs, the processor to pretend, whether to look for more."""
+
+_REMOVED = re.compile(
+    r"(LLAMADO|LLAMA|GGML|MTMD|AIP|HF|HUGGINGFACE|HUGGING_FACE|OLLAMA|OPENAI|ANTHROPIC|OTEL|XDG|LC|RAY)_"
+    r"|(HTTP|HTTPS|ALL|FTP|NO)_PROXY$|(NO_COLOR|FORCE_COLOR|CLICOLOR|CLICOLOR_FORCE|COLORTERM|COLUMNS|LINES|LANGUAGE)$"
+    r"|(PYTHONUNBUFFERED|PYTHONIOENCODING|PYTHONUTF8|WORKERS|NOTIFY_SOCKET|LISTEN_FDS|LISTEN_PID)$"
+)
+_SET = {"TERM": "xterm-256color", "LANG": "C.UTF-8", "TZ": "UTC"}
+
+_original: dict[str, str] = {}
+
+
+def neutral(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables that programs look at, with the usual ones set."""
+    kept = {name: value for name, value in environ.items() if _KEPT.match(name) or not _REMOVED.match(name.upper())}
+    return kept | _SET
+
+
+def make_neutral() -> None:
+    """Make this process's environment neutral. Servers and clusters that others run are not seen."""
+    _original.update(os.environ)
+    restore(neutral(os.environ) | {"XDG_RUNTIME_DIR": tempfile.mkdtemp(prefix="llamado-tests-")})
+    if hasattr(time, "tzset"):
+        time.tzset()
+
+
+def restore(before: Mapping[str, str]) -> None:
+    """Make the environment what it was."""
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    for name, value in before.items():
+        if name != "PYTEST_CURRENT_TEST" and os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+@contextmanager
+def original() -> Iterator[None]:
+    """The environment that the test run was started in, for what is fetched through the user's proxy."""
+    before = dict(os.environ)
+    restore(_original or before)
+    try:
+        yield
+    finally:
+        restore(before)

@@ -1,0 +1,32 @@
+"""Tests start from one environment, and leave it as they found it."""
+
+from __future__ import annotations
+
+import os
+
+import environment
+import pytest
+
+
+def test_what_the_machine_sets_does_not_reach_tests() -> None:
+    removed = (
+        "LC_ALL", "NO_COLOR", "COLUMNS", "https_proxy", "NO_PROXY", "HF_TOKEN", "LLAMA_ARG_PORT", "LLAMADO_LAB",
+        "LLAMADO_SIMD", "XDG_CONFIG_HOME", "PYTHONUNBUFFERED",
+    )  # fmt: skip
+    kept = ("HOME", "PATH", "PIP_INDEX_URL", "LLAMADO_CACHE", "LLAMADO_CPU")
+    usual = {"TERM": "xterm-256color", "LANG": "C.UTF-8", "TZ": "UTC"}
+    given = dict.fromkeys((*removed, *kept, *usual), "given")
+    assert environment.neutral(given) == dict.fromkeys(kept, "given") | usual
+    assert environment.neutral(os.environ).items() <= os.environ.items(), "this process has it"
+
+
+def test_servers_of_others_are_not_seen() -> None:
+    assert "llamado-tests-" in os.environ["XDG_RUNTIME_DIR"]
+
+
+def test_what_is_fetched_has_the_users_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_original", {"HTTPS_PROXY": "http://proxy"})
+    before = dict(os.environ)
+    with environment.original():
+        assert os.environ["HTTPS_PROXY"] == "http://proxy" and "TERM" not in os.environ
+    assert dict(os.environ) == before
