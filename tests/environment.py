@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
+import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 _KEPT = re.compile(r"LLAMADO_(CACHE|CHROMIUM|CPU|FUZZ|MODELS|PEER_HOME)$")
 """What a test run is told: folders of its caches and programs, the processor to pretend, whether to look for more."""
@@ -20,6 +23,7 @@ _REMOVED = re.compile(
 _SET = {"TERM": "xterm-256color", "LANG": "C.UTF-8", "TZ": "UTC"}
 
 _original: dict[str, str] = {}
+_real_getaddrinfo = socket.getaddrinfo
 
 
 def neutral(environ: Mapping[str, str]) -> dict[str, str]:
@@ -29,11 +33,23 @@ def neutral(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def make_neutral() -> None:
-    """Make this process's environment neutral. Servers and clusters that others run are not seen."""
+    """Make this process's environment neutral. Others' servers and clusters are not seen; no DNS is asked."""
     _original.update(os.environ)
     restore(neutral(os.environ) | {"XDG_RUNTIME_DIR": tempfile.mkdtemp(prefix="llamado-tests-")})
     if hasattr(time, "tzset"):
         time.tzset()
+    socket.getaddrinfo = _resolve_here
+
+
+def _resolve_here(host: Any, port: Any, *arguments: Any, **named: Any) -> Any:
+    """`getaddrinfo` without DNS, which may be slow, be missing, or answer for names that do not exist."""
+    name = host.decode() if isinstance(host, bytes) else host
+    if name and name not in ("localhost", socket.gethostname()):
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known") from None
+    return _real_getaddrinfo(host, port, *arguments, **named)
 
 
 def restore(before: Mapping[str, str]) -> None:
@@ -47,10 +63,12 @@ def restore(before: Mapping[str, str]) -> None:
 
 @contextmanager
 def original() -> Iterator[None]:
-    """The environment that the test run was started in, for what is fetched through the user's proxy."""
-    before = dict(os.environ)
+    """The environment that the test run was started in, for what is fetched: the user's proxy, and names of hosts."""
+    before, resolve = dict(os.environ), socket.getaddrinfo
     restore(_original or before)
+    socket.getaddrinfo = _real_getaddrinfo
     try:
         yield
     finally:
+        socket.getaddrinfo = resolve
         restore(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import environment
 import pytest
@@ -30,3 +31,10 @@ def test_what_is_fetched_has_the_users_environment(monkeypatch: pytest.MonkeyPat
     with environment.original():
         assert os.environ["HTTPS_PROXY"] == "http://proxy" and "TERM" not in os.environ
     assert dict(os.environ) == before
+
+
+def test_no_dns_is_asked() -> None:
+    with pytest.raises(socket.gaierror):
+        socket.getaddrinfo("example.com", 80)
+    for host in ("127.0.0.1", "::1", "localhost", None):
+        assert socket.getaddrinfo(host, 80)

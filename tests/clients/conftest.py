@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from waiting import GUARD
 
 LLAMADO = os.environ.get("LLAMADO")
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # litellm would ask the internet for prices
@@ -40,7 +39,7 @@ def running(log: Path, *options: str) -> Iterator[str]:
             if found is not None:
                 url = found[0]
                 try:
-                    with urllib.request.urlopen(f"{url}/health", timeout=GUARD) as response:
+                    with urllib.request.urlopen(f"{url}/health", timeout=60) as response:
                         if response.status == 200:
                             break
                 except OSError:
@@ -49,7 +48,7 @@ def running(log: Path, *options: str) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(GUARD)
+        process.wait(60)
 
 
 @pytest.fixture(scope="session")

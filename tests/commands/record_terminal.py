@@ -6,8 +6,11 @@ The answers are those of SmolLM2, whose bytes do not depend on the machine; only
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 from terminals import Terminal
 

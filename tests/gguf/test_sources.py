@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
 import json
 import sys
@@ -181,6 +182,20 @@ def test_hub(hub_site: loopback.Site, tmp_path: Path) -> None:
     for name in ("model-F16.gguf", "*F16.gguf"):
         named = resolve.resolve(hf_repo="me/model-GGUF", hf_file=name, cache_dir=tmp_path)
         assert named.name == "model-F16.gguf"
+
+
+def test_nothing_but_the_model_is_asked_of_the_hub(
+    hub_site: loopback.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library by itself also asks which programs may have called it, where no hub may be reached."""
+    constants = importlib.import_module("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", False)
+    monkeypatch.setattr(constants, "ENDPOINT", hub_site.url)
+    monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", str(tmp_path / "harnesses"), raising=False)
+    detection = pytest.importorskip("huggingface_hub.utils._detect_agent")
+    monkeypatch.setattr(detection, "_registry", None, raising=False)
+    resolve.resolve("hf:me/model-GGUF:F16", cache_dir=tmp_path)
+    assert {path for _, path, _ in hub_site.asked if "/me/model-GGUF" not in path} == set()
 
 
 def test_hub_fetches_all_parts_of_a_split_model(hub_site: loopback.Site, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Page
-from waiting import GUARD
 
 SCREENSHOTS = Path(__file__).parents[2] / "docs" / "pictures"
 
@@ -26,7 +25,7 @@ def take_picture(page: Page, name: str) -> None:
     assert path.stat().st_size < 150_000
 
 
-def until(page: Page, condition: Callable[[], bool], seconds: float = GUARD) -> None:
+def until(page: Page, condition: Callable[[], bool], seconds: float = 120.0) -> None:
     """Waits for what no locator tells. (`wait_for_function` would evaluate text in the page, which it forbids.)"""
     end = time.monotonic() + seconds
     while not condition():
@@ -90,7 +89,7 @@ class serving:
     def __exit__(self, *_: object) -> None:
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(GUARD)
+            self.process.wait(120.0)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

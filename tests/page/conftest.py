@@ -23,7 +23,7 @@ def browser() -> Iterator[Browser]:
         pytest.skip("there is no Chromium (apt-get install chromium)")
     from playwright.sync_api import expect, sync_playwright
 
-    expect.set_options(timeout=15_000)
+    expect.set_options(timeout=60_000)
     with sync_playwright() as playwright:
         # As root, as containers are, Chromium runs only without its sandbox; it opens nothing but our own page.
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -34,7 +34,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
     found = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
-    found.set_default_timeout(15_000)
+    found.set_default_timeout(60_000)
     yield found
     found.close()
 

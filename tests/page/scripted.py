@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from waiting import GUARD
 
 sys.path.append(str(Path(__file__).parents[1] / "server"))
 
@@ -126,5 +125,5 @@ def scripted_server(
         yield f"http://127.0.0.1:{ready[0].servers[0].sockets[0].getsockname()[1]}"
     finally:
         ready[0].should_exit = ready[0].force_exit = True
-        thread.join(GUARD)
+        thread.join(120)
         engine.close()

@@ -139,13 +139,13 @@ def test_a_worker_dies_and_comes_back(page: Page, divided: str, workers: list[Wo
         assert looks <= 50, "seen within a second"
         page.wait_for_timeout(20)
     page.locator(".way.lost, .way.away").wait_for()
-    page.locator(".lane.away").wait_for(timeout=30_000)
+    page.locator(".lane.away").wait_for()
     expect(page.locator(".events")).to_contain_text("moved")
     assert not has(page, 2), "its layers are with the others"
     assert answer(divided) == before
     take_picture(page, "cluster-lost")
     workers[1].start()
-    page.locator(".lane.ready").nth(2).wait_for(timeout=30_000)
+    page.locator(".lane.ready").nth(2).wait_for()
     expect(page.locator(".events")).to_contain_text("back")
     assert has(page, 2) == held and answer(divided) == before
 

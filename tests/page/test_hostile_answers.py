@@ -68,7 +68,7 @@ def chat(page: Page, engine: ScriptedEngine, listener: Listener) -> Iterator[Pag
 def ask(page: Page, text: str = "Go") -> None:
     page.get_by_label("Message", exact=True).fill(text)
     page.keyboard.press("Enter")
-    page.get_by_role("button", name="Send", exact=True).wait_for(timeout=60_000)
+    page.get_by_role("button", name="Send", exact=True).wait_for()
 
 
 def markup(out: str) -> str:

@@ -44,7 +44,7 @@ def test_eight_streams(page: Page, smollm2_server: str, streams: list[threading.
     page.goto(f"{smollm2_server}#/live")
     lanes = page.locator(".lane")
     expect(lanes).to_have_count(8)
-    expect(page.locator(".lane.answering")).to_have_count(8, timeout=60_000)
+    expect(page.locator(".lane.answering")).to_have_count(8)
 
     def context() -> list[int]:
         bars = page.get_by_role("progressbar", name="Context")
@@ -64,7 +64,7 @@ def test_eight_streams(page: Page, smollm2_server: str, streams: list[threading.
     expect(page.get_by_label("Now").get_by_text("of 8")).to_be_visible()
 
     chart = page.locator("figure.chart").first
-    expect(chart).to_have_attribute("data-points", re.compile(r"^([5-9]|\d\d+)$"), timeout=30_000)
+    expect(chart).to_have_attribute("data-points", re.compile(r"^([5-9]|\d\d+)$"))
     expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"Answers: tokens/s [1-9]"))
     # Something is drawn: the canvas has colours of the line, which follow the theme.
     line = "(c) => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data].filter((v) => v).length"
@@ -167,7 +167,7 @@ def test_a_router_of_two_models(page: Page, tmp_path: Path) -> None:
         one.get_by_text("unloaded").wait_for()
         for model, name in ((one, "one"), (two, "two")):
             model.get_by_role("button", name=f"Load {name}").click()
-            model.get_by_text("loaded", exact=True).wait_for(timeout=60_000)
+            model.get_by_text("loaded", exact=True).wait_for()
         expect(page.locator(".lane")).to_have_count(2)
         two.get_by_role("button", name="Look into two").click()
         page.get_by_role("heading", name="two").wait_for()

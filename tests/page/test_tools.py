@@ -83,7 +83,7 @@ def test_a_model_that_calls_for_ever_is_stopped(page: Page, folder: Path) -> Non
         page.get_by_label("read_file", exact=True).check()
         page.get_by_label("read_file runs by itself").check()
         ask(page, "Go")
-        page.get_by_role("alert").get_by_text("10 rounds of tools").wait_for(timeout=30_000)
+        page.get_by_role("alert").get_by_text("10 rounds of tools").wait_for()
         assert len(engine.requests) == 11
         expect(page.locator("article.tool .said").first).to_contain_text("Error: ")
         page.get_by_role("button", name="Run on the server").wait_for()

@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from waiting import GUARD
 
 from llamado.devices.device import Device
 from llamado.ggml.graph import Graph
@@ -56,7 +55,7 @@ def running(*devices: Device, **options: Any) -> Iterator[Worker]:
         yield worker
     finally:
         worker.stop()
-        thread.join(GUARD)
+        thread.join(120)
         assert not thread.is_alive()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -98,12 +99,15 @@ def choose(
 ) -> Chosen:
     """The model of a repository that is meant. Raises SourceError."""
     try:
-        import huggingface_hub  # noqa: F401
+        from huggingface_hub import constants
     except ImportError as error:
         raise SourceError(
             'models from the Hugging Face hub need the package huggingface_hub, the extra "hub": '
             f"{install_command('hub')}; or use a local .gguf file or the small model `smollm2`"
         ) from error
+    if "HF_HUB_DISABLE_TELEMETRY" not in os.environ:
+        # Else the library fetches a list from the public hub first, which takes long where there is no such network.
+        constants.HF_HUB_DISABLE_TELEMETRY = True
 
     sizes, cached = _list_files(repo, cache_dir)
     files = list(sizes)
