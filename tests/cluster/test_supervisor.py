@@ -430,17 +430,18 @@ class Elsewhere:
 def test_services_that_come_back_elsewhere_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, str | None, str]] = []
     refused = [True]
+    fakes = Fakes(tmp_path)
+    monkeypatch.setenv("FAKE_EVENTS", str(fakes.events_file))
 
     async def tell(service: Service, before: str | None, now: str) -> bool:
         told.append((service.name, before, now))
+        fakes.changed.set()
         return not (refused and refused.pop())
 
     monkeypatch.setattr("llamado.cluster.supervisor.tell_address", tell)
     monkeypatch.setattr("llamado.cluster.supervisor._TELL_PAUSE", 0.01)
 
     async def main() -> None:
-        fakes = Fakes(tmp_path)
-        monkeypatch.setenv("FAKE_EVENTS", str(fakes.events_file))
         nodes = Elsewhere(fakes)
 
         def placed(name: str, role: str, *words: str | Addresses, needs: tuple[str, ...] = ()) -> Service:
@@ -462,9 +463,7 @@ def test_services_that_come_back_elsewhere_are_told_of(tmp_path: Path, monkeypat
         os.kill(fakes.pid("a"), signal.SIGKILL)
         await fakes.until(lambda: fakes.phase("a") == READY and standings["a"].state.address != first["a"])
         now = standings["a"].state.address
-        async with asyncio.timeout(GUARD):
-            while len(told) < 2:
-                await asyncio.sleep(0.01)
+        await fakes.until(lambda: len(told) == 2)
         assert told == [("s", first["a"], now)] * 2, "until it is taken in, and once then"
 
         nodes.away.clear()  # there is no room for a worker that ends now
@@ -477,6 +476,7 @@ def test_services_that_come_back_elsewhere_are_told_of(tmp_path: Path, monkeypat
         await fakes.until(lambda: fakes.phase("s") == READY and fakes.phase("b") == READY)
         started = [words for name, words in nodes.commands if name == "s"]
         assert started[1] == ["serve", "--rpc", now], "without the one that is away"
+        await fakes.until(lambda: ("s", None, standings["b"].state.address) in told)
 
         refused[:] = [True] * 1000  # it does not go on with the new one: it is started again, and has it
         monkeypatch.setattr("llamado.cluster.supervisor._TELL", 0.05)
