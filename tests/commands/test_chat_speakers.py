@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from tiny_models import make_llama
+from waiting import GUARD
 
 from llamado.commands import cli
 from llamado.commands.chat import remote
@@ -88,7 +89,7 @@ def test_what_a_server_answers(served: Any) -> None:
     assert (figures.n_prompt, figures.n_cached, figures.n_predicted, figures.tokens_per_second, figures.cut) == (
         9, 5, 4, 12.5, True,
     )  # fmt: skip
-    assert figures.first_seconds is not None and 0 <= figures.first_seconds < 5
+    assert figures.first_seconds is not None and 0 <= figures.first_seconds < GUARD
     served(delta(content="Hi"))
     said, figures = spoken(HttpSpeaker("h", "name"))
     assert figures.n_predicted is None and figures.tokens_per_second is None and not figures.cut

@@ -318,7 +318,7 @@ def main(seed: int, count: int) -> None:
             for walled in maker.buffers:
                 assert walled.untouched(), f"graph {number} wrote outside its buffers: {graph.nodes}"
         took = time.monotonic() - began
-        assert took < 20, f"graph {number} took {took:.0f} s: {graph.nodes}"
+        assert took < 120, f"graph {number} took {took:.0f} s: {graph.nodes}"
     device.close()
     print(dict(outcome))
 

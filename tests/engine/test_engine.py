@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from waiting import until
+from waiting import GUARD, until
 
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, ContextExceeded, EngineClosed, InvalidRequest
@@ -459,12 +459,13 @@ def test_first_come_first_served(make: Make) -> None:
 @pytest.mark.slow
 def test_a_long_prompt_does_not_stall_the_others(make: Make) -> None:
     engine, forward = make(n_slots=2, max_batch=512, prefill_chunk=32)
-    talking = threading.Event()
+    talking, asked = threading.Event(), threading.Event()
+    forward.before = lambda n: (asked.wait(GUARD) and None) if talking.is_set() else None
     talker = send(engine, req([1, 2, 3], 300), lambda event: talking.set())
     talking.wait()
-    forward.before = lambda n: time.sleep(0.0005)
     sizes_before = len(forward.sizes)
     reader = send(engine, req([random.Random(5).randrange(1, 97) for _ in range(1000)], 2))
+    asked.set()
     reader.wait()
     talker.wait()
     sizes = forward.sizes[sizes_before:]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_models import make_llama
-from waiting import until
+from waiting import GUARD, until
 from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
@@ -131,36 +131,43 @@ def test_activations_take_the_short_way(model: Path, right: list[list[int]]) -> 
     """Of 2 N links of a token N + 1 are left: without a ring no token can be as quick as some are with one."""
     link, n = 0.015, 3
 
-    def seconds(ring: bool) -> Iterator[float]:
+    def seconds(ring: bool) -> Generator[float, None, None]:
         """What tokens take, four at a time."""
-        with slow(n, 1e3 * link) as endpoints, loaded(model, endpoints, ring=ring, alive_timeout=10.0) as llama:
+        with slow(n, 1e3 * link) as endpoints, loaded(model, endpoints, ring=ring, alive_timeout=GUARD) as llama:
             assert bool(links(llama)) == ring
             llama.complete(PROMPTS[0], n_predict=2, temperature=0.0, ignore_eos=True)
-            for _ in range(20):
+            while True:
                 began = time.monotonic()
                 llama.complete(PROMPTS[0], n_predict=4, temperature=0.0, ignore_eos=True)
                 yield (time.monotonic() - began) / 4
 
     assert next(seconds(False)) >= 2 * n * link
-    for ring in seconds(True):
+    tokens = seconds(True)
+
+    def is_quick() -> bool:
+        ring = next(tokens)
         assert ring >= (n + 1) * link
-        if ring < 2 * n * link:
-            return
-    pytest.fail("each of them was as slow as without a ring")
+        return ring < 2 * n * link
+
+    until(is_quick, "each of them was as slow as without a ring")
+    tokens.close()
 
 
 @pytest.mark.slow
 def test_where_the_time_goes(model: Path) -> None:
     """Devices compute next to nothing here; what links take is called so although nobody here sees it end."""
-    with slow(2, 15) as endpoints, loaded(model, endpoints, alive_timeout=10.0) as llama:
+    with slow(2, 15) as endpoints, loaded(model, endpoints, alive_timeout=GUARD) as llama:
         assert llama.cluster is not None
-        for _ in range(8):  # where others keep the machine busy, computing takes its time, too
+        cluster = llama.cluster
+
+        def as_expected() -> bool:
+            """Where others keep the machine busy, computing takes its time, too."""
             llama.complete(PROMPTS[0], n_predict=24, temperature=0.0, ignore_eos=True)
-            until(lambda: all(one.pulse is not None for one in llama.cluster.view().devices if one.endpoint))
-            view = llama.cluster.view()
-            if view.link > 0.6 * view.seconds and view.computing < 0.3 * view.seconds:
-                return
-        pytest.fail(str(view))
+            until(lambda: all(one.pulse is not None for one in cluster.view().devices if one.endpoint))
+            view = cluster.view()
+            return view.link > 0.6 * view.seconds and view.computing < 0.3 * view.seconds
+
+        until(as_expected, lambda: str(cluster.view()))
 
 
 def test_no_way_leads_back() -> None:

@@ -245,7 +245,7 @@ def test_without_latency_a_graph_passes_before_a_delayed_one_would(worker: FakeW
 
 def test_several_are_in_flight_at_once(worker: FakeWorker) -> None:
     """Messages sent together come out together: latency is not occupancy."""
-    n, latency = 20, 0.1
+    n, latency = 1200, 0.1
     with tapped(worker, latency_ms=1e3 * latency) as (_, client):
         client.sendall(HELLO)
         read(client, 36)
@@ -256,7 +256,7 @@ def test_several_are_in_flight_at_once(worker: FakeWorker) -> None:
         read(client, 12)
         seconds = time.perf_counter() - began
     assert kinds(worker)[1:-1] == [wire.GraphRecompute] * n
-    assert latency <= seconds < n / 2 * latency
+    assert latency <= seconds < n * latency
 
 
 def test_with_all_everything_is_delayed_both_ways(worker: FakeWorker) -> None:

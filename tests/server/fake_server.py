@@ -1,6 +1,7 @@
 """A server process over the fake engine: `python fake_server.py PORT_FILE [OPTION=VALUE]…`.
 
-Options: load=SECONDS, fail (fail=KIND: see FAILURES), delay=SECONDS between tokens, timeout=SECONDS, connections=N,
+Options: load=SECONDS, fail (fail=KIND: see FAILURES), delay=SECONDS between tokens, tokens=N of an
+answer, timeout=SECONDS, connections=N,
 sleep=SECONDS, prefix=PATH, json (log), metrics, grace=SECONDS at its end, key=FILE and certificate=FILE (TLS).
 """
 
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
             time.sleep(seconds / 10)
         if "fail" in options:
             raise FAILURES[options["fail"]]
-        engine = FakeEngine(delay=float(options.get("delay", "0")), answer="x" * 50)
+        engine = FakeEngine(delay=float(options.get("delay", "0")), answer="x" * int(options.get("tokens", "50")))
         return replace(served(engine), close=engine.close)
 
     if "grace" in options:

@@ -25,7 +25,6 @@ from wire import serving
 from llamado.http.sockets import PortError, check_tls, listen
 from llamado.server.generate import streaming
 from llamado.server.generate.streaming import Generation, Mailbox
-from llamado.server.run import GRACE
 
 Start = Callable[..., tuple[ServerProcess, str]]
 
@@ -168,15 +167,13 @@ def test_second_signal_stops_at_once(fake_server: Start) -> None:
         for i, _ in enumerate(response.iter_text()):
             if i < 2:
                 process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    process.wait(60)
-    assert time.monotonic() - began < GRACE / 2
+    process.wait(GUARD)
 
 
 @pytest.mark.slow
 def test_a_client_that_goes_away_cancels_its_answer(fake_server: Start) -> None:
     """Both kinds of answers; seen from outside by the slots."""
-    _, url = fake_server("delay=0.5")
+    _, url = fake_server("delay=0.5", "tokens=1000")
     wait_ready(url)
 
     def busy() -> int:
@@ -192,10 +189,7 @@ def test_a_client_that_goes_away_cancels_its_answer(fake_server: Start) -> None:
         else:
             with pytest.raises(httpx.ReadTimeout):
                 httpx.post(f"{url}/completion", json=body, timeout=0.3)
-        end = time.monotonic() + 15  # the whole answer would take 25 s
-        while busy():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: not busy())
 
 
 def test_parts_arrive_as_they_are_made() -> None:
@@ -324,13 +318,13 @@ def test_the_engine_waits_a_moment_until_its_events_are_delivered(monkeypatch: p
         waiting.wait()
         thread.join()  # the loop is held up here
         assert delivered == [0]
-        monkeypatch.setattr(streaming, "_LEFT_TO_LOOP", 60.0)
+        monkeypatch.setattr(streaming, "_LEFT_TO_LOOP", 10 * GUARD)
         await asyncio.to_thread(step, Token("b", [2], None, 1))
         assert delivered == [0, 2]
         began = time.monotonic()
         for idle in (mailbox, Mailbox(asyncio.get_running_loop())):
             idle.let_deliver()
-        assert time.monotonic() - began < 30, "nothing is waited for where nothing was posted"
+        assert time.monotonic() - began < GUARD, "nothing is waited for where nothing was posted"
         engine.close()
 
     asyncio.run(work())

