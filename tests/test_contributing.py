@@ -101,7 +101,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> str:
     return run(root, *PYTEST, *(path for name in examples() for path in own_tests(name)))[1]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", examples())
 def test_the_example_works(name: str, without: str, tmp_path: Path) -> None:
     """Its changes fit, its sources are typed and sorted as ours, its test passes, and fails without them."""

@@ -316,7 +316,7 @@ def run_here(page: str) -> list[Block]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("reader", [page for page in PAGES if run_here(page)], indirect=True)
 def test_the_page_can_be_followed(reader: Reader) -> None:
     for command in ELSEWHERE_RUNNING.get(reader.page, []):
@@ -409,6 +409,7 @@ def test_every_page_is_led_to() -> None:
     assert not {page for page in PAGES if page != "README.md"} - led
 
 
+@pytest.mark.full
 @pytest.mark.skipif(find_spec("material") is None, reason="the site needs pip install '.[docs]'")
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(

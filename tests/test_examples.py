@@ -49,28 +49,33 @@ def test_completion(model: Path) -> None:
     assert run("completion.py", model).strip()
 
 
+@pytest.mark.full
 def test_chat(model: Path) -> None:
     first, _, rest = run("chat.py", model).partition("\n> And how many people live there?\n")
     assert first.startswith("> What is the capital of France?\n")
     assert rest.strip()
 
 
+@pytest.mark.full
 def test_json_schema(model: Path) -> None:
     found = json.loads(run("json_schema.py", model))
     assert set(found) == {"city", "country", "continent"} and len(found["city"]) <= 40
 
 
+@pytest.mark.full
 def test_tools(model: Path) -> None:
     called = run("tools.py", model).splitlines()[0]
     assert called.startswith("temperature({'city': ") and "degrees Celsius in" in called
 
 
+@pytest.mark.full
 def test_embeddings(model: Path) -> None:
     lines = run("embeddings.py", model).splitlines()
     nearness = [float(line.split()[0]) for line in lines]
     assert len(lines) == 3 and nearness == sorted(nearness, reverse=True) and all(-1 <= one <= 1 for one in nearness)
 
 
+@pytest.mark.full
 def test_two_workers(model: Path) -> None:
     """The answer is the one of this machine alone."""
     from llamado import Llama
@@ -81,6 +86,7 @@ def test_two_workers(model: Path) -> None:
     assert out.count("Server is ready!") == 2 and expected in out
 
 
+@pytest.mark.full
 def test_client(server: str) -> None:
     assert run("client.py", server).splitlines() == ["model: /models/fake.gguf", "x" * 32]
 

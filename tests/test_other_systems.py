@@ -191,6 +191,7 @@ def without(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_all_modules_are_imported() -> None:
     done = without(_IMPORTED)
     assert done.returncode == 0, done.stderr

@@ -59,7 +59,7 @@ def test_from_nothing_to_an_answer_and_each_killed_in_turn(up: Up) -> None:
     assert "no cluster" in up.command("down").stderr
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_lab_kills_a_worker_and_it_returns(up: Up) -> None:
     """Whoever looks sees both, and only workers of this cluster can be killed."""
     stranger = subprocess.Popen(["sleep", "600"])
@@ -101,7 +101,7 @@ def test_the_lab_kills_a_worker_and_it_returns(up: Up) -> None:
     assert answer(url) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_worker_is_drained_while_it_is_asked_by_https_below_a_path(up: Up) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert("elsewhere.example")  # no name of this machine's
@@ -140,7 +140,7 @@ def test_a_worker_is_drained_while_it_is_asked_by_https_below_a_path(up: Up) -> 
     assert process.wait(GUARD) == 0, (up.folder / "out").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_replicas_behind_a_gateway_and_one_of_them_killed(up: Up) -> None:
     file = up.folder / "cluster.yaml"
     file.write_text("replicas: 2\nworkers: 1\nserver: {ctx-size: 256}\nrestart: {first: 3600, longest: 3600}\n")
@@ -164,7 +164,7 @@ def test_replicas_behind_a_gateway_and_one_of_them_killed(up: Up) -> None:
     assert answer(state["url"]) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_nothing_is_left_when_it_is_killed(up: Up) -> None:
     process = up.start("--nodes", "2", "--", "-c", "256")
     services = up.ready()["services"]
@@ -178,7 +178,7 @@ def test_nothing_is_left_when_it_is_killed(up: Up) -> None:
     assert len(up.ready()["services"]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_nothing_is_left_when_its_watchdog_is_killed_as_well(up: Up) -> None:
     """The next one ends what there is; and numbers of processes that mean others now are left alone."""
     process = up.start("--nodes", "2", "--", "-c", "256")
@@ -201,7 +201,7 @@ def test_nothing_is_left_when_its_watchdog_is_killed_as_well(up: Up) -> None:
         other.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_in_the_background_and_a_name_that_is_taken(up: Up) -> None:
     file = up.folder / "cluster.yaml"
     file.write_text(f"name: mine\nmodel: {up.model}\nport: 0\nworkers: 1\nserver: {{ctx-size: 256}}\n")

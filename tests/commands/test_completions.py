@@ -89,7 +89,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_bash(cache: Path, program: Path, tmp_path: Path) -> None:
     script = script_of("bash", tmp_path)
 

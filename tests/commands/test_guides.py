@@ -79,6 +79,7 @@ def shell(text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.full
 def test_waiting_in_the_shell(url: str) -> None:
     loops = [
         f"""while ! curl -s {url}/health | grep -q '"ok"'; do
@@ -158,6 +159,7 @@ class GuidesClient:
         return resp.json() if resp.status_code == 200 else None
 
 
+@pytest.mark.full
 def test_the_client_of_the_guide(url: str, start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     client = GuidesClient(url)
     assert client.wait_until_ready() and [slot["id"] for slot in client.get_slot_status()] == [0, 1]
@@ -201,6 +203,7 @@ def test_requests_of_the_guide(url: str) -> None:
     assert printed == said and said
 
 
+@pytest.mark.full
 def test_a_greedy_request_of_the_guide(url: str) -> None:
     assert _is_ready(url)
     asked = {"prompt": "Once upon", "max_tokens": 16, "do_sample": False, "top_p": 1}
@@ -211,6 +214,7 @@ def test_a_greedy_request_of_the_guide(url: str) -> None:
     assert len(texts) == 1
 
 
+@pytest.mark.full
 def test_a_server_and_its_worker(start: Start, folder: Path) -> None:
     """Two workers of one device on one machine, -ngl 99, the division and the words of the log, and a chat."""
     workers = [start(f"./bin/rpc-server -d {device} -p 0")[1] for device in ("MTL0", "CPU")]

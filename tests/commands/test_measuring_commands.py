@@ -37,7 +37,7 @@ def test_bench(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert [(bool(row[3]), bool(row[4])) for row in cells] == 2 * [(False, True), (False, True), (True, False)]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_bench_as_json_with_a_profile(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "-m", tiny, "-p", "8", "-n", "2", "-r", "1", "-o", "json", "--profile"]) == 0
     prompt, generation = json.loads(capsys.readouterr().out)
@@ -62,7 +62,7 @@ def test_what_bench_cannot_measure(tiny: str, capsys: pytest.CaptureFixture[str]
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_perplexity(tiny: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["perplexity", "-m", tiny, "-f", text, "-c", "16"]) == 0
     chunks, final = capsys.readouterr().out.splitlines()

@@ -88,6 +88,7 @@ def test_a_session(terminal: Open, model: Path, tmp_path: Path) -> None:
     assert other.exit_code() == 0
 
 
+@pytest.mark.full
 def test_what_is_stopped_is_not_lost(terminal: Open, tmp_path: Path) -> None:
     # Its context lasts for minutes, so that nobody who reads slowly finds the answer at its end.
     model = make_llama(tmp_path / "slow.gguf", n_vocab=320, n_ctx=16384, n_layer=60)
@@ -117,6 +118,7 @@ def test_what_is_stopped_is_not_lost(terminal: Open, tmp_path: Path) -> None:
     assert one.exit_code() == 0
 
 
+@pytest.mark.full
 def test_a_file_before_a_terminal(model: Path) -> None:
     """Standard input is no terminal, standard output is one."""
     line = f"echo some text | {sys.executable} -m llamado run {model} -n 6 -s 1 -p 'sum up'; echo code $?"
@@ -128,6 +130,7 @@ def test_a_file_before_a_terminal(model: Path) -> None:
         one.close()
 
 
+@pytest.mark.full
 def test_a_terminal_without_markdown(terminal: Open, model: Path) -> None:
     one = terminal(str(model), "-n", "6", "-s", "1", "--no-markdown")
     one.prompt()
@@ -147,6 +150,7 @@ def is_well(url: str) -> bool:
         return False
 
 
+@pytest.mark.full
 def test_a_server_is_spoken_to_like_a_model(terminal: Open, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -195,5 +199,6 @@ def test_smollm2_in_a_terminal(terminal: Open, smollm2_path: Path) -> None:
     assert one.exit_code() == 0
 
 
+@pytest.mark.full
 def test_the_session_of_the_page_is_what_happens(smollm2_path: Path) -> None:
     assert lasting(recorded()) == lasting(shown()), "run: python tests/commands/record_terminal.py"

@@ -227,7 +227,7 @@ def order_of(terminal: Terminal) -> list[str]:
     return re.findall(r"^(CPU|RPC0)", terminal.shown, re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_full_screen(server: Server) -> None:
     terminal = Terminal(["top", server.url, "--interval", "0.1"], rows=30, columns=170)
     try:

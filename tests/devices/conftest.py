@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from running import BEST, can_run, jit_for
+from running import BEST, EACH_LOWERING, can_run, jit_for
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.lowerings import LOWERINGS
 
 
-@pytest.fixture(
-    scope="session",
-    params=[BEST, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(LOWERINGS) if name != BEST)],
-)
+@pytest.fixture(scope="session", params=EACH_LOWERING)
 def device(request: pytest.FixtureRequest) -> Iterator[CpuDevice]:
     """The device with each lowering in turn."""
     device = CpuDevice(2, jit=jit_for(request.param))

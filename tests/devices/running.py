@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,6 +142,18 @@ BEST = choose(FEATURES).name
 def can_run(lowering: str) -> bool:
     """Whether this machine has the instructions of a lowering."""
     return lowerings.can_run(LOWERINGS[lowering], FEATURES)
+
+
+EACH_LOWERING = [BEST, *(pytest.param(name, marks=pytest.mark.full) for name in sorted(LOWERINGS) if name != BEST)]
+"""Parameters: the lowering of this machine in each run, the others in the full one."""
+
+COMMON_TYPES = {T.F32, T.F16, T.BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q8_0, T.Q4_K, T.Q6_K}
+"""Weight types of nearly all published models: they share their code paths with the others."""
+
+
+def each_type(types: Iterable[T]) -> list[Any]:
+    """Return parameters: common weight types in each run, the others in the full one."""
+    return [pytest.param(t, marks=() if t in COMMON_TYPES else pytest.mark.full, id=t.name) for t in types]
 
 
 _jits: dict[str, Jit] = {}

@@ -18,6 +18,8 @@ from llamado.devices.cpu.simd import I8, I64, Code, I32x4, Type, Value
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
 
+pytestmark = pytest.mark.full
+
 _plainly = Code.intrinsic
 
 
@@ -64,12 +66,7 @@ def multiply(device: CpuDevice, type: T, raw: Array, n: int, x: Array) -> Array:
     return Case({"y": g.mul_mat(w, b)}, {w: raw, b: x}).run(device)["y"][0]
 
 
-SOME = (T.Q4_0, T.Q4_1, T.NVFP4)
-
-
-@pytest.mark.parametrize(
-    "type", [pytest.param(t, marks=() if t in SOME else pytest.mark.slow, id=t.name) for t in WEIGHTS]
-)
+@pytest.mark.parametrize("type", WEIGHTS, ids=lambda t: t.name)
 def test_bits_are_those_of_other_instructions(emulated: CpuDevice, best: CpuDevice, type: T) -> None:
     n = 2 * type.block_size
     raw, x = weight_bytes(type, n, 19), values(n, 9, 1)

@@ -240,7 +240,9 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("type", CACHES, ids=ids)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("heads", [(4, 2), (9, 3), (12, 1)])
+@pytest.mark.parametrize(
+    "heads", [(9, 3), *(pytest.param(heads, marks=pytest.mark.full) for heads in ((4, 2), (12, 1)))]
+)
 def test_a_query_is_the_same_in_any_company(teams: list[CpuDevice], type: T, heads: tuple[int, int], form: str) -> None:
     """Bits: alone, among strangers, at any place of the batch, in a longer cache, on any number of threads."""
     given = dict(FORMS[form])

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from running import PLAIN, WEIGHTS, Array, Case, check, new, values, weight_bytes
+from running import PLAIN, WEIGHTS, Array, Case, check, each_type, new, values, weight_bytes
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError
@@ -56,7 +56,7 @@ def together(device: CpuDevice, type: T, raw: Array, n: int, x: Array, chosen: A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type", [*WEIGHTS, *PLAIN], ids=ids)
+@pytest.mark.parametrize("type", each_type([*WEIGHTS, *PLAIN]))
 def test_an_expert_gives_what_it_gives_alone(teams: list[CpuDevice], type: T) -> None:
     """Bits: few and many tokens, one column for a token or one for each choice, any number of threads."""
     n = 2304 if type.block_size == 256 else 1152  # more than one stretch of the product of many columns

@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import can_run, new, values
+from running import EACH_LOWERING, can_run, new, values
 
 from llamado.devices.cpu.compile import checks
 from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.lowerings import LOWERINGS
 from llamado.devices.device import DeviceError
 from llamado.ggml import Graph, RopeMode, Tensor
 from llamado.ggml import graph as g
@@ -21,7 +20,8 @@ from llamado.gguf.types import TensorType as T
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lowering", "types"), [*((name, "few") for name in sorted(LOWERINGS)), ("vnni", "all")])
+@pytest.mark.parametrize("types", ["few", pytest.param("all", marks=pytest.mark.full)])
+@pytest.mark.parametrize("lowering", EACH_LOWERING)
 def test_random_graphs_stay_within_their_walls(lowering: str, types: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own: a kernel that goes astray ends it."""
     if not can_run(lowering):

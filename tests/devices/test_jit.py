@@ -480,7 +480,7 @@ def test_half_floats_without_their_instructions(old_cpu: CpuDevice) -> None:
     assert np.array_equal(found.astype(np.float16), right, equal_nan=True)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_old_cpu_gives_the_same_bits(old_cpu: CpuDevice, best: CpuDevice) -> None:
     w, x = new(256, 24, type=T.Q4_0), new(256, 5)
     q, k = new(32, 5, 2), new(32, 40, 2, type=T.F16)

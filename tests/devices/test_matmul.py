@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from block_types import CODES, SCALES
 from reference import decode_rows
-from running import BEST, CODEBOOKS, PLAIN, WEIGHTS, Array, Case, check, jit_for, new, values, weight_bytes
+from running import BEST, CODEBOOKS, PLAIN, WEIGHTS, Array, Case, check, each_type, jit_for, new, values, weight_bytes
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.lowerings import LOWERINGS
@@ -56,7 +56,10 @@ def test_products_of_every_weight_type(device: CpuDevice, type: T) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "type"),
-    [(BEST, type) for type in CODEBOOKS] + [(name, T.IQ2_S) for name in sorted(LOWERINGS) if name != BEST],
+    [
+        *((BEST, type) for type in CODEBOOKS),
+        *(pytest.param(name, T.IQ2_S, marks=pytest.mark.full) for name in sorted(LOWERINGS) if name != BEST),
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_products_with_codebooks(name: str, type: T) -> None:
@@ -165,7 +168,7 @@ def test_two_threads_at_rows_that_overlap(teams: list[CpuDevice], type: T) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type", [*WEIGHTS, *PLAIN], ids=ids)
+@pytest.mark.parametrize("type", each_type([*WEIGHTS, *PLAIN]))
 def test_a_column_is_the_same_in_any_company(teams: list[CpuDevice], type: T) -> None:
     """Bits: any number of columns, any neighbours, any place among them, any number of threads."""
     n = 2304 if type.block_size == 256 else 2176  # more than one stretch of the product of many columns
@@ -180,7 +183,7 @@ def test_a_column_is_the_same_in_any_company(teams: list[CpuDevice], type: T) ->
             assert multiply(device, type, raw, n, x[:count]).tobytes() == alone[:count].tobytes()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("type", [*WEIGHTS, *PLAIN], ids=ids)
 def test_lowerings_agree_to_the_bit(lowerings: dict[str, CpuDevice], type: T) -> None:
     """Integer sums are exact and float operations are written in one order: machines may differ, answers do not."""

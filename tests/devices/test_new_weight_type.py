@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running import Array, Case, jit_for, new, values
+from running import EACH_LOWERING, Array, Case, jit_for, new, values
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels.formats import FORMATS, bits
 from llamado.devices.cpu.kernels.formats.format import Block32, Blocks32
-from llamado.devices.cpu.lowerings import LOWERINGS
 from llamado.devices.cpu.simd import Code, Value
 from llamado.ggml import graph as g
 from llamado.ggml import tensor
@@ -35,7 +34,7 @@ class MadeUp(Blocks32):
         return [Block32(bits.nibbles(bits.cells4(c, rows, 1)), bits.halves(c, rows, 20))]
 
 
-@pytest.fixture(params=sorted(LOWERINGS))
+@pytest.fixture(params=EACH_LOWERING)
 def device(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CpuDevice]:
     """A device whose registry has one line more."""
     number: Any = int.__new__(T, NUMBER)

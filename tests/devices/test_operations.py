@@ -123,7 +123,7 @@ def test_values_are_stored_element_by_element(device: CpuDevice, type: T) -> Non
     check(device, stored, {x: values(width, n), ids: places}, rtol=0, atol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("type", BLOCKS, ids=name)
 def test_flash_attention_over_blocks(device: CpuDevice, type: T) -> None:
     head, heads, heads_kv, n_kv = 64, 4, 2, 96

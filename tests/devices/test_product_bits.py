@@ -24,6 +24,7 @@ def multiply(device: CpuDevice, type: T, raw: Array, n: int, x: Array) -> Array:
     return Case({"y": g.mul_mat(w, b)}, {w: raw, b: x}).run(device)["y"][0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("type", TYPES, ids=lambda type: type.name)
 def test_columns_alone_and_among_others(best: CpuDevice, type: T) -> None:
     n = 512

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from recurrences import KINDS, delta
-from running import Array, Case, jit_for, new, values
+from running import EACH_LOWERING, Array, Case, jit_for, new, values
 
 from llamado.devices.cpu.compile.compiler import Compiler
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.lowerings import LOWERINGS
 from llamado.ggml import Op, Tensor
 from llamado.ggml import graph as g
 from llamado.ggml.errors import ShapeError
@@ -22,7 +21,7 @@ def run(result: Tensor, data: dict[Tensor, Any], device: CpuDevice) -> Array:
     return Case({"r": result}, data).run(device)["r"].reshape(-1)
 
 
-@pytest.mark.parametrize("lowering", sorted(LOWERINGS))
+@pytest.mark.parametrize("lowering", EACH_LOWERING)
 def test_the_reference_computes_the_same(lowering: str) -> None:
     """And every instruction set the same bits."""
     device, plain = CpuDevice(2, jit=jit_for(lowering)), CpuDevice(1, jit=jit_for("portable"))

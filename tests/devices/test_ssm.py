@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from recurrences import Scan
-from running import Array, Case, check, jit_for, new, values
+from running import EACH_LOWERING, Array, Case, check, jit_for, new, values
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.lowerings import LOWERINGS
 from llamado.ggml import Tensor
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -56,7 +55,7 @@ def test_heads_that_are_not_whole_vectors(device: CpuDevice, per_lane: bool) -> 
     check(device, scan.node(), scan.data, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("lowering", sorted(LOWERINGS))
+@pytest.mark.parametrize("lowering", EACH_LOWERING)
 @pytest.mark.parametrize("per_lane", [False, True])
 def test_the_same_bits_in_any_pieces(lowering: str, per_lane: bool) -> None:
     """Each piece goes on from the state that the one before kept; two threads, and one."""

@@ -80,7 +80,7 @@ def test_tiles_give_the_bits_of_the_other_kernels(tiled: list[CpuDevice], plain:
     _compare(tiled, plain, type)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("type", sorted({*WEIGHTS, *CODEBOOKS} - {T.Q4_1, T.Q4_K}), ids=lambda t: t.name)
 def test_tiles_of_every_weight_type(tiled: list[CpuDevice], plain: CpuDevice, type: T) -> None:
     _compare(tiled, plain, type)

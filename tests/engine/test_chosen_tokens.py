@@ -34,11 +34,12 @@ def jit() -> Jit:
     return Jit()
 
 
-NAMES = ["hrm_text", "hy_v4", "dots3note", "minimax-m3", "graniteswitch"]
-STATES = ["glm5-next", "qwen4exp", "kimi-k3", "minimax-01"]
+OTHERS = ["hy_v4", "dots3note", "minimax-m3", "graniteswitch", "qwen4exp", "kimi-k3", "minimax-01"]
 
 
-@pytest.fixture(scope="module", params=[*NAMES, *STATES])
+@pytest.fixture(
+    scope="module", params=["hrm_text", "glm5-next", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
+)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(TINY[request.param], tmp_path_factory.mktemp("model") / "m.gguf")
 
@@ -95,7 +96,7 @@ def test_turns_and_saved_slots(start: Open, tmp_path: Path) -> None:
         alone.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_lost_worker(path: Path, start: Open, jit: Jit) -> None:
     """Layers lie on two devices, and one dies twice in the middle of answers."""
     prompts = [text(7, 150), text(8, 60), text(7, 150)[:120] + text(9, 20)]

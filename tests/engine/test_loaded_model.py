@@ -116,7 +116,7 @@ def test_context_size() -> None:
         context_size(3, 4, False)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_real_forward_pass_gives_each_its_own_answer(tiny: Path) -> None:
     """Alone, among others, after others: the same text, on the real device."""
     prompt, options = "One two three", {"n_predict": 24, "ignore_eos": True}

@@ -35,7 +35,7 @@ with GGUFFile.open(sys.argv[1]) as file:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what a process has used")
 def test_memory_grows_with_the_context_and_not_with_its_square(tmp_path: Path) -> None:
     tiny = TINY["llama"]

@@ -676,7 +676,7 @@ def random_request(rng: random.Random, n_vocab: int, n_ctx: int) -> Request:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 8), st.integers(2, 8), st.integers(1, 5), st.booleans())
 def test_any_schedule(seed: int, n_slots: int, n_blocks: int, depth: int, drafting: bool) -> None:

@@ -136,7 +136,7 @@ def test_types_of_the_cache(tmp_path: Path, start: Open, types: tuple[T, T]) -> 
     assert_close(feed(forward, tokens, chunk=9), reference.logits(tokens, outputs=range(30)), 0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_file_read_into_memory_gives_the_same(tmp_path: Path, start: Open) -> None:
     """--no-mmap, and --mlock where it is allowed."""
     path = make_llama(tmp_path / "m.gguf", n_embd=256, wtype="Q4_K", types=MIXED)
@@ -271,7 +271,7 @@ def test_faults_have_names(model: Path, start: Open) -> None:
 # --- real models ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["smollm2_path", "gemma3_path"])
 def test_real_models_give_the_same_bits_however_they_are_asked(
     name: str, request: pytest.FixtureRequest, start: Open

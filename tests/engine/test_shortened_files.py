@@ -46,7 +46,7 @@ def test_the_file_is_named(tmp_path: Path, number: int, name: str, faulthandler:
     assert len(said) == 1 and f"{name} became shorter while it was in use" in said[0] and "--no-mmap" in said[0]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_that_is_closed_is_not_named(tmp_path: Path) -> None:
     then = "os.truncate(sys.argv[1], 8192)\none.close()\ntwo.generate('Hello', n_predict=2)\nprint('fine')\n"
     done = run(tmp_path, then)
@@ -65,7 +65,7 @@ print(len(three.generate('Hello', n_predict=2)) > 0)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("faulthandler", ["", "before", "after"])
 def test_memory_of_others_is_left_to_others(tmp_path: Path, faulthandler: str) -> None:
     then = """
@@ -81,7 +81,7 @@ memory[5000]
     assert ("Fatal Python error: Bus error" in done.stderr) == bool(faulthandler)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_signal_sent_by_another_process_ends_it(tmp_path: Path) -> None:
     then = """
 import signal, subprocess, time

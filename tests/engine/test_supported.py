@@ -182,7 +182,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supported, "memory", lambda: room)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.usefixtures("short_of_memory")
 def test_what_does_not_fit_is_not_fetched(
     site: loopback.Site, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_not_fetched(
     assert cli.main(["pull", "hf:me/good:Q2_K"]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_of_a_mixture_it_is_said_what_a_token_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("qwen3moe", "llama"):
         path = make(TINY[name], tmp_path / f"{name}.gguf")

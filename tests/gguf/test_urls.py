@@ -28,7 +28,7 @@ def test_a_url_is_fetched_once(tmp_path: Path) -> None:
         assert resolve(f"{site.url}/a/model.gguf", cache_dir=tmp_path) == one and len(site.asked) == asked
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_server_says_in_its_log_what_it_fetches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

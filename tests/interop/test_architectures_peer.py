@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from compared import AGREEMENT, MEAN_DIFFERENCE, compare
-from tiny import TINY, Tiny, make
+from tiny import TINY, Tiny, each_architecture, make
 from tiny.spec import N_VOCAB
 
 from llamado.models import ARCHITECTURES
@@ -23,7 +23,7 @@ DECODERS = [name for name, tiny in TINY.items() if not issubclass(ARCHITECTURES[
 FLAGS = {"cogvlm": ["-ub", "1"], "plm": ["-fa", "off"]}
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", each_architecture(DECODERS))
 def test_the_real_one_says_the_same(peer_bin: Path, tmp_path: Path, name: str) -> None:
     tiny = TINY[name]
     # Of a large vocabulary fewer positions: all its probabilities are in memory, of both.

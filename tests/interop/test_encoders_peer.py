@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from peer_server import llama_server
-from tiny import TINY, make
+from tiny import REPRESENTATIVE, TINY, make
 
 from llamado.engine.embedding.load import pair
 from llamado.engine.loaded_model import LoadedModel
@@ -25,7 +25,10 @@ ENCODERS = [name for name, tiny in TINY.items() if issubclass(ARCHITECTURES[tiny
 CASES = [*((name, "none") for name in ENCODERS), ("gemma-embedding", "mean")]
 
 
-@pytest.mark.parametrize(("name", "pooling"), CASES)
+@pytest.mark.parametrize(
+    ("name", "pooling"),
+    [pytest.param(*case, marks=() if case[0] in REPRESENTATIVE else pytest.mark.full) for case in CASES],
+)
 def test_vectors(peer_bin: Path, tmp_path: Path, name: str, pooling: str) -> None:
     path = make(TINY[name], tmp_path / "m.gguf")
     rng = np.random.default_rng(2)

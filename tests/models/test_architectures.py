@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import TINY, make
+from tiny import REPRESENTATIVE, TINY, make
 from tiny.spec import N_VOCAB
 
 from llamado.devices.cpu.device import CpuDevice
@@ -29,14 +29,14 @@ TOKENS = np.random.default_rng(5).integers(3, 300, N).astype(np.int32)
 
 
 QUICK = {"deepseek2", "gemma3", "gpt2", "granitehybrid", "llama", "qwen3moe"}
-"""Latent, windowed, learned and rotated positions, states, experts: what most of the others are made of."""
+"""Those of the quickest run."""
 FIRST: dict[str, str] = {}
 """The architecture that stands for all of its class."""
 for _tiny in TINY.values():
     FIRST.setdefault(ARCHITECTURES[_tiny.architecture].place, _tiny.architecture)
 # Those of a large vocabulary have the graph of others, and take long to write.
 NAMES = [
-    pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow if name in REPRESENTATIVE else pytest.mark.full)
     for name, tiny in TINY.items()
     if not issubclass(ARCHITECTURES[tiny.architecture].load(), Encoder)
     and tiny.n_vocab == N_VOCAB

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tiny import TINY, make
+from tiny import TINY, each_architecture, make
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
@@ -48,7 +48,7 @@ def vectors(runner: ModelRunner, texts: list[NDArray[np.int32]]) -> list[NDArray
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", each_architecture(ENCODERS))
 def test_the_same_bits_in_any_batch(runner: ModelRunner) -> None:
     alone = [vectors(runner, [text])[0] for text in TEXTS]
     assert all(np.isfinite(rows).all() and rows.std() > 0.1 for rows in alone)
@@ -57,7 +57,7 @@ def test_the_same_bits_in_any_batch(runner: ModelRunner) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", each_architecture(ENCODERS))
 def test_the_first_token_sees_the_last(runner: ModelRunner, name: str) -> None:
     text = TEXTS[0].copy()
     before = vectors(runner, [text])[0]
@@ -66,7 +66,7 @@ def test_the_first_token_sees_the_last(runner: ModelRunner, name: str) -> None:
     assert np.array_equal(before[0], vectors(runner, [text])[0][0]) == causal
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["bert-ranks", "bert-ranks-by-means", "modern-bert-ranks"])
 def test_scores_have_the_same_bits_in_any_request(name: str, tmp_path: Path) -> None:
     options = EngineOptions(n_ctx=256, n_threads=2, n_slots=1, reranking=True)

@@ -97,7 +97,7 @@ def test_turning_changes_nothing_but_what_is_lost(path: Path, types: tuple[T, T]
     assert 0 < np.abs(found - right).max() < 0.02 * right.std()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("types", [(T.Q4_0, T.Q4_1), (T.IQ4_NL, T.IQ4_NL), (T.Q5_0, T.Q5_1), (T.Q8_0, T.Q4_0)], ids=str)
 def test_the_same_bits_in_any_batches(path: Path, jit: Jit, types: tuple[T, T]) -> None:
     with GGUFFile.open(path) as file:

@@ -77,6 +77,7 @@ WAYS = {
 """By threads: our text in several batches, alone or with others."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_the_same_bits_on_every_lowering(lowering: str, tmp_path: Path) -> None:
     """Those of one lowering with each other, and (`BITS`) with those of all others."""

@@ -79,6 +79,7 @@ def test_texts_are_scored_alike_in_batches_of_any_size(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.full
 def test_answers_do_not_depend_on_how_a_prompt_is_read(tmp_path: Path) -> None:
     path = make(TINY["qwen4exp"], tmp_path / "m.gguf")
     prompt = "Once upon a time there was a little house. " * 4

@@ -101,7 +101,7 @@ def test_metrics_of_all_loaded_models(start_router: Start, tmp_path: Path, monke
     assert shown() == {"b"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_metrics_of_our_own_servers(start_router: Start, tmp_path: Path) -> None:
     for name in ("one", "two"):
         make_llama(tmp_path / f"{name}.gguf")

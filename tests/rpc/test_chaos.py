@@ -364,6 +364,7 @@ def test_killed_and_back_three_seconds_later(server: Server, pair: tuple[Worker,
     assert len(ring(server)) == 1
 
 
+@pytest.mark.full
 def test_both_killed_and_one_once_more(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
     streams = Streams(server)
     streams.middle()
@@ -383,6 +384,7 @@ def test_both_killed_and_one_once_more(server: Server, pair: tuple[Worker, Worke
     healthy(server)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("which", [0, 1])
 def test_frozen_and_thawed(server: Server, pair: tuple[Worker, Worker], expected: list[str], which: int) -> None:
     """SIGSTOP: the connection stays as it is, and yet nothing comes, neither here nor to the worker that waits for it.
@@ -405,6 +407,7 @@ def test_frozen_and_thawed(server: Server, pair: tuple[Worker, Worker], expected
     assert len(ring(server)) == 1
 
 
+@pytest.mark.full
 def test_lost_while_nobody_asks(server: Server, pair: tuple[Worker, Worker], expected: list[str]) -> None:
     pair[0].kill()
     noticed(server, pair[0])
@@ -414,6 +417,7 @@ def test_lost_while_nobody_asks(server: Server, pair: tuple[Worker, Worker], exp
     assert answer.json()["content"] == expected[3]
 
 
+@pytest.mark.full
 def test_the_master_is_killed(worker: Start, serve: Start) -> None:
     """Its workers have all their memory again."""
 
@@ -440,6 +444,7 @@ def test_the_master_is_killed(worker: Start, serve: Start) -> None:
 # -- layers that go elsewhere ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_never_back_with_failover(worker: Start, serve: Start, expected: list[str]) -> None:
     """First one is killed, then the other freezes: their layers go to whoever is left, in the end to this machine."""
     workers: list[Worker] = [worker(), worker()]
@@ -460,6 +465,7 @@ def test_never_back_with_failover(worker: Start, serve: Start, expected: list[st
     assert server.stop() == 0
 
 
+@pytest.mark.full
 def test_back_after_its_layers_went_elsewhere(worker: Start, serve: Start, expected: list[str]) -> None:
     """/health and the log say what is where; the worker that returns has its layers again, under the answers."""
     workers: list[Worker] = [worker(), worker()]
@@ -544,6 +550,7 @@ def linked(worker: Start, processes: ExitStack) -> tuple[Link, Worker, Worker]:
     return link, behind, other
 
 
+@pytest.mark.full
 def test_killed_while_weights_are_loaded(linked: tuple[Link, Worker, Worker], serve: Start) -> None:
     """At the start, where nothing waits for workers, that is an error which names it, and the end."""
     link, behind, other = linked
@@ -555,6 +562,7 @@ def test_killed_while_weights_are_loaded(linked: tuple[Link, Worker, Worker], se
     behind.start()
 
 
+@pytest.mark.full
 def test_killed_while_weights_are_loaded_again(
     linked: tuple[Link, Worker, Worker], serve: Start, expected: list[str]
 ) -> None:
@@ -623,6 +631,7 @@ def namespace() -> Iterator[Namespace]:
         subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
+@pytest.mark.full
 def test_cable_pulled(
     namespace: Namespace, worker: Start, serve: Start, expected: list[str], pair: tuple[Worker, Worker]
 ) -> None:

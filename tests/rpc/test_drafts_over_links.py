@@ -72,7 +72,7 @@ def test_windows_over_links(model: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert passes["draft-simple",] < 0.4 * passes[()]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["falcon-h1", "lfm2", "qwen35"])
 def test_windows_of_a_model_that_remembers_states(name: str, tmp_path: Path) -> None:
     """Its own drafts, which are right, and those of another one with its vocabulary, which are wrong."""
@@ -93,7 +93,7 @@ def test_windows_of_a_model_that_remembers_states(name: str, tmp_path: Path) -> 
                 assert rate == 1 if draft == path else rate < 0.5, (draft, rate)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_draft_model_on_a_worker_that_is_lost(model: Path) -> None:
     """It drafts on the worker; when that is gone answers go on without drafts."""
     with LoadedModel.load(model, EngineOptions(n_ctx=512, n_threads=1)) as llama:

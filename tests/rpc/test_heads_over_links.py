@@ -34,7 +34,7 @@ def tapped(latency: float) -> Iterator[Tap]:
     cpu.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_windows_over_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head is the model's layer: every draft is right, and windows follow each other before the first is known.
 
@@ -62,7 +62,7 @@ def test_windows_over_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert passes["draft-mtp",] < 0.4 * passes[()]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_worker_that_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Sequences are read again when it is back, and drafted for; answers go on as if nothing had been."""
     path = make_headed(tmp_path / "m.gguf", "glm4moe", sway=0.2)

@@ -422,7 +422,7 @@ def indices(client: Client, ptr: int, base: int, size: int, rng: np.random.Gener
     client.set(raw(ptr, base, size), data.tobytes())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_random_graphs(scene: Scene) -> None:
     computed = 0
     for seed in range(GRAPHS):
@@ -450,7 +450,7 @@ def test_random_graphs(scene: Scene) -> None:
     assert computed > GRAPHS // 10
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_real_graphs_spoilt(scene: Scene) -> None:
     """What a real master sends, with a few numbers changed."""
     computed = 0

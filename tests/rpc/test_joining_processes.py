@@ -132,6 +132,7 @@ def test_workers_join_leave_and_join_again(model: Path, start: Callable[..., Pro
     assert set(states(url)) == {None} and server.end() == 0
 
 
+@pytest.mark.full
 def test_strangers_do_not_join_and_certificates_let_friends_in(
     model: Path, start: Callable[..., Program], tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def test_strangers_do_not_join_and_certificates_let_friends_in(
     assert friend.end() == 0
 
 
+@pytest.mark.full
 def test_a_worker_that_is_announced_is_taken_in(model: Path, start: Callable[..., Program]) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"

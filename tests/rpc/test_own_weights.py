@@ -280,7 +280,7 @@ def test_a_folder_full_of_other_things(theirs: Path, model: Path) -> None:
     files.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_layers_that_move_and_come_back_are_not_sent(tmp_path: Path, theirs: Path, sent: list[str]) -> None:
     """Two workers with the file: one more joins, one dies and comes back, and answers stay what they were."""
     model = make_llama(theirs / "m.gguf", n_embd=256, n_ff=512, n_layer=4, wtype="Q4_0")

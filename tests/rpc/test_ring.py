@@ -126,7 +126,7 @@ def test_the_same_with_and_without(model: Path, right: list[list[int]], n: int) 
             assert links(llama) == [] and answers(llama) == right
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_activations_take_the_short_way(model: Path, right: list[list[int]]) -> None:
     """Of 2 N links of a token N + 1 are left: without a ring no token can be as quick as some are with one."""
     link, n = 0.015, 3
@@ -153,7 +153,7 @@ def test_activations_take_the_short_way(model: Path, right: list[list[int]]) -> 
     tokens.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_where_the_time_goes(model: Path) -> None:
     """Devices compute next to nothing here; what links take is called so although nobody here sees it end."""
     with slow(2, 15) as endpoints, loaded(model, endpoints, alive_timeout=GUARD) as llama:
@@ -274,7 +274,7 @@ def long(model: Path) -> list[list[int]]:
         return answers(llama, LONG)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_link_is_cut(way: tuple[Worker, Way, Worker], model: Path, long: list[list[int]], caplog: Any) -> None:
     """Both workers are there: answers go on through this machine."""
     first, to_second, _ = way
@@ -309,7 +309,7 @@ def test_a_worker_is_lost_and_comes_back(model: Path, long: list[list[int]], whi
             assert links(llama) == [(1, 2)] and answers(llama, LONG) == long
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_that_may_not_reach_the_next(model: Path, right: list[list[int]], caplog: Any) -> None:
     """All is as without a ring, and said once."""
     with (

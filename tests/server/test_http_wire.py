@@ -118,7 +118,7 @@ def test_names_of_headers_are_written_as_llama_server_writes_them(tmp_path: Path
 # -- what nobody reads ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_stream_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer is cancelled and its connection closed; one that is read meanwhile goes on."""
     monkeypatch.setattr(streaming, "MOST_UNREAD", 4000)

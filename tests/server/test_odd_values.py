@@ -186,7 +186,7 @@ def load(path: Path, **options: Any) -> Any:
     return load_served(settings, lambda share, what: None)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_no_value_makes_a_fault(tmp_path: Path) -> None:
     generating = load(make_llama(tmp_path / "m.gguf", n_embd=32, n_ff=32, n_layer=1))
     encoder = load(make_bert(tmp_path / "e.gguf"), embeddings=True)

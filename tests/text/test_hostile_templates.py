@@ -142,7 +142,7 @@ def test_what_a_template_can_be_given_is_found_out_within_the_limits() -> None:
     assert after.children_user + after.children_system - before.children_user - before.children_system < 5 * 0.3
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_next_in_line_and_other_templates_go_on() -> None:
     hostile, harmless = ChatTemplate(ENDLESS, bos="", eos=""), ChatTemplate("ok", bos="", eos="")
     errors: list[str] = []
@@ -230,7 +230,7 @@ def test_no_child_is_left_when_its_parent_is_killed(started: subprocess.Popen[by
     wait_for_end(child)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @linux
 @pytest.mark.parametrize("started", [ENDLESS], indirect=True)
 def test_no_child_goes_on_rendering_for_a_parent_that_was_killed(started: subprocess.Popen[bytes]) -> None:

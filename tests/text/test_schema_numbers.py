@@ -123,7 +123,7 @@ def doors(schema: object) -> list[GrammarSource]:
     return sources
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_no_single_number_ends_the_process() -> None:
     outcomes = in_a_child([GrammarSource("json_schema", json.dumps(schema)) for schema in single_schemas()])
     assert outcomes.count("served") > 300 < outcomes.count("refused")

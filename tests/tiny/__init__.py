@@ -4,9 +4,13 @@ first law. A file of this folder for each family; `TINY` has them all by name.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import Any
+
+import pytest
 
 from tiny.spec import Tiny, make
 
@@ -16,4 +20,16 @@ for _module in iter_modules([str(Path(__file__).parent)]):
         assert _one.name not in TINY, _one.name
         TINY[_one.name] = _one
 
-__all__ = ["TINY", "Tiny", "make"]
+REPRESENTATIVE = {
+    "llama", "gemma3", "gpt2", "deepseek2", "qwen3moe", "gpt-oss", "llama4", "granitehybrid", "falcon-h1", "qwen3next",
+    "mamba2", "rwkv7", "bert", "modern-bert",
+}  # fmt: skip
+"""Every kind of position, window, attention, expert and recurrent state, and two encoders."""
+
+
+def each_architecture(names: Iterable[str]) -> list[Any]:
+    """Return parameters: representative architectures in each run, the others in the full one (see CONTRIBUTING)."""
+    return [pytest.param(name, marks=() if name in REPRESENTATIVE else pytest.mark.full) for name in names]
+
+
+__all__ = ["REPRESENTATIVE", "TINY", "Tiny", "each_architecture", "make"]
