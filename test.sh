@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Every check and test, in an environment of its own (.venv). Arguments go to pytest.
+# Checks and tests, in an environment of its own (.venv). Further arguments go to pytest.
 #
-#   ./test.sh          all checks and tests
-#   ./test.sh fast     without the tests marked slow
+#   ./test.sh          all checks, and the tests of every run
+#   ./test.sh fast     the same without the tests marked slow
+#
+# tests/full.sh runs the rest: every CPU, architecture and weight type, llama.cpp, browsers, real clients, Ray, Helm, ARM.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-# Byte code is kept: the tests start hundreds of processes, each of which would compile everything anew.
+# Keep byte code: the tests start hundreds of processes, each of which would compile everything again.
 unset PYTHONDONTWRITEBYTECODE
 python="${PYTHON:-python3}"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
@@ -20,9 +22,9 @@ if [ ! -x .venv/bin/python ] || [ pyproject.toml -nt "$stamp" ]; then
   touch "$stamp"
 fi
 
-marks="not interop and not browser"
+marks="not full and not interop and not browser"
 if [ "${1:-}" = "fast" ]; then
-  marks="not interop and not browser and not slow"
+  marks="$marks and not slow"
   shift
 fi
 
@@ -39,10 +41,10 @@ step "lint-imports"
 step "pytest"
 printf '%s\n' \
   "************************************************************************" \
-  "  Tests against the real llama.cpp, of the page in a browser, of real" \
-  "  clients, of clusters on Ray and of Helm's own rendering are SKIPPED" \
-  "  here: .ci/run installs all of them and runs them." \
+  "  SKIPPED here: other CPUs and architectures, the real llama.cpp, the" \
+  "  page in a browser, real clients, Ray, Helm and ARM. tests/full.sh runs" \
+  "  all of them, .ci/run a part." \
   "************************************************************************"
 # Two files at a time: many tests wait for processes they started. In the order of their names: a file of few tests may
-# be a long one, which should not come last. The last line is pytest's own summary.
+# take long, and should not start last. The last line is pytest's own summary.
 exec .venv/bin/python -m pytest -q -m "$marks" -n 2 --dist loadfile --no-loadscope-reorder "$@" </dev/null

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # The package as strangers get it: built, checked as an index does, installed in empty environments (the wheel by pip and
-# by pipx, the sdist by uv), where it answers and where what it says of missing packages installs them.
+# by pipx, the sdist by uv), where it answers and where what it says of missing packages installs them. With the argument
+# `pip`, the wheel by pip alone.
 set -euo pipefail
+installers="${1:-pip uv pipx}"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="$PWD/.venv/bin/python"
 folder=$(mktemp -d)
@@ -11,7 +13,8 @@ say() { printf '%3d s  %s\n' "$SECONDS" "$*"; }
 fail() { echo "package.sh: $*" >&2; exit 1; }
 
 "$python" -m venv "$folder/tools"
-"$folder/tools/bin/pip" install --quiet --disable-pip-version-check 'build>=1.2,<2' 'twine>=6,<8' 'uv>=0.5,<1' 'pipx>=1.7,<2' </dev/null
+"$folder/tools/bin/pip" install --quiet --disable-pip-version-check 'build>=1.2,<2' 'twine>=6,<8' </dev/null
+[ "$installers" = pip ] || "$folder/tools/bin/pip" install --quiet --disable-pip-version-check 'uv>=0.5,<1' 'pipx>=1.7,<2' </dev/null
 PATH="$folder/tools/bin:$PATH"
 say "tools are installed"
 
@@ -82,6 +85,7 @@ check() {
 bin="$folder/pip/bin"
 stranger "$bin/pip" install --quiet --disable-pip-version-check "$wheel" </dev/null
 check "the wheel, by pip"
+[ "$installers" != pip ] || exit 0
 bin="$folder/uv/bin"
 stranger uv venv --quiet --python "$(readlink -f "$python")" "$folder/uv"
 stranger uv pip install --quiet --python "$bin/python" "$sdist"

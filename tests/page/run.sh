@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The page: its types and unit tests, that the built files are those of the sources, and all of it in Debian's Chromium.
-# Node comes from PyPI where the machine has none.
+# The page: its types and unit tests, that the built files are those of the sources, and its core flows in Debian's
+# Chromium; with the argument `full`, all of it. Node comes from PyPI where the machine has none.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python=$PWD/.venv/bin/python
@@ -30,4 +30,9 @@ built=src/llamado/page/built
     exit 1
   }
 )
-exec "$python" -m pytest -q -m browser tests/page "$@" </dev/null
+marks="browser and not full"
+if [ "${1:-}" = full ]; then
+  marks=browser
+  shift
+fi
+exec "$python" -m pytest -q -m "$marks" tests/page "$@" </dev/null

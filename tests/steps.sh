@@ -1,0 +1,62 @@
+# Steps of .ci/run and tests/full.sh, which source this file. Every step runs, and the last line names those that failed.
+#
+# What takes long to make is kept in the user's cache folder: the compiled llama.cpp (LLAMADO_PEER_HOME, default
+# ~/.cache/llamado-peer), models and kernels (LLAMADO_CACHE, default ~/.cache/llamado).
+
+unset PYTHONDONTWRITEBYTECODE # see test.sh
+pytest=(.venv/bin/python -m pytest -q)
+flaky=() failed=()
+
+# step SECONDS NAME COMMAND...: end a command that takes longer than it ever should.
+step() {
+  local code=0
+  _timed "$@" || code=$?
+  [ $code = 0 ] || failed+=("$2 ($(_reason $code "$1"))")
+}
+
+# tests SECONDS NAME COMMAND...: a command that runs pytest with this folder's cache. Tests that fail run once more, alone:
+# most start processes, and the machine may be busy with others. Those that pass then are listed as flaky at the end.
+tests() {
+  local code=0 first again
+  rm -f .pytest_cache/v/cache/lastfailed
+  _timed "$@" || code=$?
+  [ $code != 0 ] || return 0
+  mapfile -t first < <(_last_failed)
+  if [ $code != 1 ] || [ ${#first[@]} = 0 ]; then
+    failed+=("$2 ($(_reason $code "$1"))")
+    return 0
+  fi
+  code=0
+  _timed "$1" "$2: failed tests once more" "${pytest[@]}" --last-failed --last-failed-no-failures none || code=$?
+  mapfile -t again < <(_last_failed)
+  mapfile -t -O ${#flaky[@]} flaky < <(comm -23 <(printf '%s\n' "${first[@]}") <(printf '%s\n' "${again[@]}"))
+  [ $code = 0 ] || failed+=("$2 ($(_reason $code "$1"): ${again[*]:0:5})")
+}
+
+# Print what was flaky and what failed; the exit status says whether anything failed.
+finish() {
+  printf '\n== %d:%02d flaky: %d\n' $((SECONDS / 60)) $((SECONDS % 60)) ${#flaky[@]}
+  [ ${#flaky[@]} = 0 ] || printf 'flaky: %s\n' "${flaky[@]}"
+  if [ ${#failed[@]} != 0 ]; then
+    printf 'FAILED: %s\n' "${failed[@]}"
+    exit 1
+  fi
+  echo "passed"
+}
+
+_timed() {
+  printf '\n== %d:%02d %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$2"
+  timeout --kill-after=20 "$1" "${@:3}" </dev/null
+}
+
+_reason() {
+  case $1 in
+  124 | 137) echo "took longer than $2 s" ;;
+  *) echo "exit status $1" ;;
+  esac
+}
+
+_last_failed() {
+  python3 -c 'import json; print(*sorted(json.load(open(".pytest_cache/v/cache/lastfailed"))), sep="\n")' 2>/dev/null |
+    sed '/^$/d' || true
+}
