@@ -430,15 +430,15 @@ class Commands:
             note("latency", workers=n)
             yield ["h:1"] * n
 
-        def measure(loaded: Any, n_predict: int, repetitions: int) -> tuple[float, float]:
-            note("latency", n_predict=n_predict, repetitions=repetitions)
-            return 1.0, 1.0
+        def rate(loaded: Any, n_streams: int, n_predict: int, seed: int) -> float:
+            note("latency", n_predict=n_predict, n_streams=n_streams)
+            return 1.0
 
         def draw(rows: Any, title: str, folder: Path) -> list[Path]:
             note("latency", folder=str(folder))
             return []
 
-        for name, value in {"Taps": Taps, "own_workers": workers, "measure": measure, "draw": draw}.items():
+        for name, value in {"Taps": Taps, "own_workers": workers, "generation_rate": rate, "draw": draw}.items():
             self._patch.setattr(f"llamado.commands.bench.latency.{name}", value)
         self._patch.setattr("llamado.commands.bench.latency.can_draw", lambda: True)
         self._patch.setattr("llamado.commands.bench.latency._load", self._load_divided)
