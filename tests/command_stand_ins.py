@@ -204,7 +204,7 @@ class Commands:
                 note("forward", **options)
                 self.max_batch, self.devices = options["max_batch"], devices
                 self.memory = SimpleNamespace(n_cells=options["n_cells"])
-                self.chunk, self.n_vocab = self.max_batch, model.hparams.n_vocab
+                self.chunk, self.n_vocab, self.placement = self.max_batch, model.hparams.n_vocab, placement
 
             def warm_up(self, *_: Any) -> None: ...
 
@@ -225,6 +225,8 @@ class Commands:
                 note("divided", split=split)
                 self.devices, self.fit = [here], fitting.fit(file, model, wanted, [figures_of(here)], None)
                 self.reconnect = self.without = None
+
+            def log_placement(self, placement: Any) -> None: ...
 
         def memory_options(options: Any) -> Any:
             note("fit", **dataclasses.asdict(options.fit))
