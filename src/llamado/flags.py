@@ -12,7 +12,7 @@ import enum
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -263,8 +263,8 @@ COMPUTE = _group(
           dest="flash_attn"),
     _none("--metal", _CPU, type="bool"),
     _used("-fit --fit", "where memory is short, cut the context, then batches and the type of the K/V cache where "
-          "nobody gave them; off: too little memory is an error, and a model is fetched whether it fits or not",
-          type="str", default="on", bare="on", choices="on off", metavar="on|off", env="LLAMA_ARG_FIT",
+          "nobody gave them (on, auto); off: too little memory is an error, and a model is fetched whether it fits or "
+          "not", type="str", default="on", bare="on", choices="on off auto", metavar="on|off|auto", env="LLAMA_ARG_FIT",
           commands=_FITTED),
     _used("-fitt --fit-target", "MiB that are to stay free where that is possible: on each worker, and of this "
           "machine's memory; comma-separated, one for all", type="str", default="1024", metavar="MIB",
@@ -1052,6 +1052,8 @@ class FlagParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         self.rare: list[argparse.Action] = []
         super().__init__(**options)
+        # Values that begin with a minus are values, as in `-ts -1,1`: no flag's name begins with a digit.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
         self.add_argument("--help-all", action=_WholeHelp, nargs=0, help=argparse.SUPPRESS)
 
     def format_help(self) -> str:
@@ -1205,6 +1207,32 @@ def unknown_flag(argument: str, command: str) -> FlagError:
     return FlagError(f"unknown flag {name}: {hint}(all flags: llamado {command} --help-all)")
 
 
+def refuse_broken_lines(arguments: Sequence[str], with_value: Collection[str]) -> None:
+    r"""Raise FlagError if the command ended at a `\` that something follows on its line.
+
+    A shell makes the word " " of the space behind the `\` in `-m x \    # a comment`, or " #" if there is but one, and
+    ends the command with the line; a shell that does not join lines with `\` gives it alone. The next line is another
+    command to them, so its flags are lost. Any of these words may be the value of a flag in `with_value`.
+    """
+    for i, argument in enumerate(arguments):
+        blank = argument.isspace() and "\n" not in argument
+        comment = argument.lstrip().startswith("#")
+        if not comment and not (i == len(arguments) - 1 and (blank or argument == "\\")):
+            continue
+        if i and arguments[i - 1] in with_value:
+            continue
+        if argument == "\\":
+            what = "the \\ at a line's end, which does not join lines in this shell,"
+        elif comment:
+            what = f"the comment {' '.join(arguments[i:]).strip()!r} behind the \\ at a line's end"
+        else:
+            what = "a space, or a comment, behind the \\ at a line's end"
+        raise FlagError(
+            f"{what} ended the command: the flags of the lines below it are missing. A \\ joins two lines only as the "
+            "last character of the first: put comments on lines of their own, before the command"
+        )
+
+
 def parse(
     parser: argparse.ArgumentParser, command: str, arguments: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> tuple[Parsed, argparse.Namespace]:
@@ -1215,6 +1243,7 @@ def parse(
     environ = os.environ if environ is None else environ
     spelled = [spell(a) for a in arguments]
     known = parser._option_string_actions
+    refuse_broken_lines(spelled, {name for name, action in known.items() if action.nargs not in (0, "?")})
     for argument in spelled:
         # argparse would read `-ctx-size 4` as `-c` with the value "tx-size".
         if argument[:1] == "-" and argument[1:2].isalpha() and argument not in known:

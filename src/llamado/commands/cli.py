@@ -581,6 +581,8 @@ def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _unknown_command(command: str) -> FlagError:
     import difflib
 
+    if command.strip() in ("", "\\") or command.lstrip().startswith("#"):
+        return FlagError("no command: a \\ joins two lines only as the last character of the first")
     if command.startswith("-"):
         return FlagError(f"which command? llamado serve {command} …, or one of {', '.join(COMMANDS)}")
     near = difflib.get_close_matches(command, COMMANDS, n=1)
