@@ -399,6 +399,8 @@ def test_drafts_are_a_column_of_their_own(faked: Bench, capsys: pytest.CaptureFi
         assert rows[1]["tokens_per_second"] == pytest.approx(expected)
     assert cli.main([*command, "--compare", "drafts", "--spec-type", "none"]) == 2
     assert "--spec-type none leaves nothing to compare with" in capsys.readouterr().err
+    assert cli.main([*command, "--compare", "ring", "--rpc", "h:1", "--rpc-ring", "off"]) == 2
+    assert "--rpc-ring off leaves nothing to compare with" in capsys.readouterr().err
 
 
 def test_given_workers_and_a_given_split(faked: Bench, capsys: pytest.CaptureFixture[str]) -> None:

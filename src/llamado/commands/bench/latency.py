@@ -333,6 +333,8 @@ def bench_latency(flags: Parsed) -> int:
     base = engine_options(flags, n_slots=STREAMS if "streams" in compared else 1)
     if "drafts" in compared and base.drafts.kinds == ():
         raise FlagError("--compare drafts: --spec-type none leaves nothing to compare with")
+    if "ring" in compared and flags.rpc_ring == "off":
+        raise FlagError("--compare ring: --rpc-ring off leaves nothing to compare with")
     given = None if base.split is None else [Endpoint.parse(text) for text in base.split.rpc]
     if given is not None and any(endpoint.tls for endpoint in given):
         raise FlagError("--latency: graphs inside TLS cannot be delayed; name workers without tls://")

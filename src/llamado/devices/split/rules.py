@@ -292,7 +292,7 @@ def override(sizes: ModelSizes, placement: Placement, overrides: Sequence[tuple[
 def sharing(figures: Sequence[DeviceFigures], options: SplitOptions) -> tuple[int, ...]:
     """The devices that layers may go to, in the order of their shares; one share more than workers: this machine last.
 
-    Layers that `n_gpu_layers` keeps on this machine are no matter of shares.
+    Layers that `n_gpu_layers` keeps on this machine count for no share.
     """
     if options.devices:
         return selected(figures, options.devices)
