@@ -2,8 +2,8 @@
 what they compute to the next (the ring), and llama.cpp.
 
 N nodes are a master and N−1 workers of one thread each on this machine, the layers divided evenly among all of them,
-every worker behind a tap of ours that delays all messages both ways. A cell is tokens per second of one greedy stream:
-`llamado bench --latency` with drafts as it has them by default, and llama-bench.
+every worker behind a tap of ours that delays all messages both ways. A cell is tokens per second of one stream without
+drafts: `llamado bench --latency`, and llama-bench.
 
 usage: nodes.py [MODEL] [--latencies 0,5,10,20,30] [--nodes 3,4,5] [--json FILE] [--out FOLDER]
 """
@@ -35,11 +35,12 @@ def ours(path: Path, latencies: Sequence[float], nodes: Sequence[int]) -> Rates:
     """Without the ring and with it, in one run."""
     command = our_command("bench", "-m", str(path), "-t", "1", "-n", str(GENERATE), "-r", "1", "-o", "json")
     command += ["--latency", ",".join(map(str, latencies)), "--nodes", ",".join(map(str, nodes))]
-    command += ["--compare-ring", "--both-ways"]
-    found: Rates = {kind: {} for kind in KINDS[:2]}
-    for row in json.loads(run(command, timeout=_SECONDS)):
-        found[KINDS[row["ring"]]][row["nodes"], row["latency_ms"]] = row["single"]
-    return found
+    command += ["--compare", "ring", "--both-ways"]
+    rows = json.loads(run(command, timeout=_SECONDS))
+    return {
+        kind: {(row["nodes"], row["latency_ms"]): row["tokens_per_second"][column] for row in rows}
+        for kind, column in zip(KINDS, ("plain", "ring"), strict=False)
+    }
 
 
 def theirs(path: Path, latencies: Sequence[float], nodes: Sequence[int]) -> dict[tuple[int, float], float]:

@@ -204,7 +204,7 @@ class Commands:
                 note("forward", **options)
                 self.max_batch, self.devices = options["max_batch"], devices
                 self.memory = SimpleNamespace(n_cells=options["n_cells"])
-                self.chunk, self.n_vocab = self.max_batch, model.hparams.n_vocab
+                self.chunk, self.n_vocab, self.placement = self.max_batch, model.hparams.n_vocab, placement
 
             def warm_up(self, *_: Any) -> None: ...
 
@@ -225,6 +225,8 @@ class Commands:
                 note("divided", split=split)
                 self.devices, self.fit = [here], fitting.fit(file, model, wanted, [figures_of(here)], None)
                 self.reconnect = self.without = None
+
+            def log_placement(self, placement: Any) -> None: ...
 
         def memory_options(options: Any) -> Any:
             note("fit", **dataclasses.asdict(options.fit))
@@ -430,15 +432,15 @@ class Commands:
             note("latency", workers=n)
             yield ["h:1"] * n
 
-        def measure(loaded: Any, n_predict: int, repetitions: int) -> tuple[float, float]:
-            note("latency", n_predict=n_predict, repetitions=repetitions)
-            return 1.0, 1.0
+        def rate(loaded: Any, n_streams: int, n_predict: int, seed: int) -> float:
+            note("latency", n_predict=n_predict, n_streams=n_streams)
+            return 1.0
 
         def draw(rows: Any, title: str, folder: Path) -> list[Path]:
             note("latency", folder=str(folder))
             return []
 
-        for name, value in {"Taps": Taps, "own_workers": workers, "measure": measure, "draw": draw}.items():
+        for name, value in {"Taps": Taps, "own_workers": workers, "generation_rate": rate, "draw": draw}.items():
             self._patch.setattr(f"llamado.commands.bench.latency.{name}", value)
         self._patch.setattr("llamado.commands.bench.latency.can_draw", lambda: True)
         self._patch.setattr("llamado.commands.bench.latency._load", self._load_divided)

@@ -12,7 +12,7 @@ import enum
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -86,7 +86,8 @@ _OF_PARAMETERS = {
 _TRUE = {"1", "true", "on", "enabled", "yes"}
 _FALSE = {"0", "false", "off", "disabled", "no"}
 _SAMPLING = frozenset({"serve", "run"})
-_DRAFTED = _SAMPLING | {"plan"}
+DRAFTED = _SAMPLING | {"plan", "bench"}
+"""The commands that take the flags of drafts."""
 _ENGINE = frozenset({"serve", "run", "perplexity", "bench", "plan"})
 _FITTED = _ENGINE | {"pull"}
 _SLOTS = frozenset({"serve", "plan"})
@@ -262,8 +263,8 @@ COMPUTE = _group(
           dest="flash_attn"),
     _none("--metal", _CPU, type="bool"),
     _used("-fit --fit", "where memory is short, cut the context, then batches and the type of the K/V cache where "
-          "nobody gave them; off: too little memory is an error, and a model is fetched whether it fits or not",
-          type="str", default="on", bare="on", choices="on off", metavar="on|off", env="LLAMA_ARG_FIT",
+          "nobody gave them (on, auto); off: too little memory is an error, and a model is fetched whether it fits or "
+          "not", type="str", default="on", bare="on", choices="on off auto", metavar="on|off|auto", env="LLAMA_ARG_FIT",
           commands=_FITTED),
     _used("-fitt --fit-target", "MiB that are to stay free where that is possible: on each worker, and of this "
           "machine's memory; comma-separated, one for all", type="str", default="1024", metavar="MIB",
@@ -319,39 +320,39 @@ COMPUTE = _group(
           "-md), suffix (what followed the longest end that was there before, in the sequence or in what this server "
           "said), ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (as in llama.cpp), none, or auto: "
           "suffix with --rpc, where it hides the links, with -md that and what drafts in its file",
-          type="str", default="auto", metavar="TYPES", env="LLAMA_ARG_SPEC_TYPE", commands=_DRAFTED),
-    _used("--spec-default", "the same as --spec-type ngram-mod", default=False, commands=_DRAFTED),
+          type="str", default="auto", metavar="TYPES", env="LLAMA_ARG_SPEC_TYPE", commands=DRAFTED),
+    _used("--spec-default", "the same as --spec-type ngram-mod", default=False, commands=DRAFTED),
     _used("-md --model-draft --spec-draft-model",
           "a smaller model with the same vocabulary, or a head for this one (see --spec-type), which drafts: as -m",
-          type="str", metavar="MODEL", env="LLAMA_ARG_SPEC_DRAFT_MODEL", commands=_DRAFTED),
+          type="str", metavar="MODEL", env="LLAMA_ARG_SPEC_DRAFT_MODEL", commands=DRAFTED),
     _used("-hfd -hfrd --hf-repo-draft --spec-draft-hf", "the same from Hugging Face: as -hf", type="str",
-          metavar="REPO", env="LLAMA_ARG_SPEC_DRAFT_HF_REPO", commands=_DRAFTED),
+          metavar="REPO", env="LLAMA_ARG_SPEC_DRAFT_HF_REPO", commands=DRAFTED),
     _used("-devd --spec-draft-device --device-draft", "workers of --rpc that the draft model is divided among, "
           "comma-separated (default: none, it is on this machine)", type="str", metavar="DEVICES",
-          needs="rpc", commands=_DRAFTED),
+          needs="rpc", commands=DRAFTED),
     _used("-ngld --spec-draft-ngl --gpu-layers-draft --n-gpu-layers-draft",
           "the draft model's last N layers go to those (auto: all)", type="str", default="auto", metavar="N",
-          env="LLAMA_ARG_N_GPU_LAYERS_DRAFT", needs="spec_draft_device", commands=_DRAFTED),
+          env="LLAMA_ARG_N_GPU_LAYERS_DRAFT", needs="spec_draft_device", commands=DRAFTED),
     _used("-td --spec-draft-threads --threads-draft", "CPU threads for drafting (default: --threads)", type="int",
-          metavar="N", commands=_DRAFTED),
+          metavar="N", commands=DRAFTED),
     _used("-tbd --spec-draft-threads-batch --threads-batch-draft",
           "CPU threads for the draft model's prompts (default: --threads-draft, else --threads-batch)", type="int",
-          metavar="N", commands=_DRAFTED),
+          metavar="N", commands=DRAFTED),
     _used("-ctkd --spec-draft-type-k --cache-type-k-draft", "type of the draft model's K cache", type="str",
           default="f16", choices=" ".join(KV_TYPES), metavar="TYPE", env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
-          commands=_DRAFTED),
+          commands=DRAFTED),
     _used("-ctvd --spec-draft-type-v --cache-type-v-draft", "type of the draft model's V cache", type="str",
           default="f16", choices=" ".join(KV_TYPES), metavar="TYPE", env="LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
-          commands=_DRAFTED),
+          commands=DRAFTED),
     _used("--spec-draft-n-max", "drafted tokens at most (default: as many as pay, which is measured)", type="int",
-          metavar="N", env="LLAMA_ARG_SPEC_DRAFT_N_MAX", commands=_DRAFTED),
+          metavar="N", env="LLAMA_ARG_SPEC_DRAFT_N_MAX", commands=DRAFTED),
     _used("--spec-draft-n-min", "shorter drafts are not evaluated", type="int", default=0, metavar="N",
-          env="LLAMA_ARG_SPEC_DRAFT_N_MIN", commands=_DRAFTED),
+          env="LLAMA_ARG_SPEC_DRAFT_N_MIN", commands=DRAFTED),
     _used("--spec-draft-p-min --draft-p-min", "how probable the draft model must find a token that it drafts",
-          type="float", default=0.0, metavar="P", env="LLAMA_ARG_SPEC_DRAFT_P_MIN", commands=_DRAFTED),
+          type="float", default=0.0, metavar="P", env="LLAMA_ARG_SPEC_DRAFT_P_MIN", commands=DRAFTED),
     *(
         _used(f"--spec-ngram-{kind}-{name}", f"ngram-{kind}: {help}", type="int",
-              default=default, metavar="N", commands=_DRAFTED)
+              default=default, metavar="N", commands=DRAFTED)
         for kind, name, help, default in (
             ("mod", "n-match", "tokens that are looked for", 24),
             ("mod", "n-min", "tokens of a draft at least", 48),
@@ -368,9 +369,9 @@ COMPUTE = _group(
         )
     ),
     _used("-lcs --lookup-cache-static", "ngram-cache: a file of llama-lookup-create", type="str", metavar="FILE",
-          commands=_DRAFTED),
+          commands=DRAFTED),
     _used("-lcd --lookup-cache-dynamic", "ngram-cache: another one, of what was said before; it is only read",
-          type="str", metavar="FILE", commands=_DRAFTED),
+          type="str", metavar="FILE", commands=DRAFTED),
     _none("-Cd --spec-draft-cpu-mask --cpu-mask-draft", _DRAFT_ALIKE),
     _none("-Crd --spec-draft-cpu-range --cpu-range-draft", _DRAFT_ALIKE),
     _none("--spec-draft-cpu-strict --cpu-strict-draft", _DRAFT_ALIKE),
@@ -753,12 +754,14 @@ BENCH = _group(
     _used("-o --output", "md (a table) or json", type="str", default="md", choices="md json", metavar="FORMAT",
           commands=frozenset({"bench"})),
     _used("--latency",
-          "delays of each graph command in ms, comma-separated: a table of speeds through delayed workers (0,5,10,20)",
+          "delays of each graph command in ms, comma-separated: a table of decoding speeds through delayed workers, "
+          "without drafts (0,5,10,20)",
           type="str", metavar="MS,MS", commands=frozenset({"bench"})),
     _used("--nodes", "machines in that table, this one counted, comma-separated (3,4,5)", type="str", metavar="N,N",
           commands=frozenset({"bench"})),
-    _used("--compare-ring", "measure each twice: by way of this machine, and with workers that pass what they compute "
-          "straight to the next one", default=False, commands=frozenset({"bench"})),
+    _used("--compare", "further columns of that table, comma-separated: ring (workers pass what they compute straight "
+          "to the next one), drafts (those of --spec-type, which adds the column by itself), streams (8 answers at "
+          "once), predicted (compute + (N-1) * latency)", type="str", metavar="COLUMNS", commands=frozenset({"bench"})),
     _used("--both-ways", "delay every message of the workers both ways, as links do, instead of graph commands alone",
           default=False, commands=frozenset({"bench"})),
     _used("--out", "folder for the table's drawings", type="str", metavar="FOLDER", commands=frozenset({"bench"})),
@@ -1049,6 +1052,8 @@ class FlagParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         self.rare: list[argparse.Action] = []
         super().__init__(**options)
+        # Values that begin with a minus are values, as in `-ts -1,1`: no flag's name begins with a digit.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
         self.add_argument("--help-all", action=_WholeHelp, nargs=0, help=argparse.SUPPRESS)
 
     def format_help(self) -> str:
@@ -1202,6 +1207,32 @@ def unknown_flag(argument: str, command: str) -> FlagError:
     return FlagError(f"unknown flag {name}: {hint}(all flags: llamado {command} --help-all)")
 
 
+def refuse_broken_lines(arguments: Sequence[str], with_value: Collection[str]) -> None:
+    r"""Raise FlagError if the command ended at a `\` that something follows on its line.
+
+    A shell makes the word " " of the space behind the `\` in `-m x \    # a comment`, or " #" if there is but one, and
+    ends the command with the line; a shell that does not join lines with `\` gives it alone. The next line is another
+    command to them, so its flags are lost. Any of these words may be the value of a flag in `with_value`.
+    """
+    for i, argument in enumerate(arguments):
+        blank = argument.isspace() and "\n" not in argument
+        comment = argument.lstrip().startswith("#")
+        if not comment and not (i == len(arguments) - 1 and (blank or argument == "\\")):
+            continue
+        if i and arguments[i - 1] in with_value:
+            continue
+        if argument == "\\":
+            what = "the \\ at a line's end, which does not join lines in this shell,"
+        elif comment:
+            what = f"the comment {' '.join(arguments[i:]).strip()!r} behind the \\ at a line's end"
+        else:
+            what = "a space, or a comment, behind the \\ at a line's end"
+        raise FlagError(
+            f"{what} ended the command: the flags of the lines below it are missing. A \\ joins two lines only as the "
+            "last character of the first: put comments on lines of their own, before the command"
+        )
+
+
 def parse(
     parser: argparse.ArgumentParser, command: str, arguments: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> tuple[Parsed, argparse.Namespace]:
@@ -1212,6 +1243,7 @@ def parse(
     environ = os.environ if environ is None else environ
     spelled = [spell(a) for a in arguments]
     known = parser._option_string_actions
+    refuse_broken_lines(spelled, {name for name, action in known.items() if action.nargs not in (0, "?")})
     for argument in spelled:
         # argparse would read `-ctx-size 4` as `-c` with the value "tx-size".
         if argument[:1] == "-" and argument[1:2].isalpha() and argument not in known:

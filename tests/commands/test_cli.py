@@ -74,6 +74,8 @@ def test_defaults_are_llama_servers() -> None:
         "-fa auto",
         "--flash-attn on --no-webui",
         "-fit off",
+        "-fit auto",
+        "--fit auto",
         "--no-webui",
         "--jinja",
         "--no-jinja",
@@ -117,13 +119,21 @@ def test_how_a_model_is_divided() -> None:
     assert (s.tensor_split, s.n_gpu_layers, s.devices, s.overrides) == (None, 99, (), ())
     assert (s.failover, s.wait, s.request_wait) == (None, 60.0, 30.0)
     split = ["-m", "x", "--rpc", "a:1"]
-    shares = {"3,1": (3, 1), "0.5,0.25,0.25": (0.5, 0.25, 0.25), "3/1": (3, 1), "memory": (), "0,0": (), "auto": None}
+    shares = {
+        "3,1": (3, 1),
+        "0.5,0.25,0.25": (0.5, 0.25, 0.25),
+        "3/1": (3, 1),
+        "memory": (),
+        "0,1": (0, 1),
+        "auto": None,
+    }
     for text, expected in shares.items():
         assert settings(*split, "-ts", text).engine.split.tensor_split == expected
     for text, layers in {"auto": None, "-1": None, "all": ALL_LAYERS, "-2": ALL_LAYERS, "0": 0}.items():
         assert settings(*split, "-ngl", text).engine.split.n_gpu_layers == layers
     assert settings(*split, "-dev", "CPU,RPC0[a:1]").engine.split.devices == ("CPU", "RPC0[a:1]")
     assert settings(*split, "-sm", "none").engine.split.devices == ("RPC0",)
+    assert settings(*split, "-sm", "none", "-mg", "1", "-ts", "1,0").engine.split.tensor_split == (), "it takes all"
     assert settings(*split, "-sm", "none", "-mg", "1", "-dev", "RPC0,CPU").engine.split.devices == ("CPU",)
     overrides = settings(*split, "-ot", r"blk\.\d{1,2}\.ffn=CPU,output=RPC0", "-ot", "x=CPU").engine.split.overrides
     assert overrides == ((r"blk\.\d{1,2}\.ffn", "CPU"), ("output", "RPC0"), ("x", "CPU"))
@@ -136,6 +146,14 @@ def test_flags_of_a_division_say_nothing_without_workers() -> None:
     s = settings("-m", "x", "-ngl", "7", "-ot", "blk.0=CPU", "-sm", "row", "-dev", "none", "--rpc-wait", "9")
     assert s.engine.split is None and len(s.notes) == 1 and "--rpc names others" in s.notes[0]
     assert settings("-m", "x", "--rpc", "a:1", "-ngl", "7", "-dev", "none").notes == ()
+
+
+def test_fitting_is_on_by_any_of_its_words() -> None:
+    """A guide to llama.cpp lists auto as the default."""
+    words = (["-fit"], ["-fit", "on"], ["-fit", "auto"], ["--fit", "auto"], ["--fit=auto"])
+    assert all(settings("-m", "x", *given).engine.fit.on for given in words)
+    assert settings("-m", "x", environ={"LLAMA_ARG_FIT": "auto"}).engine.fit.on
+    assert not settings("-m", "x", "-fit", "off").engine.fit.on
 
 
 def test_sizes_of_memory() -> None:
@@ -264,7 +282,16 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--rpc h:1 --rpc-failover nan", "--rpc-failover: expected seconds"),
         ("--rpc h:1 --rpc-cert x", "--rpc-cert and --rpc-key: give both or none"),
         ("--rpc h:1 -ts 3,x", "-ts/--tensor-split: expected auto, memory, or proportions"),
-        ("--rpc h:1 -ts 3,-1", "-ts/--tensor-split: expected"),
+        (
+            "--rpc h:1 -ts 3,x",
+            "-ts/--tensor-split: expected auto, memory, or proportions as 3,1, got '3,x', of which 'x'",
+        ),
+        ("--rpc h:1 -ts 3,-1", "-ts/--tensor-split 3,-1: the share -1 is less than 0 (0 gives a device nothing)"),
+        ("--rpc h:1 -ts -1,1", "-ts/--tensor-split -1,1: the share -1 is less than 0 (0 gives a device nothing)"),
+        ("--rpc h:1 -ts -.5,1", "-ts/--tensor-split -.5,1: the share -0.5 is less than 0"),
+        ("--rpc h:1 -ts 0,0", "-ts/--tensor-split 0,0: all shares are 0 (memory divides by free memory)"),
+        ("--rpc h:1 -ts 1,inf", "-ts/--tensor-split 1,inf: the share inf is no finite number"),
+        ("--rpc h:1 -ts 1,nan", "-ts/--tensor-split 1,nan: the share nan is no finite number"),
         ("--rpc h:1 -ts ,", "-ts/--tensor-split: expected"),
         ("-ts 3,x", "-ts/--tensor-split: expected auto, memory, or proportions"),
         ("-ngl many", "-ngl/--gpu-layers: expected a whole number, all or auto"),

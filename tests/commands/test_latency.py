@@ -1,4 +1,4 @@
-"""The bench over slow links: a stand-in for the engine, real taps before a stand-in for a worker."""
+"""`llamado bench --latency`: a stand-in for the engine, real taps before a stand-in for a worker."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +22,22 @@ from waiting import GUARD
 
 from llamado.commands import cli
 from llamado.commands.bench import latency
-from llamado.commands.bench.latency import LatencyError, Measured, Taps, generation_rate, latencies_of, line, nodes_of
+from llamado.commands.bench.latency import (
+    OPENINGS,
+    PLAIN,
+    LatencyError,
+    Row,
+    Taps,
+    compared_of,
+    generation_rate,
+    latencies_of,
+    nodes_of,
+    predicted,
+    table,
+)
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.request import Done, Event, Failed, Request, Token
-from llamado.flags import FlagError
+from llamado.flags import FlagError, parse
 from llamado.installation import install_command
 from llamado.rpc import wire
 from llamado.rpc.endpoint import Endpoint
@@ -62,6 +75,10 @@ class FakeLlama:
         self.engine = engine or FakeEngine()
         self.closed = False
 
+    def tokenize(self, text: str, *, add_special: bool) -> list[int]:
+        assert add_special
+        return list(text.encode())
+
     def close(self) -> None:
         self.closed = True
 
@@ -74,13 +91,22 @@ class FakeLlama:
 
 def test_all_streams_count() -> None:
     llama: Any = FakeLlama(1)
-    rate = generation_rate(llama, 3, 20)
+    rate = generation_rate(llama, 3, 20, seed=2)
     assert len(llama.engine.requests) == 3
     assert all(request.n_predict == 20 and not request.cache_prompt for request in llama.engine.requests)
-    assert all(request.sampling.ignore_eos and request.sampling.temperature == 0 for request in llama.engine.requests)
-    assert len({tuple(request.prompt) for request in llama.engine.requests}) == 3
+    assert [bytes(request.prompt).decode() for request in llama.engine.requests] == list(OPENINGS[2:5])
     # A token takes half a millisecond or more.
     assert 0 < rate <= 2000
+
+
+def test_texts_are_sampled_and_no_seed_comes_twice() -> None:
+    """Greedy text loops, and an engine's drafts repeat what it said before."""
+    llama: Any = FakeLlama(1)
+    for seed in range(3):
+        generation_rate(llama, 2, 2, seed)
+    sampling = [request.sampling for request in llama.engine.requests]
+    assert all(one.temperature > 0 and one.ignore_eos for one in sampling)
+    assert len({one.seed for one in sampling}) == 6
 
 
 def test_the_rate_is_of_the_tokens_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,13 +121,13 @@ def test_the_rate_is_of_the_tokens_after_the_first(monkeypatch: pytest.MonkeyPat
             emit(Done(None))  # type: ignore[arg-type]
 
     llama: Any = FakeLlama(1, Engine())  # type: ignore[arg-type]
-    assert generation_rate(llama, 2, 7) == 13 / 3.25
+    assert generation_rate(llama, 2, 7, 0) == 13 / 3.25
 
 
 def test_a_failure_is_passed_on() -> None:
     llama: Any = FakeLlama(1, FakeEngine(fails=True))
     with pytest.raises(LatencyError, match="lost"):
-        generation_rate(llama, 2, 3)
+        generation_rate(llama, 2, 3, 0)
 
 
 def test_numbers_of_the_flags() -> None:
@@ -117,18 +143,54 @@ def test_numbers_of_the_flags() -> None:
         nodes_of("3,4", 2)
 
 
+def compared(*words: str, environ: dict[str, str] | None = None) -> list[str]:
+    return compared_of(parse(cli._parser("bench"), "bench", ["-m", "x", *words], environ or {})[0])
+
+
+def test_columns_of_the_flags() -> None:
+    assert compared() == [] and compared("--compare", "predicted, ring") == ["ring", "predicted"]
+    with pytest.raises(FlagError, match="--compare: expected some of ring, drafts, streams, predicted, got 'rings'"):
+        compared("--compare", "ring,rings")
+    for flags in (["--spec-type", "suffix"], ["--spec-default"], ["-md", "small"]):
+        assert compared(*flags) == ["drafts"]
+    assert compared("--spec-type", "none") == [] == compared(environ={"LLAMA_ARG_SPEC_TYPE": "none"})
+    assert compared("--spec-draft-n-max", "4") == []
+
+
 def test_a_row_of_the_table() -> None:
-    first = Measured(3, 0.0, 60.0, 200.0)
-    row = line(Measured(4, 20.0, 30.0, 150.0), first)
-    assert row == "| 4 | 20ms | off | 30.0 | 0.50× | 150.0 | 0.75× |"
-    assert line(replace(first, ring=True), first).startswith("| 3 | 0ms | on |")
-    assert line(first, first).count("1.00×") == 2
-    assert {text.count("|") for text in (row, *latency.HEADER.splitlines())} == {8}
+    """As the guide to split inference prints it."""
+    rows = [Row(3, 0.0, {PLAIN: 60.2}), Row(3, 30.0, {PLAIN: 9.4})]
+    assert list(table(rows)) == [
+        "| Nodes | Latency | tok/s | vs baseline |",
+        "|-------|---------|------:|-------------|",
+        "| 3     | 0ms     |  60.2 | 1.00×       |",
+        "| 3     | 30ms    |   9.4 | 0.16×       |",
+    ]
+
+
+def test_further_columns_are_compared_with_plain_decoding() -> None:
+    head, rule, first, _ = table([Row(3, 0.0, {PLAIN: 50.0, "ring": 75.0, "streams": 200.0}), Row(3, 5.0, {
+        PLAIN: 25.0, "ring": 30.0, "streams": 150.0})])  # fmt: skip
+    assert (
+        head == "| Nodes | Latency | tok/s | vs baseline | ring tok/s | vs baseline | 8 streams tok/s | vs baseline |"
+    )
+    assert len(rule) == len(head) == len(first)
+    assert [cell.strip() for cell in first.split("|")[3:-1]] == ["50.0", "1.00×", "75.0", "1.50×", "200.0", "4.00×"]
+
+
+def test_what_is_predicted() -> None:
+    rows = [Row(n, ms, {PLAIN: 1e3 / (20 + n)}) for n in (3, 5) for ms in (5.0, 25.0)]
+    assert predicted(rows, rows[0], both_ways=False) == pytest.approx(1e3 / 23)
+    assert predicted(rows, rows[1], both_ways=False) == pytest.approx(1e3 / (23 + 2 * 20))
+    assert predicted(rows, rows[3], both_ways=False) == pytest.approx(1e3 / (25 + 4 * 20))
+    assert predicted(rows, rows[3], both_ways=True) == pytest.approx(1e3 / (25 + 8 * 20))
 
 
 @pytest.mark.slow
 def test_a_drawing_of_both_kinds(tmp_path: Path) -> None:
-    rows = [Measured(nodes, ms, 60 / (1 + ms) / nodes, 200 / nodes) for nodes in (3, 4) for ms in (0, 5, 10)]
+    rows = [
+        Row(nodes, ms, {PLAIN: 60 / (1 + ms) / nodes, "ring": 200 / nodes}) for nodes in (3, 4) for ms in (0, 5, 10)
+    ]
     png, svg = latency.draw(rows, "a model", tmp_path / "new")
     assert png.read_bytes().startswith(b"\x89PNG")
     text = svg.read_text()
@@ -139,7 +201,7 @@ def test_a_drawing_of_both_kinds(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LatencyError, match="--out"):
-        latency.draw([Measured(3, 0, 1, 1)], "", tmp_path / "file" / "folder")
+        latency.draw([Row(3, 0, {PLAIN: 1})], "", tmp_path / "file" / "folder")
 
 
 def test_the_port_of_a_worker_is_read_from_its_log() -> None:
@@ -225,93 +287,170 @@ def test_taps_change_their_delay() -> None:
 # --- the whole command ------------------------------------------------------------------------------------------------
 
 
+COMPUTE_MS = 20.0
+
+
+class Bench:
+    """What the command loads and measures, on machines whose tokens take compute + (N−1) × latency."""
+
+    def __init__(self) -> None:
+        self.loaded: list[Any] = []
+        self.measured: list[tuple[int, float, int, int, int]] = []
+        """Nodes, latency, streams, tokens and seed."""
+        self.latency_ms = -1.0
+        self.taps_closed = False
+
+    def load(self, _: object, options: Any, nodes: int) -> FakeLlama:
+        self.loaded.append(options)
+        return FakeLlama(nodes)
+
+    def rate(self, llama: Any, n_streams: int, n_predict: int, seed: int) -> float:
+        nodes = len(llama.forward.devices)
+        self.measured.append((nodes, self.latency_ms, n_streams, n_predict, seed))
+        return n_streams * 1e3 / (COMPUTE_MS + (nodes - 1) * self.latency_ms)
+
+
 @pytest.fixture
-def faked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """No model is loaded and no process started; gives the options each load was asked for."""
-    asked: list[Any] = []
-    delays: list[float] = []
+def faked(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench that loads no model and starts no process."""
+    bench = Bench()
 
     class FakeTaps:
         def __init__(self, targets: list[Endpoint], *, both_ways: bool) -> None:
             self.endpoints = [f"127.0.0.1:{10_000 + target.port}" for target in targets]
 
         def delay(self, latency_ms: float) -> None:
-            delays.append(latency_ms)
+            bench.latency_ms = latency_ms
 
         def close(self) -> None:
-            asked.append("closed")
-
-    def load(_: object, options: Any, *__: object) -> FakeLlama:
-        asked.append(options)
-        return FakeLlama(1 + len(options.split.rpc))
+            bench.taps_closed = True
 
     @contextmanager
     def workers(n: int) -> Iterator[list[Endpoint]]:
         yield [Endpoint("127.0.0.1", 50_000 + i) for i in range(n)]
 
     monkeypatch.setattr(latency, "Taps", FakeTaps)
-    monkeypatch.setattr(LoadedModel, "load", load)
+    monkeypatch.setattr(latency, "_load", bench.load)
+    monkeypatch.setattr(latency, "generation_rate", bench.rate)
     monkeypatch.setattr(latency, "own_workers", workers)
-    return asked
+    return bench
 
 
-@pytest.mark.slow
-def test_the_table(faked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    command = ["bench", "-m", "smollm2", "--latency", "0,5", "--nodes", "2,3", "-n", "4", "-r", "1", "--out", str(out)]
-    assert cli.main(command) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("| Nodes | Latency | Ring | tok/s | vs baseline |")
-    assert [row.split("|")[1:3] for row in printed[2:]] == [
-        [f" {nodes} ", f" {ms}ms "] for nodes in (2, 3) for ms in (0, 5)
+def test_the_table(faked: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain decoding falls with latency as compute + (N−1) × latency says: four columns, and nothing beside them."""
+    assert cli.main(["bench", "-m", "smollm2", "--latency", "0,5", "--nodes", "2,3"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "| Nodes | Latency | tok/s | vs baseline |",
+        "|-------|---------|------:|-------------|",
+        "| 2     | 0ms     |  50.0 | 1.00×       |",
+        "| 2     | 5ms     |  40.0 | 0.80×       |",
+        "| 3     | 0ms     |  50.0 | 1.00×       |",
+        "| 3     | 5ms     |  33.3 | 0.67×       |",
     ]
-    assert "1.00×" in printed[2]
-    assert (out / "latency.png").exists() and (out / "latency.svg").exists()
-    (first, closed, second, _) = faked
-    assert closed == "closed"
-    assert first.split.rpc == ("127.0.0.1:60000",) and second.split.rpc == ("127.0.0.1:60000", "127.0.0.1:60001")
-    assert first.split.tensor_split == (1.0, 1.0) and second.split.tensor_split == (1.0, 1.0, 1.0)
-    assert first.n_slots == 8
+    assert faked.taps_closed
+    two, three = faked.loaded[:2]
+    assert two.split.rpc == ("127.0.0.1:60000",) and three.split.rpc == ("127.0.0.1:60000", "127.0.0.1:60001")
+    assert two.split.tensor_split == (1.0, 1.0) and three.split.tensor_split == (1.0, 1.0, 1.0)
+    for options in faked.loaded:
+        assert options.draft_kinds == () and not options.split.ring and options.n_slots == 1
 
 
-@pytest.mark.slow
-def test_given_workers_and_a_given_split(faked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["bench", "-m", "smollm2", "--rpc", "127.0.0.1:1,127.0.0.1:2", "-ts", "2,1,1", "--latency", "10"]
-    assert cli.main([*command, "-n", "4", "-r", "1", "-o", "json", "--out", str(tmp_path)]) == 0
+def test_rounds_alternate_configurations_and_warm_each_up(faked: Bench) -> None:
+    command = ["bench", "-m", "smollm2", "--latency", "0,5", "--nodes", "2,3", "-r", "2", "-n", "40"]
+    assert cli.main([*command, "--compare", "ring,streams"]) == 0
+    # For each number of nodes plain decoding with the streams, then the ring.
+    assert [(len(options.split.rpc), options.split.ring) for options in faked.loaded] == 2 * [
+        (1, False), (1, True), (2, False), (2, True),
+    ]  # fmt: skip
+    assert {options.n_slots for options in faked.loaded} == {8}
+    warm_ups, timed = faked.measured[::2], faked.measured[1::2]
+    assert {(cell[3], cell[:3]) for cell in warm_ups} == {(8, cell[:3]) for cell in timed}
+    assert [cell[:3] for cell in timed[:6]] == [
+        (2, 0.0, 1), (2, 0.0, 8), (2, 5.0, 1), (2, 5.0, 8),
+        (2, 0.0, 1), (2, 5.0, 1),
+    ]  # fmt: skip
+    assert {cell[3] for cell in timed} == {40} and [cell[:4] for cell in timed[:12]] == [
+        cell[:4] for cell in timed[12:]
+    ]
+    assert not {cell[4] for cell in timed} & {cell[4] for cell in warm_ups}
+    assert all(first[4] != second[4] for first, second in pairwise(cell for cell in timed if cell[2] == 1))
+
+
+def test_a_cell_is_the_median_of_its_rounds(
+    faked: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = iter([1.0, 10.0, 1.0, 70.0, 1.0, 20.0])  # warm-up, round, …
+    monkeypatch.setattr(latency, "generation_rate", lambda *_: next(rates))
+    assert cli.main(["bench", "-m", "smollm2", "--latency", "0", "--nodes", "2", "-r", "3", "-o", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert (row["model"], row["nodes"], row["latency_ms"]) == ("smollm2", 3, 10.0)
-    assert row["single"] > 0 and row["streams"] > 0
-    assert faked[0].split.rpc == ("127.0.0.1:10001", "127.0.0.1:10002")
-    assert faked[0].split.tensor_split == (2.0, 1.0, 1.0)
+    assert row == {"model": "smollm2", "nodes": 2, "latency_ms": 0.0, "tokens_per_second": {"plain": 20.0}}
 
 
-def test_tls_cannot_be_delayed(faked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_drafts_are_a_column_of_their_own(faked: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "-m", "smollm2", "--latency", "0,5", "--nodes", "2", "-r", "1", "-o", "json"]
+    for flags, kinds in (
+        (["--compare", "drafts,predicted"], ("suffix",)),
+        (["--spec-type", "ngram-mod"], ("ngram-mod",)),
+    ):
+        faked.loaded.clear()
+        assert cli.main([*command, *flags]) == 0
+        assert [options.draft_kinds for options in faked.loaded] == [(), kinds]
+        rows = json.loads(capsys.readouterr().out)
+        expected = {"plain": 40.0, "drafts": 40.0} | ({"predicted": 40.0} if "--compare" in flags else {})
+        assert rows[1]["tokens_per_second"] == pytest.approx(expected)
+    assert cli.main([*command, "--compare", "drafts", "--spec-type", "none"]) == 2
+    assert "--spec-type none leaves nothing to compare with" in capsys.readouterr().err
+    assert cli.main([*command, "--compare", "ring", "--rpc", "h:1", "--rpc-ring", "off"]) == 2
+    assert "--rpc-ring off leaves nothing to compare with" in capsys.readouterr().err
+
+
+def test_given_workers_and_a_given_split(faked: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "-m", "smollm2", "--rpc", "127.0.0.1:1,127.0.0.1:2", "-ts", "2,1,1", "--latency", "10"]
+    assert cli.main([*command, "-n", "4", "-r", "1", "-o", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["nodes"], row["latency_ms"]) == (3, 10.0) and row["tokens_per_second"] == {"plain": 25.0}
+    assert faked.loaded[0].split.rpc == ("127.0.0.1:10001", "127.0.0.1:10002")
+    assert faked.loaded[0].split.tensor_split == (2.0, 1.0, 1.0)
+
+
+def test_tls_cannot_be_delayed(faked: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "-m", "smollm2", "--rpc", "tls://127.0.0.1:1", "--latency", "10"]) == 2
-    assert "TLS" in capsys.readouterr().err and not faked
+    assert "TLS" in capsys.readouterr().err and not faked.loaded
 
 
 def test_without_matplotlib(
-    faked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    faked: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     command = ["bench", "-m", "smollm2", "--latency", "0", "--nodes", "2", "-n", "4", "-r", "1"]
     assert cli.main([*command, "--out", str(tmp_path)]) == 1
     hint = f'drawing needs matplotlib, the extra "plot": {install_command("plot")}'
-    assert capsys.readouterr().err == f"llamado: --out {tmp_path}: {hint}\n" and not faked
+    assert capsys.readouterr().err == f"llamado: --out {tmp_path}: {hint}\n" and not faked.loaded
     monkeypatch.chdir(tmp_path)
     assert cli.main(command) == 0
     printed = capsys.readouterr()
-    assert printed.err == hint + "\n" and "| 2 | 0ms |" in printed.out
+    assert printed.err == "round 1 of 1: 2 nodes\n" and "| 2     | 0ms     |" in printed.out
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_fewer_devices_than_asked_for(faked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fewer_devices_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     llama = FakeLlama(1)
     monkeypatch.setattr(LoadedModel, "load", lambda *_: llama)
-    command = ["bench", "-m", "smollm2", "--latency", "0", "--nodes", "2", "--out", str(tmp_path)]
-    assert cli.main(command) == 1
+    with pytest.raises(LatencyError, match="loaded on 1 of 2 devices"):
+        latency._load(None, None, 2)  # type: ignore[arg-type]
     assert llama.closed
+
+
+def test_bench_without_the_table_says_that_drafts_have_no_effect(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("llamado.commands.bench.speed.bench", lambda _: 0)
+    assert cli.main(["bench", "-m", "smollm2", "--spec-type", "suffix", "--spec-draft-n-max", "4"]) == 0
+    assert capsys.readouterr().err == (
+        "llamado: --spec-type, --spec-draft-n-max: no effect without --latency; these tests evaluate given tokens\n"
+    )
+    assert cli.main(["bench", "-m", "smollm2", "--spec-type", "none"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_settings_of_the_split_are_kept() -> None:

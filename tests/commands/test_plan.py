@@ -108,6 +108,7 @@ def test_what_does_not_fit_is_shown_and_said(
     command = ["plan", "-m", str(model_path), "--rpc", "far:1,far:2", "-c", "256"]
     assert cli.main([*command, "-ts", "1,1"]) == 1
     out, err = capsys.readouterr()
+    assert "--tensor-split: RPC0[far:0] 1, RPC1[far:1] 1\n" in out
     assert "--tensor-split 1/1 — does not fit" in out and "missing" in rows(out, "RPC0[far:0]")[1][5]
     assert "RPC0[far:0] needs" in err and "RPC1" not in err
     assert cli.main(command) == 0  # the fastest goes around it

@@ -77,7 +77,6 @@ def places(placement: Placement) -> list[int]:
         # one more ratio: this machine takes layers too, the last ones, as llama.cpp gives them to a GPU of its own
         (3, (2, 1, 1), None, [1, 1, 2, 0]),
         (3, (0.5, 0.5, 0), None, [1, 1, 2, 2]),
-        (3, (1, 1, 1, 5, 9), None, [1, 1, 2, 0]),
     ],
 )
 def test_ratios_divide_as_llama_cpp_divides(
@@ -86,6 +85,15 @@ def test_ratios_divide_as_llama_cpp_divides(
     assert places(by_ratio(model(n_layer), THREE, ratios, n_gpu_layers=n_gpu_layers)) == expected
     wanted = options(tensor_split=ratios, n_gpu_layers=n_gpu_layers)
     assert places(place(model(n_layer), THREE, wanted)) == expected
+
+
+def test_shares_of_devices_that_are_not_there() -> None:
+    with pytest.raises(UnknownDevice) as caught:
+        place(model(3), (cpu(), rpc(0)), options(tensor_split=(1, 1, 1, 1)))
+    assert str(caught.value).startswith("--tensor-split 1,1,1,1: 4 shares for 2 devices (RPC0[h:0], CPU); give each")
+    with pytest.raises(UnknownDevice, match="2 shares for 1 device "):
+        place(model(3), THREE, options(tensor_split=(1, 1), devices=("RPC1",)))
+    place(model(3), THREE, options(tensor_split=(1, 1), devices=("none",)))  # nothing is shared
 
 
 def test_free_memory_divides_among_workers_alone() -> None:

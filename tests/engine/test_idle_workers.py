@@ -1,8 +1,9 @@
-"""A worker that gets no layers is named at the start, and why."""
+"""The log says what each device holds, or that it holds nothing, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 from tiny_models import make_llama
 
+from llamado.devices.split.explain import holdings, idle, shares_text
 from llamado.devices.split.placement import (
     DeviceFigures,
     ModelSizes,
     Placement,
     SplitOptions,
 )
-from llamado.devices.split.rules import idle, place
+from llamado.devices.split.rules import UnknownDevice, place
 from llamado.engine.forward import device_pool
 from llamado.engine.forward.fitting import MemoryOptions
 from llamado.gguf.reader import GGUFFile
@@ -57,7 +59,8 @@ def test_one_without_room() -> None:
 
 def test_what_flags_leave_out() -> None:
     two = figures((1e11, MUCH, 1e-6), (1e11, MUCH, 1e-6))
-    assert "--tensor-split" in why(two, tensor_split=(1.0, 0.0))[2]
+    assert why(two, tensor_split=(1.0, 0.0))[2] == "its share of --tensor-split is 0"
+    assert why(two, tensor_split=(100.0, 1.0))[2] == "its share of --tensor-split is less than a layer"
     assert why(two, devices=("RPC1", "CPU"))[1] == "--device does not name it"
     assert why(two, n_gpu_layers=0, tensor_split=(1.0, 1.0)).keys() == {1, 2}
     assert "--n-gpu-layers 0" in why(two, n_gpu_layers=0, tensor_split=(1.0, 1.0))[1]
@@ -65,8 +68,74 @@ def test_what_flags_leave_out() -> None:
     assert why(by_memory, tensor_split=())[2].startswith(("by free memory", "it would make answers slower"))
 
 
-def test_the_log_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    found = figures((1e7, MUCH, 0.01))
+def holds(found: list[DeviceFigures], **options: Any) -> dict[int, str]:
+    split = SplitOptions(rpc=tuple(f"h:{i}" for i in range(1, len(found))), **options)
+    return holdings(SIZES, found, split, place(SIZES, found, split))
+
+
+def test_whose_share_is_whose() -> None:
+    """The guides give this machine the first share, or the last: it has the last."""
+    two = figures((1e11, MUCH, 1e-6), (1e11, MUCH, 1e-6))
+    for options, expected in (
+        ({"tensor_split": (0.5, 0.25, 0.25)}, "RPC0[h:1] 0.5, RPC1[h:2] 0.25, CPU (this machine) 0.25"),
+        ({"tensor_split": (3.0, 1.0)}, "RPC0[h:1] 3, RPC1[h:2] 1"),
+        ({"tensor_split": (3.0,)}, "RPC0[h:1] 3, RPC1[h:2] 0"),
+        ({"tensor_split": (3.0, 1.0), "devices": ("CPU", "RPC1")}, "CPU (this machine) 3, RPC1[h:2] 1"),
+    ):
+        assert shares_text(two, SplitOptions(rpc=("h:1", "h:2"), **options)) == f"--tensor-split: {expected}"
+    assert shares_text(two, SplitOptions(tensor_split=())) == "" == shares_text(two, SplitOptions())
+
+
+def test_shares_are_the_reason() -> None:
+    two = figures((1e11, MUCH, 1e-6), (1e11, MUCH, 1e-6))
+    assert holds(two, tensor_split=(2.0, 1.0)) == {
+        0: "the embedding alone: --tensor-split has no share for it",
+        1: "layers 0 to 5 (572 MiB of weights, 5.7 MiB of K/V cache): its share of --tensor-split is 2 of 3",
+        2: "layers 6 to 7 and the head (200 MiB of weights, 1.9 MiB of K/V cache): "
+        "its share of --tensor-split is 1 of 3",
+    }
+    assert holds(two, tensor_split=(1.0, 1.0, 0.0))[0] == "the embedding alone: its share of --tensor-split is 0"
+    kept = holds(two, tensor_split=(1.0, 1.0, 1.0), n_gpu_layers=3)[0]
+    assert kept.endswith("--n-gpu-layers 3 leaves all but the last 3 layers (the head counts as one) on this machine; "
+                         "its share of --tensor-split is 1 of 3")  # fmt: skip
+
+
+def test_everything_on_one_worker_and_why() -> None:
+    quick = figures((1e11, MUCH, 1e-3), (1e9, MUCH, 1e-3))
+    found = holds(quick)
+    assert found[1].startswith("everything, layers 0 to 7 and the head (772 MiB of weights, 7.6 MiB of K/V cache): ")
+    assert (
+        "the least time per token, 9.20 ms predicted, 81.00 ms with everything on CPU (it reads 100.0 GB/s" in found[1]
+    )
+    assert "a round trip takes 1.00 ms)" in found[1] and 2 not in found
+    assert found[0].startswith("the embedding alone: it would make answers slower: a token takes 9.20 ms without it")
+    assert "round trip" not in found[0], "this machine has no link"
+    small = [replace(quick[0], free=5 << 20), *quick[1:]]
+    assert "; CPU has no room for everything (" in holds(small)[1]
+    assert holds(quick, devices=("RPC1",))[2].endswith(": --device names it alone")
+    assert "--device does not name it" in holds(quick, devices=("RPC1",))[0]
+
+
+def test_other_reasons() -> None:
+    one = figures((1e9, 3 << 30, 1e-3))
+    assert holds(one)[0].startswith("everything, layers 0 to 7 and the head (")
+    assert holds(one)[0].endswith(": the least time per token, 81.00 ms predicted (it reads 10.0 GB/s)")
+    found = holds(one, tensor_split=())
+    assert found[0] == "the embedding alone: --tensor-split memory divides among the workers alone"
+    assert found[1].endswith(": --tensor-split memory: it has 3,072 MiB of the 3,072 MiB that are free")
+    assert holds(one, n_gpu_layers=99)[0] == "the embedding alone: --n-gpu-layers 99 gives every layer to the workers"
+    assert holds(one, n_gpu_layers=0)[0].endswith(": --n-gpu-layers 0 leaves everything on this machine")
+    assert holds(one, devices=("none",))[0].endswith(": --device names no worker")
+    assert holds(figures())[0].endswith(": there are no workers")
+    split = SplitOptions(rpc=("h:1",))
+    by_hand = holdings(SIZES, one, split, Placement((0,) * 4 + (1,) * 4, 1, 0), "layers were laid out by hand")
+    assert all(text.endswith(": layers were laid out by hand") for text in by_hand.values()) and len(by_hand) == 2
+
+
+def pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[DeviceFigures], split: SplitOptions
+) -> device_pool.DevicePool:
+    """A tiny model on devices of these figures."""
 
     class Workers:
         def devices(self, *_: Any) -> list[Any]:
@@ -77,12 +146,30 @@ def test_the_log_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
 
     monkeypatch.setattr(device_pool, "backend", lambda *_: Workers())
     monkeypatch.setattr(device_pool, "measure_all", measured)
-    caplog.set_level("INFO", "llamado")
+    monkeypatch.setattr(device_pool, "figures_of", lambda device: found[device.name != "CPU"])
     path = make_llama(tmp_path / "tiny.gguf", n_vocab=320)
     with GGUFFile.open(path) as file:
         wanted = MemoryOptions(256, 1, True, 64, TensorType.F16, TensorType.F16)
         here: Any = SimpleNamespace(name="CPU", close=lambda: None)
-        home = device_pool.DevicePool(SplitOptions(rpc=("h:1",)), here, file, load_model(file), wanted)
-    assert home.fit.placement == Placement((0, 0), 0, 0)
-    assert "CPU: layers 0 to 1 and the head" in caplog.text
+        return device_pool.DevicePool(split, here, file, load_model(file), wanted)
+
+
+def test_the_log_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "llamado")
+    home = pool(tmp_path, monkeypatch, figures((1e7, MUCH, 0.01)), SplitOptions(rpc=("h:1",)))
+    assert home.fit.placement == Placement((0, 0), 0, 0) and "layers" not in caplog.text, "it is said when all is there"
+    home.log_placement(home.fit.placement)
+    assert "CPU: everything, layers 0 to 1 and the head" in caplog.text and "the least time per token" in caplog.text
     assert "RPC0[h:1] gets no layers: it would make answers slower: a token takes" in caplog.text
+
+
+def test_the_log_says_whose_share_is_whose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "llamado")
+    pool(tmp_path, monkeypatch, figures((1e7, MUCH, 0.01)), SplitOptions(rpc=("h:1",), tensor_split=(3.0, 1.0)))
+    assert "--tensor-split: RPC0[h:1] 3, CPU (this machine) 1" in caplog.text
+    with pytest.raises(UnknownDevice, match="3 shares for 2 devices"):
+        pool(
+            tmp_path, monkeypatch, figures((1e7, MUCH, 0.01)), SplitOptions(rpc=("h:1",), tensor_split=(3.0, 1.0, 1.0))
+        )

@@ -396,6 +396,8 @@ def test_the_variable_that_libllama_reads(asked: list[EngineOptions], monkeypatc
         ({"chat_handler": object()}, "chat_handler"),
         ({"tokenizer": object()}, "tokenizer"),
         ({"vocab_only": True}, "vocab_only"),
+        ({"rpc_servers": "h:1", "tensor_split": [0, 0]}, "tensor_split: all shares are 0"),
+        ({"rpc_servers": "h:1", "tensor_split": [1, -1]}, "tensor_split: the share -1 is less than 0"),
         ({"draft_model": object()}, "draft_model"),
         ({"type_k": 999}, "type_k"),
         ({"rpc_servers": "h:port"}, "port"),

@@ -271,12 +271,14 @@ def test_one_that_joined_may_die_and_come_back(model: Path, right: list[int]) ->
 
 @pytest.mark.slow
 def test_one_that_gets_no_layers_is_told_why(model: Path, right: list[int], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "llamado")
+    caplog.set_level(logging.INFO, "llamado")
     with worker() as there, LoadedModel.load(model, options(SPLIT)) as llama:
         assert llama.cluster is not None
+        said = [record.getMessage() for record in caplog.records if record.name.startswith("llamado.engine")]
+        assert said[-1].startswith("CPU: everything, layers 0 to 3 and the head (") and "no workers" in said[-1]
         (joined,) = llama.cluster.join(str(there.endpoint), share=0.0)
-        assert joined.holds == "nothing" and "its part of --tensor-split is none" in joined.why
-        assert any(f"{joined.device} gets no layers: its part" in record.getMessage() for record in caplog.records)
+        assert joined.holds == "nothing" and "its share of --tensor-split is 0" in joined.why
+        assert any(f"{joined.device} gets no layers: its share" in record.getMessage() for record in caplog.records)
         (idle,) = (device for device in llama.cluster.view().devices if device.endpoint)
         assert (idle.state, idle.layers, idle.why) == ("idle", (), joined.why)
         assert answer(llama) == right

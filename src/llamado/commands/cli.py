@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from llamado import __version__
 from llamado.errors import LlamadoError
 from llamado.flags import (
+    DRAFTED,
+    FLAGS,
     FlagError,
     FlagParser,
     Parsed,
@@ -89,6 +91,10 @@ def _bench(flags: Parsed, _: argparse.Namespace) -> int:
         from llamado.commands.bench.latency import bench_latency
 
         return bench_latency(flags)
+    drafting = [flag.label for flag in FLAGS if flag.key in flags.given and flag.commands == DRAFTED]
+    if drafting and flags.spec_type != "none":
+        names = ", ".join(drafting)
+        print(f"llamado: {names}: no effect without --latency; these tests evaluate given tokens", file=sys.stderr)
     if flags.roofline:
         from llamado.commands.bench.roofline import bench_roofline
 
@@ -575,6 +581,8 @@ def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _unknown_command(command: str) -> FlagError:
     import difflib
 
+    if command.strip() in ("", "\\") or command.lstrip().startswith("#"):
+        return FlagError("no command: a \\ joins two lines only as the last character of the first")
     if command.startswith("-"):
         return FlagError(f"which command? llamado serve {command} …, or one of {', '.join(COMMANDS)}")
     near = difflib.get_close_matches(command, COMMANDS, n=1)

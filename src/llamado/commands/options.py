@@ -250,7 +250,7 @@ def fit_options(flags: Parsed) -> FitOptions:
     if flags.fit_ctx < 1:
         raise FlagError(f"-fitc/--fit-ctx: expected 1 or more, got {flags.fit_ctx}")
     return FitOptions(
-        on=flags.fit == "on",
+        on=flags.fit != "off",
         target=tuple(n << 20 for n in target),
         least_context=flags.fit_ctx,
         batch=not flags.given & {"batch_size", "ubatch_size"},

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llamado.commands.options import engine_options, model_source
 from llamado.commands.split_options import split_options
+from llamado.devices.split.explain import idle, shares_text
 from llamado.devices.split.placement import (
     DeviceFigures,
     ModelSizes,
@@ -22,7 +23,7 @@ from llamado.devices.split.placement import (
     mib,
     predict,
 )
-from llamado.devices.split.rules import idle, place
+from llamado.devices.split.rules import place
 from llamado.engine.options import EngineOptions
 from llamado.errors import LlamadoError
 from llamado.flags import Parsed
@@ -147,6 +148,8 @@ def plan(flags: Parsed) -> int:
         errors.print(note, highlight=False, markup=False, soft_wrap=True)
     console.print(devices_table(figures))
     first, *others = candidates(sizes, figures, options.split)
+    if options.split is not None and (text := shares_text(figures, options.split)):
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
     for candidate in (first, *others):
         console.print(placement_table(sizes, figures, candidate))
     if options.split is not None and first.placement is not None and first.problem is None:

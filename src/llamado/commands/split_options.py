@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import replace
 
-from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
+from llamado.devices.split.placement import ALL_LAYERS, SplitOptions, share_problem
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.models.parts.name_patterns import EXPERTS, NETWORKS, of_first_layers
@@ -37,6 +37,8 @@ def split_options(flags: Parsed) -> SplitOptions | None:
     given = [key for key in ("rpc", "cluster_token", "discover", "lab") if flags.values.get(key)]
     # What has no effect without others is read all the same: nonsense is nonsense on one machine, too.
     tensor_split, n_gpu_layers = _tensor_split(flags.tensor_split), _gpu_layers(flags.gpu_layers)
+    if flags.split_mode == "none" and tensor_split:
+        tensor_split = ()  # one device takes all, whatever its share
     if not given:
         return None
     for key, label in (("embedding", "--embeddings"), ("rerank", "--reranking")):
@@ -101,13 +103,20 @@ def _tensor_split(text: str) -> tuple[float, ...] | None:
         return None
     if word == "memory":
         return ()
-    try:
-        shares = tuple(float(part) for part in re.split("[,/]+", word) if part.strip())
-    except ValueError:
-        shares = ()
-    if not shares or not all(0 <= share < math.inf for share in shares):
-        raise FlagError(f"-ts/--tensor-split: expected auto, memory, or proportions of 0 or more as 3,1, got {text!r}")
-    return shares if any(shares) else ()  # llama.cpp: nothing but zeros means by memory
+    label, shares = "-ts/--tensor-split", []
+    for part in re.split("[,/]+", word):
+        if not part.strip():
+            continue
+        try:
+            shares.append(float(part))
+        except ValueError:
+            problem = f"got {text!r}, of which {part.strip()!r} is no number"
+            raise FlagError(f"{label}: expected auto, memory, or proportions as 3,1, {problem}") from None
+    if not shares:
+        raise FlagError(f"{label}: expected auto, memory, or proportions as 3,1, got {text!r}")
+    if problem := share_problem(shares):
+        raise FlagError(f"{label} {text}: {problem}")
+    return tuple(shares)
 
 
 def _gpu_layers(text: str) -> int | None:

@@ -385,6 +385,8 @@ def _runner(
     except BaseException:
         runner.close()
         raise
+    if pool is not None:
+        pool.log_placement(runner.placement or found.placement)
     return runner, found, pool
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
+from llamado.devices.split.placement import ALL_LAYERS, SplitOptions, share_problem
 from llamado.engine.options import DraftOptions, EngineOptions
 from llamado.gguf.types import TensorType
 from llamado.library.errors import LibraryError
@@ -144,6 +144,8 @@ def engine_options(
         raise LibraryError("draft_model: only LlamaPromptLookupDecoding drafts here")
     split = None
     if rpc_servers:
+        if problem := share_problem(tensor_split or ()):
+            raise LibraryError(f"tensor_split: {problem}")
         split = SplitOptions(
             rpc=tuple(str(Endpoint.parse(text.strip())) for text in rpc_servers.split(",") if text.strip()),
             tensor_split=None if tensor_split is None else tuple(tensor_split),

@@ -1,18 +1,23 @@
-"""`llamado bench --latency 0,5,10,20,30 --nodes 3,4,5`: what slow links cost, by the number of machines.
+"""`llamado bench --latency 0,5,10,20,30 --nodes 3,4,5`: decoding speed over slow links, by the number of machines.
 
-N nodes are this machine and N−1 workers, each behind a tap that delays graphs: the first of `--rpc`, or without it
-workers of one thread that are started here. Layers are divided evenly unless `--tensor-split` says otherwise, because
-what is asked is what a link costs, not where layers would go best. Measured: tokens per second of one stream, and of
-eight streams together, from the first token of any of them to the last; prompts are short.
+N nodes are this machine and N−1 workers, each behind a tap that delays graphs. The workers are the first of `--rpc`;
+without it, workers of one thread are started here. Layers are divided evenly unless `--tensor-split` says otherwise,
+because the table shows what a link costs, not which placement is best.
 
-A tap delays what goes to a worker, a graph or what another worker passes on, and no answer; so N workers cost N delays
-with a ring and without. `--both-ways` delays everything both ways: 2 N of them without, N + 1 with a ring.
+The table measures plain decoding of one stream: no drafts, and activations pass through this machine. A token then
+takes about compute + (N−1) × latency. `--compare` adds columns for what llamado does about that.
+
+Texts are sampled, not greedy: greedy text soon repeats itself, and drafts that only repeat would look far too good.
+Each cell is the median over rounds. A round measures every configuration once, so a slow minute of the machine reaches
+all of them.
+
+A tap delays what goes to a worker, a graph or what another worker passes on, and no response; so N−1 workers cost N−1
+delays, with a ring and without. `--both-ways` delays everything both ways: 2 (N−1) delays without a ring, N with one.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import queue
 import re
 import statistics
@@ -20,18 +25,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from llamado.cluster.taps import Taps
 from llamado.commands.options import engine_options, model_source
+from llamado.commands.split_options import listed
 from llamado.devices.split.placement import SplitOptions
-from llamado.engine.options import EngineOptions, ModelSource
+from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
 from llamado.engine.request import Defaults, Done, Event, Failed, Token
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
@@ -45,13 +49,26 @@ if TYPE_CHECKING:
     from llamado.engine.loaded_model import LoadedModel
 
 STREAMS = 8
-_PROMPT_TOKENS = 16
-_WARM_UP_TOKENS = 16
+PLAIN, PREDICTED = "plain", "predicted"
+COMPARED = ("ring", "drafts", "streams", PREDICTED)
+"""Values of --compare, in the order of their columns."""
+OPENINGS = (
+    "The harbor was quiet before dawn, and the first boat to leave carried",
+    "Every machine in the workshop had a name, and the oldest of them was",
+    "When the letter finally arrived, it was addressed to someone who",
+    "The recipe called for three things that nobody in the village had, so",
+    "On the last day of the expedition the geologists found",
+    "My grandfather kept bees behind the station, and in summer he",
+    "The court had to decide a simple question: who owns",
+    "There are two ways to cross the mountain in winter. The first",
+)
+_WARM_UP_TOKENS = 8
 _GENERATE = 64
-_REPETITIONS = 2
+_ROUNDS = 3
 _CONTEXT = 2048
 _LATENCIES, _NODES = "0,5,10,20,30", "3,4,5"
 _START_SECONDS = 60.0
+_NO_DRAFTS = DraftOptions(kinds=())
 
 
 class LatencyError(LlamadoError):
@@ -59,23 +76,22 @@ class LatencyError(LlamadoError):
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Generated tokens per second at one latency of the links."""
+class Row:
+    """Generated tokens per second at one latency of the links, by column: `plain` and those of --compare."""
 
     nodes: int
     latency_ms: float
-    single: float
-    streams: float
-    """Of STREAMS answers at once, in all."""
-    ring: bool = False
-    """Workers passed what they computed straight to the next one."""
+    tokens_per_second: Mapping[str, float]
 
 
-# --- what is measured -------------------------------------------------------------------------------------------------
+# --- the measurement --------------------------------------------------------------------------------------------------
 
 
-def generation_rate(llama: LoadedModel, n_streams: int, n_predict: int, seed: int = 0) -> float:
-    """Tokens per second that `n_streams` answers at once get in all, from the first token of any to the last."""
+def generation_rate(llama: LoadedModel, n_streams: int, n_predict: int, seed: int) -> float:
+    """Return the tokens per second of `n_streams` answers in all, from the first token of any to the last.
+
+    The same seed gives the same texts, whatever the configuration.
+    """
     times: list[float] = []  # one for each token
     ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
@@ -85,13 +101,11 @@ def generation_rate(llama: LoadedModel, n_streams: int, n_predict: int, seed: in
         elif isinstance(event, Done | Failed):
             ended.put(event)
 
-    random = np.random.default_rng(seed)
     defaults = Defaults(cache_prompt=False)
-    for _ in range(n_streams):
-        prompt = random.integers(0, llama.forward.n_vocab, _PROMPT_TOKENS).tolist()
-        llama.engine.submit(
-            defaults.request(prompt, n_predict=n_predict, temperature=0.0, ignore_eos=True, seed=1), emit
-        )
+    for i in range(n_streams):
+        prompt = llama.tokenize(OPENINGS[(seed + i) % len(OPENINGS)], add_special=True)
+        request = defaults.request(prompt, n_predict=n_predict, ignore_eos=True, seed=seed * STREAMS + i)
+        llama.engine.submit(request, emit)
     for _ in range(n_streams):
         event = ended.get()
         if isinstance(event, Failed):
@@ -99,13 +113,38 @@ def generation_rate(llama: LoadedModel, n_streams: int, n_predict: int, seed: in
     return (len(times) - 1) / (max(times) - min(times))
 
 
-def measure(llama: LoadedModel, n_predict: int, repetitions: int) -> tuple[float, float]:
-    """Medians of one stream and of STREAMS of them, after a short round of each that warms up."""
-    rates = []
-    for n_streams in (1, STREAMS):
-        generation_rate(llama, n_streams, _WARM_UP_TOKENS)
-        rates.append(statistics.median(generation_rate(llama, n_streams, n_predict, i) for i in range(repetitions)))
-    return rates[0], rates[1]
+@dataclass(frozen=True)
+class Configuration:
+    """A way to load the model; `columns`: those measured with it, and the streams of each."""
+
+    columns: Mapping[str, int]
+    ring: bool = False
+    drafts: DraftOptions = _NO_DRAFTS
+
+    def options(self, base: EngineOptions, split: SplitOptions) -> EngineOptions:
+        """`base` with this configuration, divided as `split` says."""
+        return replace(base, drafts=self.drafts, split=replace(split, ring=self.ring))
+
+
+def configurations(compared: Sequence[str], drafts: DraftOptions) -> list[Configuration]:
+    """The configurations that measure plain decoding and the columns of --compare."""
+    found = [Configuration({PLAIN: 1} | ({"streams": STREAMS} if "streams" in compared else {}))]
+    if "ring" in compared:
+        found.append(Configuration({"ring": 1}, ring=True))
+    if "drafts" in compared:
+        found.append(Configuration({"drafts": 1}, drafts=drafts))
+    return found
+
+
+def predicted(rows: Sequence[Row], row: Row, *, both_ways: bool) -> float:
+    """Return the tokens per second that compute + (N−1) × latency gives.
+
+    Compute is what a token takes in the row of the same number of nodes with the least latency, without its links.
+    """
+    delays = (row.nodes - 1) * (2 if both_ways else 1)
+    nearest = min((other for other in rows if other.nodes == row.nodes), key=lambda other: other.latency_ms)
+    more_ms = delays * (row.latency_ms - nearest.latency_ms)
+    return 1e3 / (1e3 / nearest.tokens_per_second[PLAIN] + more_ms)
 
 
 # --- workers and the taps before them ---------------------------------------------------------------------------------
@@ -169,21 +208,30 @@ def listening_port(process: subprocess.Popen[str]) -> int:
 
 # --- the table and the drawing ----------------------------------------------------------------------------------------
 
-
-HEADER = f"""| Nodes | Latency | Ring | tok/s | vs baseline | {STREAMS} streams tok/s | vs baseline |
-|-------|---------|------|------:|-------------|---------------:|-------------|"""
+_TITLES = {PLAIN: "tok/s", "streams": f"{STREAMS} streams tok/s"}
 
 
-def line(measured: Measured, baseline: Measured) -> str:
-    """A row of the table; the baseline is the first."""
-    cells = [f"{measured.nodes}", f"{measured.latency_ms:g}ms", "on" if measured.ring else "off"]
-    for rate, first in ((measured.single, baseline.single), (measured.streams, baseline.streams)):
-        cells += [f"{rate:.1f}", f"{rate / first:.2f}×"]
-    return f"| {' | '.join(cells)} |"
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """The lines of the table; all columns are compared with the first row's plain decoding."""
+    columns = list(rows[0].tokens_per_second)
+    titles = [_TITLES.get(column, f"{column} tok/s") for column in columns]
+    head, rule = "| Nodes | Latency |", "|-------|---------|"
+    for title in titles:
+        head += f" {title} | vs baseline |"
+        rule += f"{'-' * (len(title) + 1)}:|-------------|"
+    yield head
+    yield rule
+    baseline = rows[0].tokens_per_second[PLAIN]
+    for row in rows:
+        line = f"| {row.nodes:<5} | {f'{row.latency_ms:g}ms':<7} |"
+        for column, title in zip(columns, titles, strict=True):
+            rate = row.tokens_per_second[column]
+            line += f" {rate:>{len(title)}.1f} | {f'{rate / baseline:.2f}×':<11} |"
+        yield line
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is there."""
+    """Return True if matplotlib is installed."""
     try:
         import matplotlib.figure
     except ImportError:
@@ -191,8 +239,8 @@ def can_draw() -> bool:
     return bool(matplotlib.figure)
 
 
-def draw(rows: Sequence[Measured], title: str, folder: Path) -> list[Path]:
-    """Writes `latency.png` and `latency.svg`. Raises LatencyError."""
+def draw(rows: Sequence[Row], title: str, folder: Path) -> list[Path]:
+    """Write `latency.png` and `latency.svg`. Raises LatencyError."""
     figure = _figure(rows, title)
     paths = [folder / "latency.png", folder / "latency.svg"]
     try:
@@ -204,33 +252,18 @@ def draw(rows: Sequence[Measured], title: str, folder: Path) -> list[Path]:
     return paths
 
 
-def _figure(rows: Sequence[Measured], title: str) -> Figure:
-    # Without pyplot, so that no window system is asked for.
+def _figure(rows: Sequence[Row], title: str) -> Figure:
+    # Without pyplot, which would look for a window system.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    columns = list(rows[0].tokens_per_second)
+    figure = Figure(figsize=(5 * len(columns), 4.2), layout="constrained")
     figure.suptitle(title)
-    panels: tuple[tuple[str, Callable[[Measured], float]], ...] = (
-        ("one stream", lambda row: row.single),
-        (f"{STREAMS} streams, in all", lambda row: row.streams),
-    )
-    for i, (name, rate) in enumerate(panels):
-        axes = figure.add_subplot(1, 2, i + 1)
-        kinds = sorted({(row.nodes, row.ring) for row in rows})
-        colours = {nodes: f"C{i}" for i, nodes in enumerate(dict.fromkeys(nodes for nodes, _ in kinds))}
-        for nodes, ring in kinds:
-            line_ = sorted(
-                (row for row in rows if (row.nodes, row.ring) == (nodes, ring)), key=lambda row: row.latency_ms
-            )
-            axes.plot(
-                [row.latency_ms for row in line_],
-                [rate(row) for row in line_],
-                marker="o",
-                color=colours[nodes],
-                linestyle="--" if ring else "-",
-                label=f"{nodes} nodes{', ring' if ring else ''}",
-            )
-        axes.set_title(name)
+    for axes, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
+        for nodes in dict.fromkeys(row.nodes for row in rows):
+            points = sorted((row.latency_ms, row.tokens_per_second[column]) for row in rows if row.nodes == nodes)
+            axes.plot(*zip(*points, strict=True), marker="o", label=f"{nodes} nodes")
+        axes.set_title(column)
         axes.set_xlabel("latency of each graph, ms")
         axes.set_ylabel("tokens per second")
         axes.set_ylim(bottom=0)
@@ -266,13 +299,18 @@ def nodes_of(text: str, n_workers: int | None) -> list[int]:
     return values
 
 
-def linked(llama: LoadedModel) -> bool:
-    """Whether workers pass what they compute straight to others."""
-    return bool(getattr(llama.forward, "links", ()))
+def compared_of(flags: Parsed) -> list[str]:
+    """The columns that the table has besides plain decoding; a flag of drafts asks for theirs. Raises FlagError."""
+    found = set(listed([flags.compare or ""]))
+    if unknown := found - set(COMPARED):
+        raise FlagError(f"--compare: expected some of {', '.join(COMPARED)}, got {min(unknown)!r}")
+    if flags.given & {"spec_type", "spec_default", "model_draft", "hf_repo_draft"} and flags.spec_type != "none":
+        found.add("drafts")
+    return [column for column in COMPARED if column in found]
 
 
 def split_for(given: SplitOptions | None, endpoints: Sequence[str], *, even: bool) -> SplitOptions:
-    """How the model is divided among this machine and the workers at `endpoints`."""
+    """Divide the model among this machine and the workers at `endpoints`."""
     split = SplitOptions(rpc=tuple(endpoints)) if given is None else replace(given, rpc=tuple(endpoints))
     return replace(split, tensor_split=(1.0,) * (len(endpoints) + 1)) if even else split
 
@@ -289,55 +327,76 @@ def _load(source: ModelSource, options: EngineOptions, nodes: int) -> LoadedMode
 
 
 def bench_latency(flags: Parsed) -> int:
-    """The command. Raises LlamadoError."""
+    """Run the command. Raises LlamadoError."""
     logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
-    latencies = latencies_of(flags.latency or _LATENCIES)
-    base = engine_options(flags, n_slots=STREAMS)
+    latencies, compared = latencies_of(flags.latency or _LATENCIES), compared_of(flags)
+    base = engine_options(flags, n_slots=STREAMS if "streams" in compared else 1)
+    if "drafts" in compared and base.drafts.kinds == ():
+        raise FlagError("--compare drafts: --spec-type none leaves nothing to compare with")
+    if "ring" in compared and flags.rpc_ring == "off":
+        raise FlagError("--compare ring: --rpc-ring off leaves nothing to compare with")
     given = None if base.split is None else [Endpoint.parse(text) for text in base.split.rpc]
     if given is not None and any(endpoint.tls for endpoint in given):
         raise FlagError("--latency: graphs inside TLS cannot be delayed; name workers without tls://")
     default = _NODES if given is None else str(len(given) + 1)
     nodes = nodes_of(flags.nodes or default, None if given is None else len(given))
-    n_predict, repetitions = _GENERATE, _REPETITIONS
+    n_predict, rounds = _GENERATE, _ROUNDS
     if "n_gen" in flags.given:
         n_predict = _whole(flags.n_gen, "-n/--n-gen")
     if "repetitions" in flags.given:
-        repetitions = _whole(str(flags.repetitions), "-r/--repetitions")
-    if not can_draw():
+        rounds = _whole(str(flags.repetitions), "-r/--repetitions")
+    if flags.out and not can_draw():
         hint = f'drawing needs matplotlib, the extra "plot": {install_command("plot")}'
-        if flags.out:
-            raise LatencyError(f"--out {flags.out}: {hint}")
-        print(hint, file=sys.stderr)
+        raise LatencyError(f"--out {flags.out}: {hint}")
     source = model_source(flags)
-    base = base.with_context(max(base.n_ctx, _CONTEXT, STREAMS * (_PROMPT_TOKENS + n_predict)))
-    rows: list[Measured] = []
-    as_table = flags.output != "json"
-    if as_table:
-        print(HEADER, flush=True)
+    longest = max(len(opening) for opening in OPENINGS)  # at most a token for each letter
+    base = base.with_context(max(base.n_ctx, _CONTEXT, base.n_slots * (longest + n_predict)))
+    ways = configurations(compared, base.drafts)
+    rates: dict[tuple[int, float], dict[str, list[float]]] = {(n, latency): {} for n in nodes for latency in latencies}
     with ExitStack() as running:
         workers = given or running.enter_context(own_workers(max(nodes) - 1))
-        for n in nodes:
-            taps = Taps(workers[: n - 1], both_ways=flags.both_ways)
-            try:
-                split = split_for(base.split, taps.endpoints, even="tensor_split" not in flags.given)
-                # One worker has nobody to pass anything to.
-                for ring in (False, True) if flags.compare_ring and n > 2 else (flags.rpc_ring == "auto",):
-                    with _load(source, replace(base, split=replace(split, ring=ring)), n) as llama:
-                        for latency in latencies:
+        taps = running.enter_context(closing(Taps(workers[: max(nodes) - 1], both_ways=flags.both_ways)))
+        for round_ in range(rounds):
+            for n in nodes:
+                print(f"round {round_ + 1} of {rounds}: {n} nodes", file=sys.stderr, flush=True)
+                split = split_for(base.split, taps.endpoints[: n - 1], even="tensor_split" not in flags.given)
+                for way in ways:
+                    taps.delay(0.0)
+                    with _load(source, way.options(base, split), n) as llama:
+                        for i, latency in enumerate(latencies):
                             taps.delay(latency)
-                            rates = measure(llama, n_predict, repetitions)
-                            rows.append(Measured(n, latency, *rates, ring=linked(llama)))
-                            if as_table:
-                                print(line(rows[-1], rows[0]), flush=True)
-            finally:
-                taps.close()
-    if not as_table:
+                            for column, n_streams in way.columns.items():
+                                # No seed comes twice to an engine: drafts would repeat what it said before.
+                                seed = 2 * (round_ * len(latencies) + i)
+                                generation_rate(llama, n_streams, min(_WARM_UP_TOKENS, n_predict), seed + 1)
+                                rate = generation_rate(llama, n_streams, n_predict, seed)
+                                rates[n, latency].setdefault(column, []).append(rate)
+    rows = _rows(rates, compared, both_ways=flags.both_ways)
+    if flags.output == "json":
         print(json.dumps([{"model": source.name, **asdict(row)} for row in rows], indent=2))
-    if can_draw():
-        title = f"{source.name}: this machine and its workers"
-        for path in draw(rows, title, Path(flags.out or os.curdir)):
+    else:
+        print(*table(rows), sep="\n", flush=True)
+    if flags.out:
+        for path in draw(rows, f"{source.name}: this machine and its workers", Path(flags.out)):
             print(f"drawn: {path}", file=sys.stderr)
     return 0
+
+
+def _rows(
+    rates: Mapping[tuple[int, float], Mapping[str, Sequence[float]]], compared: Sequence[str], *, both_ways: bool
+) -> list[Row]:
+    """The table's rows: the median of each cell's rates, and what is predicted if that is compared."""
+    medians = [
+        Row(n, latency, {column: statistics.median(values) for column, values in columns.items()})
+        for (n, latency), columns in rates.items()
+    ]
+    rows = []
+    for row in medians:
+        found = dict(row.tokens_per_second)
+        if PREDICTED in compared:
+            found[PREDICTED] = predicted(medians, row, both_ways=both_ways)
+        rows.append(replace(row, tokens_per_second={column: found[column] for column in (PLAIN, *compared)}))
+    return rows
 
 
 def _whole(text: str, flag: str) -> int:

@@ -30,7 +30,7 @@ from llamado.cluster.state import (
 from llamado.cluster.supervisor import Nodes, Standing, Supervisor
 from llamado.cluster.table import cluster_table
 from llamado.errors import LlamadoError
-from llamado.flags import FLAGS, FlagError, Parsed
+from llamado.flags import FLAGS, FlagError, Parsed, refuse_broken_lines
 from llamado.installation import own_command
 
 _POLL = 0.05  # seconds between looks at the state of a cluster that starts in the background
@@ -121,6 +121,7 @@ def _workers(flags: Parsed) -> int | tuple[WorkerConfig, ...]:
 def server_options(arguments: Sequence[str]) -> dict[str, Any]:
     """The server's flags after `--`, by their long names. Raises FlagError."""
     known = {name: flag for flag in FLAGS if "serve" in flag.commands for name in flag.names + flag.off_names}
+    refuse_broken_lines(arguments, {name for name, flag in known.items() if flag.type != "bool" and flag.bare is None})
     found: dict[str, Any] = {}
     left = list(arguments)
     while left:

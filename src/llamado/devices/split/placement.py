@@ -12,6 +12,7 @@ alone, and only the last one the way back: N + 1 ways for N of them instead of 2
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,6 +85,16 @@ class SplitOptions:
             alive_timeout=self.alive_timeout,
             links=self.ring,
         )
+
+
+def share_problem(shares: Sequence[float]) -> str:
+    """Return what is wrong with proportions of `tensor_split`; empty if nothing is."""
+    for share in shares:
+        if share < 0:
+            return f"the share {share:g} is less than 0 (0 gives a device nothing)"
+        if not share < math.inf:
+            return f"the share {share:g} is no finite number"
+    return "" if any(shares) or not shares else "all shares are 0 (memory divides by free memory)"
 
 
 class WeightSize(NamedTuple):

@@ -20,7 +20,6 @@ from llamado.devices.split.placement import (
     SplitOptions,
     check_memory,
     mib,
-    predict,
     weights_elsewhere,
 )
 
@@ -236,8 +235,8 @@ def place(
 ) -> Placement:
     """The placement that the options ask for, on the devices `among` (default: all).
 
-    Raises UnknownDevice for names of devices that are not there, NotEnoughMemory where the model does not fit. Only
-    `fastest` (no `tensor_split`) needs speeds. After the loss of a device, `figures` are those from the start and
+    Raises UnknownDevice for names and shares of devices that are not there, NotEnoughMemory if the model does not fit.
+    Only `fastest` (no `tensor_split`) needs speeds. After the loss of a device, `figures` are those from the start and
     `among` the numbers of the devices left: overrides to others have no effect, and the proportions are those of the
     devices left.
     """
@@ -245,14 +244,14 @@ def place(
     home = local_device(figures)
     ratios = options.tensor_split
     n_gpu_layers = options.n_gpu_layers
-    if options.devices:
-        chosen = selected(figures, options.devices)
-    elif ratios is None:
-        chosen = tuple(range(len(figures)))
-    else:
-        chosen = workers(figures)
-        if len(ratios) > len(chosen) and home not in chosen:
-            chosen = (*chosen, home)
+    chosen = sharing(figures, options)
+    if ratios and chosen and len(ratios) > len(chosen):
+        given = ",".join(f"{share:g}" for share in ratios)
+        names = ", ".join(figures[i].name for i in chosen)
+        raise UnknownDevice(
+            f"--tensor-split {given}: {len(ratios)} shares for {len(chosen)} device{'s'[: len(chosen) > 1]} ({names}); "
+            "give each device of a worker one, and this machine one more if it is to have layers"
+        )
     order = tuple(i for i in chosen if i in present)
     if not order:
         placement = Placement((home,) * sizes.n_layer, home, home)
@@ -269,51 +268,6 @@ def place(
     placement = override(sizes, placement, [(p, i) for p, i in overrides if i in present])
     check_memory(sizes, figures, placement)
     return placement
-
-
-def idle(
-    sizes: ModelSizes, figures: Sequence[DeviceFigures], options: SplitOptions, placement: Placement
-) -> dict[int, str]:
-    """Why workers have nothing, in words, by their numbers."""
-    chosen = selected(figures, options.devices) if options.devices else workers(figures)
-    used = {*placement.layers, placement.head, *(device for _, device in placement.overrides)}
-    found = {}
-    for number in workers(figures):
-        if number in used:
-            continue
-        if number not in chosen:
-            found[number] = "--device does not name it"
-        elif options.n_gpu_layers == 0:
-            found[number] = "--n-gpu-layers 0 leaves everything on this machine"
-        elif options.tensor_split:
-            found[number] = "its part of --tensor-split is none, or less than a layer"
-        else:
-            found[number] = _why_idle(sizes, figures, placement, number)
-    return found
-
-
-def _why_idle(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement, number: int) -> str:
-    """What a token would take if it had a layer, or what it has no room for."""
-    device = figures[number]
-    layer = min(range(sizes.n_layer), key=lambda i: sizes.layers[i] + sizes.kv[i], default=None)
-    if layer is None:
-        return "the model has no layers"
-    need = sizes.layers[layer] + sizes.kv[layer] + sizes.compute
-    if need > device.room:
-        return f"a layer takes {mib(need)}, and it has {mib(device.free)} free"
-    now = predict(sizes, figures, placement).seconds
-    moved = [
-        replace(placement, layers=(*placement.layers[:i], number, *placement.layers[i + 1 :]))
-        for i in range(sizes.n_layer)
-    ]
-    with_it = [seconds for move in moved if (seconds := predict(sizes, figures, move).seconds) is not None]
-    if now is None or not with_it or not device.decode:
-        return f"by free memory nothing is left for it: it has {mib(device.free)}"
-    return (
-        f"it would make answers slower: a token takes {1e3 * now:.2f} ms without it and {1e3 * min(with_it):.2f} ms "
-        f"with a layer on it (it reads {device.decode / 1e9:.1f} GB/s, a round trip takes "
-        f"{1e3 * device.round_trip:.2f} ms); --tensor-split gives it a part all the same"
-    )
 
 
 def override(sizes: ModelSizes, placement: Placement, overrides: Sequence[tuple[str, int]]) -> Placement:
@@ -333,6 +287,19 @@ def override(sizes: ModelSizes, placement: Placement, overrides: Sequence[tuple[
     whole = replace(placement, layers=layers, head=common.get(-1, placement.head))
     moved = replace(whole, overrides=tuple(overrides))
     return moved if weights_elsewhere(sizes, moved) else whole
+
+
+def sharing(figures: Sequence[DeviceFigures], options: SplitOptions) -> tuple[int, ...]:
+    """The devices that layers may go to, in the order of their shares; one share more than workers: this machine last.
+
+    Layers that `n_gpu_layers` keeps on this machine count for no share.
+    """
+    if options.devices:
+        return selected(figures, options.devices)
+    if options.tensor_split is None:
+        return tuple(range(len(figures)))
+    far, home = workers(figures), local_device(figures)
+    return (*far, home) if len(options.tensor_split) > len(far) and home not in far else far
 
 
 def selected(figures: Sequence[DeviceFigures], names: Sequence[str]) -> tuple[int, ...]:

@@ -75,9 +75,7 @@ class Membership:
             log.warning("%s joined", names)
             for number, device in new.items():
                 self._recovery.events.add("joined", device.name, f"it has {held(placement).get(number, 'nothing')}")
-            for number, text in held(placement).items():
-                log.info("%s: %s", self._pool.figures[number].name, text)
-            self._pool.say_who_is_idle(placement)
+            self._pool.log_placement(placement)
             return self._joined([*new])
 
     def drain(self, endpoint: str) -> None:
@@ -98,8 +96,7 @@ class Membership:
             log.warning("%s is drained: it has nothing any more", names)
             for number in numbers:
                 self._recovery.events.add("drained", self._pool.figures[number].name, "its layers are elsewhere")
-            for number, text in held(placement).items():
-                log.info("%s: %s", self._pool.figures[number].name, text)
+            self._pool.log_placement(placement)
 
     # -- layouts -------------------------------------------------------------------------------------------------------
 
@@ -119,8 +116,7 @@ class Membership:
             self._change(placement, {}, (), sent)
             self._pool.by_hand = placement
             log.warning("layers were laid out anew")
-            for number, text in held(placement).items():
-                log.info("%s: %s", self._pool.figures[number].name, text)
+            self._pool.log_placement(placement)
 
     def measure(self) -> None:
         """Finds the speeds that nobody measured yet. Answers wait meanwhile, up to two seconds, once."""

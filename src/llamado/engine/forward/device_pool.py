@@ -9,15 +9,15 @@ from dataclasses import replace
 
 from llamado.devices.device import Device, DeviceLost
 from llamado.devices.registry import Unreachable, backend
+from llamado.devices.split.explain import holdings, idle, shares_text
 from llamado.devices.split.failover import without
 from llamado.devices.split.measure import figures_of, measure, measure_all
 from llamado.devices.split.placement import (
     DeviceFigures,
     Placement,
     SplitOptions,
-    held,
 )
-from llamado.devices.split.rules import idle, place
+from llamado.devices.split.rules import place
 from llamado.engine.forward.fitting import MemoryOptions, before_reading, fit
 from llamado.engine.forward.sizes import usual_weights
 from llamado.engine.options import Report
@@ -81,9 +81,8 @@ class DevicePool:
         given, n = split.tensor_split, len(self.devices) - 1
         self._shares = [] if given is None else [*given[:n], *(0.0 for _ in range(n - len(given)))]
         self._home_share = None if not given or len(given) <= n else given[n]
-        for number, text in held(self.fit.placement).items():
-            log.info("%s: %s", self.devices[number].name, text)
-        self.say_who_is_idle(self.fit.placement)
+        if text := shares_text(self.figures, split):
+            log.info("%s", text)
 
     # -- who has what --------------------------------------------------------------------------------------------------
 
@@ -105,8 +104,12 @@ class DevicePool:
             found = idle(self.fit.sizes, self.figures, self._options, placement)
         return {number: why for number, why in found.items() if number not in self.left}
 
-    def say_who_is_idle(self, placement: Placement) -> None:
-        """A line of the log for each worker that has nothing."""
+    def log_placement(self, placement: Placement) -> None:
+        """Log a line for each device: what it holds and why, or why it holds nothing."""
+        by_hand = "layers were laid out by hand" if placement == self.by_hand else ""
+        for number, text in holdings(self.fit.sizes, self.figures, self._options, placement, by_hand).items():
+            if number not in self.left:
+                log.info("%s: %s", self.figures[number].name, text)
         for number, why in self.idle(placement).items():
             log.warning("%s gets no layers: %s", self.figures[number].name, why)
 
