@@ -49,7 +49,7 @@ ELSEWHERE = {
 NOT_RUN = {
     r"pip install ": ("it changes this environment", "tests/test_wheel.py"),
     r"(LATENCY\d=\d+ )*\./demo\.sh": ("it installs an environment of its own", "tests/commands/test_demo.py"),
-    r"\./test\.sh|\.ci/run": ("they run the tests", "test.sh"),
+    r"\./test\.sh|\.ci/run|tests/full\.sh": ("they run the tests", "test.sh"),
     r"\.venv/bin/pip install pre-commit": ("it changes the clone", ".pre-commit-config.yaml"),
     r"benchmarks/peer\.sh": ("it compiles llama.cpp for a quarter of an hour", "benchmarks/peer.sh"),
     r"tests/clients/run\.sh": ("it installs a dozen clients", "tests/clients/run.sh"),
@@ -316,8 +316,16 @@ def run_here(page: str) -> list[Block]:
     ]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("reader", [page for page in PAGES if run_here(page)], indirect=True)
+# A page takes seconds to a minute; README's is what a newcomer follows first.
+@pytest.mark.parametrize(
+    "reader",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page == "README.md" else pytest.mark.full)
+        for page in PAGES
+        if run_here(page)
+    ],
+    indirect=True,
+)
 def test_the_page_can_be_followed(reader: Reader) -> None:
     for command in ELSEWHERE_RUNNING.get(reader.page, []):
         reader.type(command, reader.page)
