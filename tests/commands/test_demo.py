@@ -104,7 +104,7 @@ def run(clone: Path, tmp_path: Path) -> Run:
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_chat_with_a_file_and_stop(run: Run, clone: Path, tmp_path: Path) -> None:
     make_llama(tmp_path / "tiny.gguf")
     port = free_port()
@@ -136,7 +136,7 @@ def test_chat_with_a_file_and_stop(run: Run, clone: Path, tmp_path: Path) -> Non
     assert (run("stop").stdout, run("stop").returncode) == ("no demo is running\n", 0)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_slow_link_to_one_of_two_workers(run: Run, clone: Path, tmp_path: Path) -> None:
     make_llama(tmp_path / "tiny.gguf")
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -161,7 +161,7 @@ def test_a_slow_link_to_one_of_two_workers(run: Run, clone: Path, tmp_path: Path
             os.kill(pid, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_server_that_does_not_start(run: Run, clone: Path, tmp_path: Path) -> None:
     """The reason is said, and its workers end too."""
     (tmp_path / "broken.gguf").write_bytes(b"no model")
@@ -213,7 +213,7 @@ def check_answer(done: subprocess.CompletedProcess[str], name: str) -> None:
     assert "time to first token" in words
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_large_model_from_the_hub_to_an_answer(run: Run, clone: Path, tmp_path: Path) -> None:
     site, content = stand_in(tmp_path, "qwen3", "qwen3moe")
     with serve(site):
@@ -225,7 +225,7 @@ def test_a_large_model_from_the_hub_to_an_answer(run: Run, clone: Path, tmp_path
     assert run("stop").stdout == "demo has ended\n"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_download_that_broke_off_goes_on_and_is_kept(run: Run, clone: Path, tmp_path: Path) -> None:
     site, content = stand_in(tmp_path, "glm", "deepseek2")
     folder = tmp_path / "home" / ".models"

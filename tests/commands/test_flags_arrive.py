@@ -589,6 +589,16 @@ def turned(flag: Flag, name: str, value: str | None) -> list[str]:
 
 
 USED = [flag for flag in FLAGS if flag.kind is Kind.USED]
+EVERYWHERE = [
+    pytest.param(False, marks=pytest.mark.slow, id="at home"),
+    pytest.param(True, marks=pytest.mark.full, id="everywhere"),
+]
+"""By its first spelling in its first command; by every spelling and variable in every command."""
+
+
+def commands_of(flag: Flag, everywhere: bool) -> list[str]:
+    found = [command for command in COMMANDS if command in flag.commands]
+    return found if everywhere else found[:1]
 
 
 @pytest.fixture(scope="module")
@@ -682,43 +692,41 @@ def test_every_flag_has_its_row() -> None:
     assert len({key(flag) for flag in USED}) == len(USED)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("everywhere", EVERYWHERE)
 @pytest.mark.parametrize("flag", USED, ids=key)
-def test_a_flag_arrives_where_it_acts(runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag) -> None:
+def test_a_flag_arrives_where_it_acts(
+    runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag, everywhere: bool
+) -> None:
     row = ROWS[key(flag)]
-    for command in COMMANDS:
-        if command not in flag.commands:
-            continue
+    for command in commands_of(flag, everywhere):
         start = BASE[command] if row.base is None else row.base
         if row.base is not None and command not in ("serve", "plan"):
             start += {"run": " -p hi", "perplexity": " -f @folder/text"}.get(command, "")
         start = f"{start} {row.beside}"
         base = runs.run(capsys, command, start)
         names = flag.off_names if flag.type == "bool" and flag.default is True else flag.names
-        for name in names if command == home(flag) else names[:1]:
+        for name in names if everywhere and command == home(flag) else names[:1]:
             after = runs.run(capsys, command, f"{start} {row.along}".split() + turned(flag, name, row.value))
             check(runs, flag, row, command, base, after, name)
         text = row.value if row.value is not None else "off" if flag.default is True else "1"
-        for variable in flag.env:
+        for variable in flag.env if everywhere else ():
             after = runs.run(capsys, command, f"{start} {row.along}", **{variable: text})
             check(runs, flag, row, command, base, after, variable)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("everywhere", EVERYWHERE)
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.kind is Kind.MEANINGLESS], ids=key)
 def test_a_flag_without_meaning_is_said_and_changes_nothing(
-    runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag
+    runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag, everywhere: bool
 ) -> None:
     value = None if flag.type == "bool" else (flag.choices or ("1",))[0]
-    for command in COMMANDS:
-        if command not in flag.commands:
-            continue
+    for command in commands_of(flag, everywhere):
         base = runs.run(capsys, command, BASE[command])
-        for name in flag.names + flag.off_names if command == home(flag) else flag.names[:1]:
+        for name in flag.names + flag.off_names if everywhere and command == home(flag) else flag.names[:1]:
             given = turned(flag, name, None if name in flag.off_names else value)
             after = runs.run(capsys, command, BASE[command].split() + given)
             said(base, after, flag.label, flag.help)
-        for variable in flag.env:
+        for variable in flag.env if everywhere else ():
             said(base, runs.run(capsys, command, BASE[command], **{variable: value or "1"}), variable, flag.help)
 
 
@@ -731,9 +739,7 @@ def said(base: Outcome, after: Outcome, label: str, why: str) -> None:
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.kind is Kind.REFUSED], ids=key)
 def test_a_refused_flag_names_itself_and_the_reason(runs: Runs, capsys: pytest.CaptureFixture[str], flag: Flag) -> None:
     value = None if flag.type == "bool" else "1"
-    for command in COMMANDS:
-        if command not in flag.commands:
-            continue
+    for command in commands_of(flag, everywhere=True):
         refused = [runs.run(capsys, command, BASE[command].split() + turned(flag, n, value)) for n in flag.names]
         refused += [runs.run(capsys, command, BASE[command], **{name: value or "1"}) for name in flag.env]
         for outcome, name in zip(refused, (*(flag.label for _ in flag.names), *flag.env), strict=True):

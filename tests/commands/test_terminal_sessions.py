@@ -187,6 +187,7 @@ def test_a_server_is_spoken_to_like_a_model(terminal: Open, model: Path, monkeyp
             server.terminate()
 
 
+@pytest.mark.full
 def test_smollm2_in_a_terminal(terminal: Open, smollm2_path: Path) -> None:
     """A real model: Markdown is drawn, and every line of it stands there once."""
     one = terminal(str(smollm2_path), "-n", "60", "-s", "1", "--temp", "0", rows=20)

@@ -147,7 +147,7 @@ def can_run(lowering: str) -> bool:
 EACH_LOWERING = [BEST, *(pytest.param(name, marks=pytest.mark.full) for name in sorted(LOWERINGS) if name != BEST)]
 """Parameters: the lowering of this machine in each run, the others in the full one."""
 
-COMMON_TYPES = {T.F32, T.F16, T.BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q8_0, T.Q4_K, T.Q6_K}
+COMMON_TYPES = {T.F32, T.F16, T.BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q8_0, T.Q4_K, T.Q6_K, T.MXFP4}
 """Weight types of nearly all published models: they share their code paths with the others."""
 
 

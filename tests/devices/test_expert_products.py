@@ -83,7 +83,7 @@ def test_every_lowering(device: CpuDevice, type: T, n_tokens: int) -> None:
     assert together(device, type, raw, n, x, chosen).tobytes() == expected.tobytes()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("n_tokens", [1, 3])
 def test_experts_with_codebooks(best: CpuDevice, n_tokens: int) -> None:
     raw = weight_bytes(T.IQ1_S, 512, 19 * N_EXPERTS)

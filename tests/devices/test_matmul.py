@@ -43,7 +43,7 @@ def multiply(device: CpuDevice, type: T, raw: Array, n: int, x: Array) -> Array:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type", WEIGHTS, ids=ids)
+@pytest.mark.parametrize("type", each_type(WEIGHTS))
 def test_products_of_every_weight_type(device: CpuDevice, type: T) -> None:
     for blocks, rows, columns in ((1, 8, 1), (3, 23, 3), (2, 40, 3), (9, 17, 9), (2, 11, 21), (1, 9, 10), (3, 21, 29)):
         n = blocks * type.block_size
@@ -74,7 +74,7 @@ def test_products_with_codebooks(name: str, type: T) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type", WEIGHTS, ids=ids)
+@pytest.mark.parametrize("type", each_type(WEIGHTS))
 def test_extreme_weights_and_activations(device: CpuDevice, type: T) -> None:
     """All bits set, the greatest activations: no integer sum overflows."""
     n, rows, columns = 2048, 8, 3
@@ -91,7 +91,7 @@ def test_extreme_weights_and_activations(device: CpuDevice, type: T) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type", WEIGHTS, ids=ids)
+@pytest.mark.parametrize("type", each_type(WEIGHTS))
 def test_activations_of_zero_and_of_any_size(device: CpuDevice, type: T) -> None:
     n = type.block_size
     raw = weight_bytes(type, n, 8)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running import PLAIN, Array, Case, check, new, values, weight_bytes
+from running import PLAIN, Array, Case, check, each_type, new, values, weight_bytes
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError
@@ -243,7 +243,7 @@ def test_rows_of_more_dimensions(device: CpuDevice) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type", [T.Q8_0, T.Q4_1, T.Q1_0, T.NVFP4, T.Q3_K, T.Q6_K, T.TQ1_0, *PLAIN], ids=name)
+@pytest.mark.parametrize("type", each_type([T.Q8_0, T.Q4_1, T.Q1_0, T.NVFP4, T.Q3_K, T.Q6_K, T.TQ1_0, *PLAIN]))
 def test_products_of_few_rows_and_of_many_matrices(device: CpuDevice, type: T) -> None:
     n = 40 if type in PLAIN else 2 * type.block_size
     for rows, dims, columns in ((3, (1, 1), 4), (7, (1, 1), 9), (12, (2, 1), 3), (5, (2, 2), 1)):

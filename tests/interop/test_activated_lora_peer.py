@@ -19,7 +19,7 @@ from llamado.server.load import load_served
 from llamado.server.loaded_model import Served
 from llamado.server.settings import Settings
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 CALL, OTHER = [87, 88], [89]
 TEXT = [10 + i % 50 for i in range(40)]
 TAIL = [*range(20, 28)]

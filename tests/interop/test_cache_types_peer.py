@@ -17,7 +17,7 @@ from tiny_models import make_llama
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 N_CTX, N_TOP = 256, 10
 Array = np.ndarray[Any, Any]

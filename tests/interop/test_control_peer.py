@@ -20,7 +20,7 @@ from llamado.devices.split.placement import SplitOptions
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 PROMPT = [*range(3, 40)]
 N_CTX, N_PREDICT = 128, 24
 CACHE = ["-ctk", "f32", "-ctv", "f32"]

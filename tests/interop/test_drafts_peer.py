@@ -20,7 +20,7 @@ from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
 from llamado.models.heads.next_token import HEADS
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 PROMPTS = ([*range(3, 40)], [*range(100, 160)], [7, 7, 12, 400])
 N_CTX, N_PREDICT = 512, 60
 

@@ -18,7 +18,7 @@ from llamado.devices.split.placement import SplitOptions
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 N_CTX = 256
 EXPERTS = ((r"_exps", "CPU"),)

@@ -21,7 +21,7 @@ from llamado.gateway.options import GatewayOptions, ReplicaOptions
 from llamado.gateway.serve import make_gateway
 from llamado.http.sockets import listen
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow]
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 OPTIONS = ("-c", "4096", "-np", "4", "-t", "1", "-a", "m", "--metrics")
 

@@ -10,7 +10,7 @@ from tiny_models import make_llama
 
 from llamado.commands import cli
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 
 @pytest.mark.parametrize(

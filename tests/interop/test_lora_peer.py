@@ -34,7 +34,7 @@ from llamado.engine.request import Defaults, Result
 from llamado.server.load import load_served
 from llamado.server.settings import Settings
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 N_CTX = 256
 N_PREDICT = 24

@@ -13,7 +13,7 @@ from tiny_models import make_llama
 from llamado.commands import cli
 from llamado.gguf import GGUFFile
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3moe"])

@@ -16,7 +16,7 @@ import pytest
 from peer_server import llama_server
 from ports import free_port
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 
 @contextmanager

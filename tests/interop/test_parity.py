@@ -79,6 +79,7 @@ def show(*lines: str) -> None:
     print("", *lines, sep="\n", file=sys.stderr)
 
 
+@pytest.mark.full
 def test_distributions_of_float_weights(loaded: Loaded, peer_bin: Path, tmp_path: Path) -> None:
     path = to_float32(peer_bin, loaded.path, tmp_path / "float32.gguf")
     with llama_server(peer_bin, path, tmp_path / "llama-server.log", *options("f32")) as client:
@@ -118,6 +119,7 @@ def test_distributions_of_quantised_weights(loaded: Loaded, peer_bin: Path, tmp_
     assert ours.agreement >= min(AGREEMENT, itself.agreement - 0.02)
 
 
+@pytest.mark.full
 def test_perplexity(loaded: Loaded, peer_bin: Path, tmp_path: Path) -> None:
     text = long_text(N_CHARACTERS)
     (tmp_path / "text").write_text(text, encoding="utf-8")

@@ -16,7 +16,7 @@ from tiny_models import BYTE, CONTROL, CORPUS, NORMAL, UNKNOWN, UNUSED, learn_me
 from llamado.gguf.reader import GGUFFile
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 SPECIAL = ["<|plamo:unk|>", "<|plamo:bos|>", "<|plamo:eos|>", "<|plamo:pad|>", "<|plamo:op|>"]
 TEXTS = [

@@ -11,7 +11,7 @@ from tiny import TINY, make
 from llamado.commands.options import engine_options
 from llamado.flags import FlagParser, add_flags, parse
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 FLAGS = (
     "",

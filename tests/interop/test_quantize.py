@@ -16,7 +16,7 @@ from llamado.quantize.file_types import COPY, FILE_TYPES, find_file_type
 from llamado.quantize.imatrix import read_imatrix
 from llamado.quantize.plan import QuantizeRequest, plan
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

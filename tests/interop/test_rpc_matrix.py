@@ -41,7 +41,7 @@ from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Result
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 N_PROMPTS = len(SHORT_TEXTS)
 N_CTX = 256

@@ -240,6 +240,7 @@ def test_what_samplers_remember(setting: Setting, places: dict[str, Place], opti
         sampler.accept(token)
 
 
+@pytest.mark.full
 def test_how_often_xtc_cuts(setting: Setting, places: dict[str, Place]) -> None:
     """Of two candidates it leaves one, as often as it is told."""
     n, probability = 200, 0.3

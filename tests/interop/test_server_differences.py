@@ -24,7 +24,7 @@ from ports import free_port
 from server_requests import Ask, all_requests
 from waiting import GUARD
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 _TOOLS = "tools reach a model whose template has none: told in words and held by a grammar; llama-server drops them"
 # (pattern of "name: difference", why it is so). The first that matches counts.

@@ -18,7 +18,7 @@ from tiny_models import CONTROL, CORPUS, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, 
 from llamado.gguf.reader import GGUFFile
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 RULES = {
     "\t": " ", "\n": " ", "\u00a0": " ", "\u3000": " ", "\u200b": "", "\ufeff": "", "ﬁ": "fi", "½": "1⁄2",

@@ -14,7 +14,7 @@ from waiting import until
 sys.path.insert(0, str(Path(__file__).parent.parent / "cluster"))
 from up_process import Up, answer
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.gguf.reader import GGUFFile
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 N_CTX, N_CHUNKS, N_TOP = 256, 2, 10
 TYPES = [

@@ -13,7 +13,7 @@ from playwright.sync_api import Locator, Page, expect
 from scripted import ScriptedEngine, scripted_server
 from workers import WorkerProcess
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 
 

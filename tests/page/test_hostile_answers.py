@@ -210,6 +210,7 @@ LONG = {
 MOST_MS = 100  # of computing, between two keys that are pressed
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", LONG)
 def test_the_page_stays_quick(chat: Page, engine: ScriptedEngine, what: str) -> None:
     """What the page computes in one go, while the answer comes and when it has ended: so long nothing else is heard."""

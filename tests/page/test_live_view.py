@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
 @pytest.fixture

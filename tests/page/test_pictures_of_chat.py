@@ -6,7 +6,7 @@ import pytest
 from browsing import take_picture
 from playwright.sync_api import Page
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
 def ask(page: Page, text: str) -> None:

@@ -15,7 +15,7 @@ from waiting import GUARD
 
 from llamado.tools.settings import ToolSettings
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 TEMPLATE = """
 {%- if tools %}<tools>{{ tools | tojson }}</tools> <tool_call>{"name": N, "arguments": A}</tool_call>{% endif -%}

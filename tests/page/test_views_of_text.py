@@ -69,6 +69,7 @@ def test_two_sides_stream_at_once_and_what_differs_is_marked(page: Page, address
     expect(page.locator(".compare-head .what").last).to_have_text("fake · top_k 5")
 
 
+@pytest.mark.full
 def test_a_side_that_fails_leaves_the_other_its_answer(page: Page, address: str, engine: ScriptedEngine) -> None:
     page.goto(f"{address}#/compare")
     page.get_by_role("button", name="Right settings").click()
@@ -80,6 +81,7 @@ def test_a_side_that_fails_leaves_the_other_its_answer(page: Page, address: str,
     expect(page.get_by_label("Left answer")).to_contain_text("One.")
 
 
+@pytest.mark.full
 def test_who_reads_the_beginning_is_left_there(page: Page, address: str, engine: ScriptedEngine) -> None:
     engine.say, engine.delay, engine.piece = "A line.\n\n" * 300, 0.02, 9
     page.goto(f"{address}#/compare")
@@ -143,6 +145,7 @@ def test_a_gap_is_filled(page: Page, address: str, engine: ScriptedEngine) -> No
     expect(page.get_by_label("Before")).to_have_value("def f():\n    return 1")
 
 
+@pytest.mark.full
 def test_a_model_without_tokens_for_infill(page: Page, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fakes.FakeTokenizer.fim_pre", None)
     page.expected_errors.append("501")  # type: ignore[attr-defined]

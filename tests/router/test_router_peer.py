@@ -16,7 +16,7 @@ from ports import free_port
 from router_process import Running, Start, alive
 from waiting import GUARD, until
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 Both = tuple[Running, httpx.Client]
 

@@ -699,6 +699,7 @@ def still_there(server: Server, streams: Streams, real: RealWorker) -> None:
     assert server.stop() == 0
 
 
+@pytest.mark.full
 @pytest.mark.interop
 def test_the_real_worker_is_killed_and_then_busy(
     peer_bin: Path, pair: tuple[Worker, Worker], serve: Start, tmp_path: Path
@@ -737,6 +738,7 @@ def test_the_real_worker_is_killed_and_then_busy(
         real.kill()
 
 
+@pytest.mark.full
 @pytest.mark.interop
 def test_cable_of_the_real_worker_pulled(
     peer_bin: Path, namespace: Namespace, pair: tuple[Worker, Worker], serve: Start, tmp_path: Path

@@ -20,7 +20,7 @@ from llamado.text.template.chat import ChatTemplate
 from llamado.text.template.templates import TEMPLATES
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 FOLDER = Path(__file__).parent / "templates"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))

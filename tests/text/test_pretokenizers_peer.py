@@ -7,7 +7,7 @@ from pathlib import Path
 import peer_words
 import pytest
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow]
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 
 def test_the_stored_words_are_the_peers(peer_bin: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from ports import free_port
 from test_mcp_servers import stand_in
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.full]
 
 
 @contextmanager
