@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,12 +16,32 @@ GUARD = 120.0
 """Seconds."""
 
 
+class _Wait:
+    """Growing pauses between looks, until `GUARD` is over."""
+
+    def __init__(self, failure: str | Callable[[], str]) -> None:
+        self._failure = failure
+        self._began = time.monotonic()
+
+    def pause(self) -> float:
+        """Seconds until the next look. Raises AssertionError after `GUARD` seconds."""
+        waited = time.monotonic() - self._began
+        if waited > GUARD:
+            raise AssertionError(self._failure if isinstance(self._failure, str) else self._failure())
+        return min(0.001 + waited / 20, 0.02)
+
+
 def until(condition: Callable[[], T], failure: str | Callable[[], str] = "it did not happen") -> T:
     """Return the condition's value once it is true. Fails with `failure` after `GUARD` seconds."""
-    began = time.monotonic()
+    wait = _Wait(failure)
     while not (value := condition()):
-        waited = time.monotonic() - began
-        if waited > GUARD:
-            raise AssertionError(failure if isinstance(failure, str) else failure())
-        time.sleep(min(0.001 + waited / 20, 0.02))
+        time.sleep(wait.pause())
+    return value
+
+
+async def until_async(condition: Callable[[], T], failure: str | Callable[[], str] = "it did not happen") -> T:
+    """`until` that leaves the event loop free meanwhile."""
+    wait = _Wait(failure)
+    while not (value := condition()):
+        await asyncio.sleep(wait.pause())
     return value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from ports import free_port
 from tiny_models import make_gemma3, make_llama
+from waiting import until
 
 from llamado.commands import cli
 from llamado.commands import plan as planning
@@ -278,11 +278,12 @@ def ggml_worker(peer_bin: Path) -> Iterator[str]:
         [peer_bin / "ggml-rpc-server", "-p", str(port), "-t", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        for _ in range(100):
+
+        def listens() -> bool:
             with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
+                return probe.connect_ex(("127.0.0.1", port)) == 0
+
+        until(listens)
         yield f"127.0.0.1:{port}"
     finally:
         process.kill()

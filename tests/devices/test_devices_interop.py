@@ -37,7 +37,7 @@ def peer(peer_bin: Path) -> Iterator[RemoteDevice]:
     command = [peer_bin / "ggml-rpc-server", "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(200):
+        for _ in range(2400):
             try:
                 device = connect(f"127.0.0.1:{port}")[0]
                 break

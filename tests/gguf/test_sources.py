@@ -190,11 +190,12 @@ def test_nothing_but_the_model_is_asked_of_the_hub(
     """The library by itself also asks which programs may have called it, where no hub may be reached."""
     constants = importlib.import_module("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", False)
-    monkeypatch.setattr(constants, "ENDPOINT", hub_site.url)
-    monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", str(tmp_path / "harnesses"), raising=False)
     detection = pytest.importorskip("huggingface_hub.utils._detect_agent")
+    asked: list[str] = []
     monkeypatch.setattr(detection, "_registry", None, raising=False)
+    monkeypatch.setattr(detection, "_load_registry", lambda: asked.append("who calls") or {}, raising=False)
     resolve.resolve("hf:me/model-GGUF:F16", cache_dir=tmp_path)
+    assert not asked
     assert {path for _, path, _ in hub_site.asked if "/me/model-GGUF" not in path} == set()
 
 

@@ -261,7 +261,6 @@ def cut_while_answering(llama: LoadedModel, cut: Callable[[], object]) -> list[l
     view = llama.cluster.view
     thread.start()
     until(lambda: view().tokens_per_second > 0)
-    time.sleep(0.05)
     assert thread.is_alive(), "over before anything could happen"
     cut()
     thread.join(120)

@@ -30,11 +30,7 @@ Start = Callable[..., tuple[ServerProcess, str]]
 
 
 def wait_ready(url: str) -> None:
-    for _ in range(6000):
-        if httpx.get(f"{url}/health").status_code == 200:
-            return
-        time.sleep(0.01)
-    raise AssertionError("not ready")
+    until(lambda: httpx.get(f"{url}/health").status_code == 200, "not ready")
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from fakes import FakeEngine, client, run, served
 from minilm import make_bert
 from ollama_documents import EMBED, EMBEDDINGS, SHOW, SKY, TAGS, problems
 from tiny_models import make_llama
+from waiting import until_async
 
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults
@@ -154,11 +155,8 @@ def test_how_long_a_model_stays_on_its_own_server() -> None:
                 assert len((await http.get("/api/ps")).json()["models"]) == 1
                 told = (await http.post("/api/generate", json={"model": "m", "keep_alive": 0})).json()
                 assert told["done_reason"] == "unload"
-                for _ in range(500):
-                    if sleep.asleep:
-                        break
-                    await asyncio.sleep(0.01)
-                assert sleep.asleep and (await http.get("/api/ps")).json() == {"models": []}
+                await until_async(lambda: sleep.asleep)
+                assert (await http.get("/api/ps")).json() == {"models": []}
                 assert len((await http.get("/api/tags")).json()["models"]) == 1 and sleep.asleep
                 told = (await http.post("/api/chat", json={"model": "m", "messages": []})).json()
                 assert told["done_reason"] == "load" and not sleep.asleep

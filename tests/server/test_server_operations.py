@@ -20,7 +20,7 @@ import httpx
 import pytest
 from fakes import FakeEngine, client, run, served
 from server_processes import ServerProcess
-from waiting import GUARD
+from waiting import GUARD, until, until_async
 from wire import serving
 
 from llamado.commands.cli import _parser
@@ -50,20 +50,12 @@ Start = Callable[..., tuple[ServerProcess, str]]
 
 
 def wait_ready(url: str) -> None:
-    for _ in range(6000):
-        if httpx.get(f"{url}/health").status_code == 200:
-            return
-        time.sleep(0.01)
-    raise AssertionError("not ready")
+    until(lambda: httpx.get(f"{url}/health").status_code == 200, "not ready")
 
 
 async def busy(http: Any, n: int) -> None:
     """Wait until `n` requests are at work."""
-    for _ in range(6000):
-        if http.engine.busy == n:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"{http.engine.busy} requests at work")
+    await until_async(lambda: http.engine.busy == n, lambda: f"{http.engine.busy} requests at work")
 
 
 # -- health, slots, overload -----------------------------------------------------------------------------------------
@@ -489,10 +481,7 @@ async def ticks(sleep: Sleep, n: int) -> None:
         return idle()
 
     sleep._idle = looked  # type: ignore[method-assign]
-    for _ in range(6000):
-        if looks >= n or sleep.asleep:
-            break
-        await asyncio.sleep(0.01)
+    await until_async(lambda: looks >= n or sleep.asleep)
     sleep._idle = idle  # type: ignore[method-assign]
 
 

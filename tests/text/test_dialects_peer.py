@@ -124,7 +124,7 @@ def server(peer_bin: Path, model: Path, *options: str) -> Iterator[httpx.Client]
     )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            for _ in range(600):
+            for _ in range(2400):
                 assert process.poll() is None, "llama-server ended"
                 try:
                     if client.get("/health").status_code == 200:

@@ -8,11 +8,11 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from llamado.text.template.chat import ChatTemplate, TemplateError
 
@@ -199,11 +199,7 @@ def ended(process: int) -> bool:
 
 
 def wait_for_end(process: int) -> None:
-    for _ in range(2000):
-        if ended(process):
-            return
-        time.sleep(0.01)
-    raise AssertionError("the child did not end")
+    until(lambda: ended(process), "the child did not end")
 
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
