@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
+import orjson
 from waiting import GUARD, until
 
+from llamado.cluster.state import all_clusters
 from llamado.processes.watchdog import marked
 
 BODY = {"prompt": "Once upon a time", "n_predict": 24, "temperature": 0, "ignore_eos": True, "seed": 1}
@@ -38,7 +41,10 @@ class Up:
         return process
 
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = next(iter(json.loads(self.command("ps", "--json").stdout)), {})
+        """Return what `llamado ps --json` shows of the cluster, {} if there is none; starts no process."""
+        with mock.patch.dict(os.environ, self.environment):
+            clusters = all_clusters()
+        found: dict[str, Any] = orjson.loads(orjson.dumps(asdict(clusters[0]))) if clusters else {}
         return found
 
     def ready(self) -> dict[str, Any]:
