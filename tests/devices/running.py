@@ -11,6 +11,7 @@ import pytest
 from bits import BITS, normal
 from block_types import encode
 from reference import ReferenceDevice
+from tiers import chosen
 
 from llamado.devices.cpu import lowerings
 from llamado.devices.cpu.device import CpuDevice
@@ -144,7 +145,7 @@ def can_run(lowering: str) -> bool:
     return lowerings.can_run(LOWERINGS[lowering], FEATURES)
 
 
-EACH_LOWERING = [BEST, *(pytest.param(name, marks=pytest.mark.full) for name in sorted(LOWERINGS) if name != BEST)]
+EACH_LOWERING = chosen(sorted(LOWERINGS), (BEST,))
 """Parameters: the lowering of this machine in each run, the others in the full one."""
 
 COMMON_TYPES = {T.F32, T.F16, T.BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q8_0, T.Q4_K, T.Q6_K, T.MXFP4}
@@ -153,7 +154,7 @@ COMMON_TYPES = {T.F32, T.F16, T.BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q8_0, T.Q4_K, T.
 
 def each_type(types: Iterable[T]) -> list[Any]:
     """Return parameters: common weight types in each run, the others in the full one."""
-    return [pytest.param(t, marks=() if t in COMMON_TYPES else pytest.mark.full, id=t.name) for t in types]
+    return chosen(types, COMMON_TYPES, lambda t: str(t.name))
 
 
 _jits: dict[str, Jit] = {}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from running import Array, Case, new, values
+from tiers import chosen, first_of
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Kernel, kernel
@@ -23,12 +24,7 @@ from llamado.gguf.types import TensorType as T
 CACHES = (T.F32, T.F16, T.BF16, T.Q8_0)
 
 
-def others(*values: Any) -> list[Any]:
-    """Return parameters of the full run."""
-    return [pytest.param(value, marks=pytest.mark.full) for value in values]
-
-
-EACH_CACHE = [pytest.param(t, marks=() if t in (T.F16, T.Q8_0) else pytest.mark.full, id=t.name) for t in CACHES]
+EACH_CACHE = chosen(CACHES, (T.F16, T.Q8_0), lambda t: str(t.name))
 MIXED = {(T.F16, T.Q8_0), (T.Q8_0, T.F16)}
 
 
@@ -108,7 +104,7 @@ class Attention:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", [64, 72, 128, *others(8, 16, 40, 80, 96, 256)])
+@pytest.mark.parametrize("head", first_of([64, 72, 128, 8, 16, 40, 80, 96, 256], 3))
 def test_head_sizes(device: CpuDevice, head: int) -> None:
     for n in (1, 11):
         Attention(head, 6, 2, 64).check(device, causal(n, 64, 30), n)
@@ -164,7 +160,7 @@ def test_values_of_another_size_than_keys(device: CpuDevice) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", [(192, 128), *others((576, 512), (112, 48))])
+@pytest.mark.parametrize("heads", first_of([(192, 128), (576, 512), (112, 48)], 1))
 def test_keys_wider_than_values(device: CpuDevice, heads: tuple[int, int]) -> None:
     for n in (1, 11):
         Attention(heads[0], 6, 2, 64, head_v=heads[1]).check(device, causal(n, 64, 30), n)
@@ -172,7 +168,7 @@ def test_keys_wider_than_values(device: CpuDevice, heads: tuple[int, int]) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("type", EACH_CACHE)
-@pytest.mark.parametrize("heads", [(20, 1), (6, 2), *others((2, 1), (5, 1))])
+@pytest.mark.parametrize("heads", first_of([(20, 1), (6, 2), (2, 1), (5, 1)], 2))
 def test_values_that_are_the_beginning_of_their_keys(device: CpuDevice, type: T, heads: tuple[int, int]) -> None:
     for n in (1, 3, 11):
         attention = Attention(96, *heads, 80, type, type, head_v=64, latent=True)
@@ -343,7 +339,7 @@ def test_several_segments(best: CpuDevice, heads: tuple[int, int], sinks: Array 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", [1, 2, 5, 12, 16, *others(*set(range(1, 17)) - {1, 2, 5, 12, 16})])
+@pytest.mark.parametrize("group", first_of([1, 2, 5, 12, 16, *set(range(1, 17)) - {1, 2, 5, 12, 16}], 5))
 def test_any_number_of_queries_reads_keys_together(best: CpuDevice, group: int) -> None:
     for n in (1, 2, 9):
         Attention(24, 2 * group, 2, 300).check(best, causal(n, 300, 280), n)
@@ -377,7 +373,7 @@ def test_a_sequence_gives_the_same_wherever_it_lies(best: CpuDevice) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("type", EACH_CACHE)
-@pytest.mark.parametrize("heads", [(9, 3), *others((4, 4), (16, 1))])
+@pytest.mark.parametrize("heads", first_of([(9, 3), (4, 4), (16, 1)], 1))
 def test_batches_of_all_kinds_of_tokens(teams: list[CpuDevice], type: T, heads: tuple[int, int]) -> None:
     """Bits: prompts, single tokens, tokens that share a beginning, windows, over several segments, on any threads."""
     n_kv = 3 * SEGMENT_CELLS

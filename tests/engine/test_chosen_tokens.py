@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiers import first_of
 from tiny import TINY, make
 from waiting import until
 
@@ -34,12 +35,12 @@ def jit() -> Jit:
     return Jit()
 
 
-OTHERS = ["hy_v4", "dots3note", "minimax-m3", "graniteswitch", "qwen4exp", "kimi-k3", "minimax-01"]
+NAMES = [
+    "hrm_text", "glm5-next", "hy_v4", "dots3note", "minimax-m3", "graniteswitch", "qwen4exp", "kimi-k3", "minimax-01",
+]  # fmt: skip
 
 
-@pytest.fixture(
-    scope="module", params=["hrm_text", "glm5-next", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
-)
+@pytest.fixture(scope="module", params=first_of(NAMES))
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(TINY[request.param], tmp_path_factory.mktemp("model") / "m.gguf")
 

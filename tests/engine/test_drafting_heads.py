@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from headed_models import make_headed
+from tiers import chosen
 from tiny_models import make_llama
 
 from llamado.engine.drafts.contract import Proposal
@@ -72,9 +73,7 @@ def accepted(results: Sequence[Result]) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("glm4moe", "qwen3next") else pytest.mark.full) for n in sorted(HEADS)]
-)
+@pytest.mark.parametrize("name", chosen(sorted(HEADS), ("glm4moe", "qwen3next")))
 def test_a_head_that_is_the_model_is_right(name: str, tmp_path: Path) -> None:
     path = make_headed(tmp_path / "m.gguf", name, quiet=True)
     with load(path, None) as model:

@@ -169,7 +169,7 @@ def start(jit: Jit, tmp_path: Path) -> Iterator[Any]:
         file.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["granitehybrid", "qwen35", "mamba2", "rwkv7", "lfm2"])
 def test_real_models(start: Any, name: str) -> None:
     """Prompts of two lengths, with and without; the drafts are the answers, wrong now and then, and the model's own."""

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tiers import first_of
 from waiting import GUARD, until
 
 from llamado.devices.device import DeviceError, DeviceLost
@@ -634,7 +635,7 @@ def test_getting_ready_may_fail(make: Make, caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(range(3)))
 def test_drafted_tokens_do_not_outlive_a_move(seed: int) -> None:
     """Sequences are moved while a batch with drafts behind them is on its way: what was drafted stays behind."""
     rng = random.Random(seed)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from reference import ReferenceModel
 from rows import start_at
+from tiers import chosen
 from tiny import TINY, make
 from tiny_models import make_gemma3, make_llama
 
@@ -85,7 +86,7 @@ def assert_close(found: Array, right: Array, tolerance: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wtype", TYPES)
+@pytest.mark.parametrize("wtype", chosen(TYPES, ("F16", "Q4_0", "Q8_0", "Q4_K")))
 @pytest.mark.parametrize("make", [make_llama, make_gemma3])
 def test_logits_are_those_of_the_reference(tmp_path: Path, start: Open, make: Callable[..., Path], wtype: str) -> None:
     path = make(tmp_path / "m.gguf", n_embd=256, n_ff=512, wtype=wtype)

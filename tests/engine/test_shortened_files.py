@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiers import first_of
 from tiny_models import make_llama
 
 pytestmark = [
@@ -18,6 +19,8 @@ pytestmark = [
 START = """
 import faulthandler, os, sys
 from pathlib import Path
+from tiers import first_of
+
 from llamado.engine.options import EngineOptions
 from llamado.engine.loaded_model import LoadedModel
 # Of the thread alone: what running ones do cannot be read without Python's lock; CPython may end by a signal over it.
@@ -36,7 +39,7 @@ def run(tmp_path: Path, then: str, *more: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("faulthandler", ["", "before", "after"])
+@pytest.mark.parametrize("faulthandler", first_of(["", "before", "after"]))
 @pytest.mark.parametrize(("number", "name"), [(1, "one.gguf"), (2, r"two\n2.gguf")])
 def test_the_file_is_named(tmp_path: Path, number: int, name: str, faulthandler: str) -> None:
     then = f"os.truncate(sys.argv[{number}], 8192)\n{('one', 'two')[number - 1]}.generate('Hello', n_predict=2)\n"

@@ -111,7 +111,7 @@ def test_a_long_prompt(start: Open, right: Array, chunk: int) -> None:
     assert same(feed(runner, allocated(runner), text(), chunk), right)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_token_after_the_other_among_others(start: Open, right: Array) -> None:
     runner = start()
     ours, other = allocated(runner), allocated(runner)
@@ -224,7 +224,7 @@ def test_a_lost_worker(model: Path, start: Open, jit: Jit) -> None:
         home.file.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_real_gemma(gemma3_path: Path, jit: Jit) -> None:
     """A prompt of three windows, in chunks, then another end from a point that was marked."""
     tokens = np.random.default_rng(0).integers(6, 200_000, 1600).tolist()

@@ -279,7 +279,7 @@ def test_opening_real_models_makes_nothing_for_each_of_their_words(gemma3_path: 
         assert (embedding.type, embedding.ne) == (TensorType.Q8_0, (640, 262144, 1, 1))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_agrees_with_the_reference_reader(smollm2_path: Path) -> None:
     reference = gguf.GGUFReader(smollm2_path)
     with GGUFFile.open(smollm2_path) as file:

@@ -286,7 +286,7 @@ def seeded(snippet: str) -> str:
     return snippet.replace("Llama(model_path", "Llama(seed=7, model_path")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_of_a_real_model(
     smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[Any]
 ) -> None:

@@ -121,6 +121,7 @@ def test_nothing_is_sent_of_a_model_that_is_there(
     assert sent == [] and "come from this machine's own disk" in caplog.text
 
 
+@pytest.mark.full
 def test_hashes_are_computed_once(
     device: CpuDevice, model: Path, theirs: Path, sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,7 @@ def test_what_is_mapped_can_be_written_to(device: CpuDevice, model: Path, theirs
     assert path.read_bytes() == model.read_bytes()
 
 
+@pytest.mark.full
 def test_a_worker_that_came_back_has_them_still(device: CpuDevice, model: Path, theirs: Path, sent: list[str]) -> None:
     (theirs / "model.gguf").write_bytes(model.read_bytes())
     digests = KnownHashes([model], digits=SHA256_DIGITS)
@@ -241,6 +243,7 @@ def test_a_worker_that_came_back_has_them_still(device: CpuDevice, model: Path, 
     assert sent == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"own_files": True}], ids=["off", "another folder"])
 def test_all_is_sent_to_a_worker_without(
     device: CpuDevice, model: Path, sent: list[str], options: dict[str, Any]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import first_of
 from tiny_models import make_llama
 from waiting import GUARD, until
 from wire_client import running
@@ -287,7 +288,7 @@ def test_the_link_is_cut(way: tuple[Worker, Way, Worker], model: Path, long: lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", first_of([0, 1]))
 def test_a_worker_is_lost_and_comes_back(model: Path, long: list[list[int]], which: int) -> None:
     """The ring is formed again with the new connection."""
     with workers(2) as both, ExitStack() as stack:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
-import pytest
+from tiers import chosen
 
 from tiny.spec import Tiny, make
 
@@ -29,7 +29,7 @@ REPRESENTATIVE = {
 
 def each_architecture(names: Iterable[str]) -> list[Any]:
     """Return parameters: representative architectures in each run, the others in the full one (see CONTRIBUTING)."""
-    return [pytest.param(name, marks=() if name in REPRESENTATIVE else pytest.mark.full) for name in names]
+    return chosen(names, REPRESENTATIVE)
 
 
 __all__ = ["REPRESENTATIVE", "TINY", "Tiny", "each_architecture", "make"]
