@@ -60,6 +60,7 @@ def reaches(graph: Graph, start: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_picture_is_the_imports() -> None:
     """An arrow for each room that another imports, unless a longer way leads there."""
     rooms: Graph = defaultdict(set)

@@ -358,6 +358,7 @@ def test_what_is_not_run_has_a_reason_that_still_holds() -> None:
     assert {*TYPED, *(command for _, command in EXIT_CODES)} <= {*commands} and {*ELSEWHERE_RUNNING} <= {*PAGES}
 
 
+@pytest.mark.slow
 def test_flags_exist_wherever_a_command_is_shown() -> None:
     """In blocks by the parser itself; in prose, where values are left out, by their names."""
     for page in PAGES:

@@ -56,6 +56,7 @@ def scripted(stack: ExitStack, *answers: tuple[int, object], **headers: str) -> 
     return stack.enter_context(ScriptedServer(answer)).url
 
 
+@pytest.mark.slow
 def test_nothing_is_found_on_a_healthy_server() -> None:
     with listening(metrics=True) as (url, _):
         assert look(url) == []
@@ -149,6 +150,7 @@ def test_loading_of_a_server_that_does_not_tell_how_far_it_is(stack: ExitStack) 
     assert found.symptom == "loading" and "does not say" in found.found
 
 
+@pytest.mark.slow
 def test_loading_that_stands_still() -> None:
     with listening(loaded=False) as (url, state):
         state.progress, state.stage = 0.4, "sending weights to RPC0"

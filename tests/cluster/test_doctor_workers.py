@@ -57,6 +57,7 @@ def test_a_host_nobody_knows_and_one_that_does_not_answer() -> None:
         assert one(f"127.0.0.1:{port}", timeout=0.5).symptom == "unreachable"
 
 
+@pytest.mark.slow
 def test_one_of_several_is_named() -> None:
     with ScriptedWorker() as well, accepting() as port:
         found = one(well.endpoint, f"127.0.0.1:{port}", timeout=2.0)

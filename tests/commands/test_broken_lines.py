@@ -55,6 +55,7 @@ def test_whatever_stands_before_it(before: str, end: str) -> None:
     assert "ended the command" in refused("-m", "x", *before.split(), end)
 
 
+@pytest.mark.slow
 def test_one_space_before_the_comment() -> None:
     """Of `\\ # one space` a shell makes the word " #"."""
     assert "the comment '# one space' behind" in refused("-m", "x", "--mlock", " #", "one", "space")

@@ -452,6 +452,7 @@ def test_grammars_of_all_answers(tmp_path: Path) -> None:
     assert settings("-m", "x", "--grammar-file", str(file)).switches.grammar == GrammarSource("gbnf", file.read_text())
 
 
+@pytest.mark.slow
 def test_several_models_or_none_are_served_by_a_router(tmp_path: Path) -> None:
     assert not serves_many(parsed("-m", "x")) and not serves_many(parsed("-hf", "u/r"))
     assert not serves_many(parsed("-mu", "http://h/x.gguf"))

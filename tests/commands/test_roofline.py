@@ -156,6 +156,7 @@ def test_masks_say_what_attention_reads() -> None:
     assert roofline.attention_work(g.flash_attn_ext(q, k, v, None, 1.0), pytest.fail).floats == 2 * 3 * 64 * 4 * 64
 
 
+@pytest.mark.slow
 def test_the_command(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamado.commands.bench.machine.Machine", KnownMachine)
     given = ["bench", "-m", str(path), "--roofline", "-p", "8", "-n", "4", "-d", "0,16", "-r", "1", "-t", "1"]

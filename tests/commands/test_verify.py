@@ -99,6 +99,7 @@ Make = Callable[..., Replica]
 Output = pytest.CaptureFixture[str]
 
 
+@pytest.mark.slow
 def test_equal_servers(replica: Make, capsys: Output) -> None:
     a, b, c = replica(), replica(), replica()
     code, out = verify(capsys, a.url, b.url, c.url, "-n", "20", "--parallel", "3", "--n-predict", "5")
@@ -132,6 +133,7 @@ def test_the_first_differing_token(replica: Make, capsys: Output) -> None:
     assert code == 1 and f"prompt 7 (seed {wrong}): token 3 differs" in out and "1 answer(s) differ" in out
 
 
+@pytest.mark.slow
 def test_bytes_count_beside_tokens_and_an_answer_that_ends_early(replica: Make, capsys: Output) -> None:
     def content(asked: dict[str, Any], told: dict[str, Any]) -> None:
         told["content"] += " "
@@ -174,6 +176,7 @@ def test_receipts_are_compared(replica: Make, capsys: Output, changes: dict[str,
     assert found == code and said in out
 
 
+@pytest.mark.slow
 def test_a_server_without_receipts(replica: Make, capsys: Output) -> None:
     def change(asked: dict[str, Any], told: dict[str, Any]) -> None:
         del told["llamado_receipt"]

@@ -131,6 +131,7 @@ def test_keys_and_values_of_different_types(best: CpuDevice, type_k: T, type_v: 
         Attention(32, 4, 2, 96, type_k, type_v).check(best, causal(n, 96, 70), n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [(1, 1), (4, 1), (6, 2), (9, 3), (5, 5), (16, 2)])
 def test_groups_of_heads(device: CpuDevice, heads: tuple[int, int]) -> None:
     for n in (1, 7, 8, 9, 40):
@@ -186,6 +187,7 @@ def test_biases_by_distance(device: CpuDevice, n_heads: int) -> None:
         attention.check(device, far, n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [(1, 1), (4, 1), (6, 3), (12, 12)])
 def test_a_mask_for_each_head(device: CpuDevice, heads: tuple[int, int]) -> None:
     """Biases of a head's own, and cells that only some heads see."""

@@ -139,6 +139,7 @@ def test_columns_may_have_further_dimensions(device: CpuDevice) -> None:
     check(device, g.mul_mat(w, x), {w: weight_bytes(T.Q5_1, 64, 12), x: values(64, 3, 5)}, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.slow
 def test_weights_may_be_a_part_of_a_larger_matrix(device: CpuDevice) -> None:
     whole, x = new(64, 40, type=T.Q4_0), new(64, 11)
     raw, columns = weight_bytes(T.Q4_0, 64, 40), values(64, 11)

@@ -82,6 +82,7 @@ def known(disk: DiskCache) -> int:
     return sum(map(len, disk._children.values()))
 
 
+@pytest.mark.slow
 def test_a_chat_goes_on_after_a_restart(start: Start, plain: Plain, tmp_path: Path) -> None:
     """Each of its turns reads what is new, the first one after the restart, too; and so a second time."""
     chats = [Chat(1, thinks=True), Chat(2, thinks=False)]
@@ -134,6 +135,7 @@ def test_two_share_a_folder(start: Start, plain: Plain) -> None:
     assert others.counters.files <= before.files + 3 and others.counters.failures == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
 @pytest.mark.parametrize("how", ["payload", "header", "start", "late", "cut", "empty", "gone", "noise"])
 def test_damage(start: Start, plain: Plain, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -421,6 +421,7 @@ def test_more_is_drafted_until_the_first_is_there(depth: int) -> None:
         assert (stale > 0) == (most > 0) and stale <= most
 
 
+@pytest.mark.slow
 def test_windows_leave_room_for_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer that keeps a window of tokens moves it along: not while what is behind it is on trust."""
     from llamado.models.memory import KeysValues

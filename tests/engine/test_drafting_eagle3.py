@@ -94,6 +94,7 @@ def test_it_computes_the_published_formula(options: dict[str, Any], tmp_path: Pa
     assert np.abs(next_[0] - right_next).max() < 2e-2 * np.abs(right_next).max()
 
 
+@pytest.mark.slow
 def test_hidden_states_are_those_of_the_token_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What adds nothing to the last of the three states drafts what that predicted: the last token."""
     target = make_target(tmp_path / "t.gguf")

@@ -175,6 +175,7 @@ def test_a_context_that_is_full_is_shifted(tmp_path: Path) -> None:
     assert accepted(found[1:]) > 0.05
 
 
+@pytest.mark.slow
 def test_what_was_not_computed_is_not_read(tmp_path: Path) -> None:
     """A restored slot has cells of which nobody has hidden states: the head begins behind them."""
     path = make_headed(tmp_path / "m.gguf", "glm4moe")
@@ -198,6 +199,7 @@ def test_what_was_not_computed_is_not_read(tmp_path: Path) -> None:
         assert timings.draft_n_accepted == timings.draft_n and (timings.draft_n or 0) > 3 and sum(rows) > 115
 
 
+@pytest.mark.slow
 def test_after_a_shift_the_head_begins_where_states_are_known(tmp_path: Path) -> None:
     """What the head has read began late, since of the first tokens there were no states; now there are."""
     path = make_headed(tmp_path / "m.gguf", "glm4moe")
@@ -228,6 +230,7 @@ def test_a_chat_goes_on_with_what_the_head_has_read(tmp_path: Path) -> None:
             prompt += [*result.tokens, 7, 8, 9]
 
 
+@pytest.mark.slow
 def test_a_head_from_its_own_file(tmp_path: Path) -> None:
     path, alone = make_headed(tmp_path / "m.gguf", "glm4moe"), tmp_path / "mtp-m.gguf"
     make_headed(alone, "glm4moe", alone=True)
@@ -239,6 +242,7 @@ def test_a_head_from_its_own_file(tmp_path: Path) -> None:
         assert names == ["suffix", "draft-mtp"]
 
 
+@pytest.mark.slow
 def test_a_smaller_model_with_a_block_of_its_own_drafts_as_a_whole(tmp_path: Path) -> None:
     target = make_llama(tmp_path / "l.gguf", n_vocab=512, n_layer=3)
     small = make_headed(tmp_path / "s.gguf", "glm4moe")

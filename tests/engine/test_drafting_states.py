@@ -61,6 +61,7 @@ def answers(results: list[Result]) -> list[object]:
     return [(r.tokens, r.probs, r.content, r.n_predicted, r.n_tokens_cached) for r in results]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("depth", "n_drafted"), [(1, 1), (4, 1), (4, 3)])
 @pytest.mark.parametrize("every", [10**9, 23, 7, 3])
 def test_what_was_wrong_is_undone(layers: tuple[LayerMemory, ...], depth: int, n_drafted: int, every: int) -> None:
@@ -86,6 +87,7 @@ def test_little_is_read_again(layers: tuple[LayerMemory, ...], depth: int) -> No
     assert 150 <= read < 150 + 16, read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 4])
 def test_many_at_a_time(layers: tuple[LayerMemory, ...], depth: int) -> None:
     """Few tokens there are to be said, so that many drafts are right by chance."""
@@ -96,6 +98,7 @@ def test_many_at_a_time(layers: tuple[LayerMemory, ...], depth: int) -> None:
     assert sum(kind.n_drafted for kind in counters.drafts) > counters.n_accepted > 10
 
 
+@pytest.mark.slow
 def test_a_slot_is_saved_wherever_its_answer_was_cut_off(layers: tuple[LayerMemory, ...], tmp_path: Path) -> None:
     """Some of its last tokens may have to be read again, and it goes on as if nothing had been drafted."""
     right, _ = told(new(layers, 1, 0), None, [request()])

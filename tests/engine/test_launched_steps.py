@@ -137,6 +137,7 @@ def answers(make: Make, kind: type[Counting], requests: list[Request], **options
     return found + [told(client.wait()) for client in [send(engine, request) for request in requests]], device
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [Counting, Late])
 @pytest.mark.parametrize("n_threads", [1, 2, 3])
 def test_answers_are_those_of_one_step_after_the_other(make: Make, late: type[Counting], n_threads: int) -> None:
@@ -159,6 +160,7 @@ def test_answers_are_those_of_one_step_after_the_other(make: Make, late: type[Co
     assert device.n and plain.n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"drafts": True}, {"context_shift": True, "n_ctx": 32}, {"n_batch": 8}])
 def test_drafts_shifts_and_prompts_in_pieces(make: Make, options: dict[str, Any]) -> None:
     requests = [req(40, 60), req(60, 60, temperature=0.0), req(40, 60, return_progress=True)]

@@ -322,6 +322,7 @@ def test_who_goes_back_into_what_is_shared_leaves_it_to_the_others(make: Make, p
             assert ask(engine, req(prompts[slot], 4, id_slot=slot)).tokens == plain(prompts[slot], 4)
 
 
+@pytest.mark.slow
 def test_a_full_memory_keeps_what_is_shared_for_the_others(make: Make, plain: Plain, layers: Layers) -> None:
     """Cells for one sequence and a half: who is pushed out gives up what it alone has."""
     engine, forward = make(new(layers, n_cells=512), n_ctx=400, cache_ram=0)

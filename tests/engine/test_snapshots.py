@@ -71,6 +71,7 @@ def engine_of(forward: FakeForward, **options: Any) -> Engine:
     return Engine(forward, tokenizer, **{"n_slots": 2, "cache_ram": -1, "n_ctx": 4096, **options})
 
 
+@pytest.mark.slow
 def test_a_chat_reads_its_new_tokens(layers: Layers, plain: Plain) -> None:
     """Twenty turns, beside a chat that takes turns with it: of each prompt what is new, and a few tokens before."""
     engine = engine_of(new(layers, n_cells=8192, n_sequences=2))

@@ -137,6 +137,7 @@ def test_a_model_is_asked_for_where_it_is(stand_in: Make, start_gateway: Start) 
     assert {m["id"]: m["replicas"] for m in listed} == {"one": ["a", "b"], "two": ["b"]}
 
 
+@pytest.mark.slow
 def test_a_lost_answer_is_asked_for_elsewhere_while_nothing_of_it_was_passed_on(
     stand_in: Make, start_gateway: Start
 ) -> None:
@@ -222,6 +223,7 @@ def test_a_frozen_replica_keeps_begun_answers_for_a_while(stand_in: Make, start_
     assert gateway.ask().status_code == 503
 
 
+@pytest.mark.slow
 def test_busy_and_failing_answers_are_asked_for_elsewhere(stand_in: Make, start_gateway: Start) -> None:
     a, b = stand_in("a"), stand_in("b")
     gateway = start_gateway(a, b)

@@ -422,6 +422,7 @@ def test_a_model_that_is_let_go_ends(model: Path) -> None:
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_quiet_is_quiet(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     Llama(str(model), n_threads=1, n_ctx=4096).close()
     assert "trained with no more" in caplog.text

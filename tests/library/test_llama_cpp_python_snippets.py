@@ -245,6 +245,7 @@ def test_from_pretrained(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("Qwen/Qwen2-0.5B-Instruct-GGUF", "*q8_0.gguf")] and llm.model_path == str(tiny)
 
 
+@pytest.mark.slow
 def test_chat_format(here: None, answers: list[Any]) -> None:
     llm = run(CHAT)["llm"]
     assert "[INST]" in llm._model.template.source
@@ -266,6 +267,7 @@ def test_speculative(here: None) -> None:
     assert llama._model.engine._drafts.cost is not None
 
 
+@pytest.mark.slow
 def test_embeddings(here: None) -> None:
     embeddings = run(EMBEDDINGS)["embeddings"]
     assert [item["index"] for item in embeddings["data"]] == [0, 1]
@@ -275,6 +277,7 @@ def test_context(here: None) -> None:
     assert run(CONTEXT, Llama=Llama)["llm"].n_ctx() == 2048
 
 
+@pytest.mark.slow
 def test_generate(here: None, capsys: pytest.CaptureFixture[str]) -> None:
     run(GENERATE)
     assert all(line.startswith("b") for line in capsys.readouterr().out.splitlines())

@@ -114,6 +114,7 @@ def _rows(n: int, size: int, every_second: int) -> Array:
     return rows.reshape(-1)
 
 
+@pytest.mark.slow
 def test_the_same_bits_however_it_is_read(runner: ModelRunner) -> None:
     """At once, in batches of odd sizes, token by token, from the middle on again."""
     memory, handle = runner.memory, begin(runner)

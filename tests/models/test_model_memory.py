@@ -211,6 +211,7 @@ def test_any_history(kind: str, history: list[tuple[int, int, int]]) -> None:
     end(record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_long_history(kind: str, seed: int) -> None:

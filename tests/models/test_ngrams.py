@@ -63,6 +63,7 @@ def test_what_was_before_each_token() -> None:
         windows_before(np.array([1], np.int32), [Span(handle, 9, 1, before=[3])], 2)
 
 
+@pytest.mark.slow
 def test_texts_are_scored_alike_in_batches_of_any_size(tmp_path: Path) -> None:
     path, tokens, found = (
         make(TINY["qwen4exp"], tmp_path / "m.gguf"),

@@ -66,6 +66,7 @@ def test_layers_are_left_out_and_the_rest_numbered_anew(path: Path, tmp_path: Pa
             assert (small.data("blk.5.ffn_up.weight") == file.data("blk.7.ffn_up.weight")).all()
 
 
+@pytest.mark.slow
 def test_pieces_and_threads_change_nothing(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     seen = []

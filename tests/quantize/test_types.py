@@ -55,6 +55,7 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(DIGESTS, ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS")))
 def test_blocks_are_llama_cpps(name: str) -> None:
     plain, weighted = DIGESTS[name]

@@ -31,6 +31,7 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
 
 
+@pytest.mark.slow
 def test_requests_go_to_the_model_they_name(start_router: Start) -> None:
     models = {"a": fake("A"), "b": fake("B", aliases=["bee", "x/y:z"]), "c": fake("C", unlisted=True)}
     router = start_router(config(models))

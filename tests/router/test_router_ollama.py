@@ -72,6 +72,7 @@ def test_requests_go_to_the_model_they_name(start_router: Start) -> None:
     assert router.http.get("/api/version").json()["version"]
 
 
+@pytest.mark.slow
 def test_how_long_a_model_stays(start_router: Start) -> None:
     router = start_router(config({"a": fake("A"), "b": fake("B")}))
 

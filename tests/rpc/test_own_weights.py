@@ -102,6 +102,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_nothing_is_sent_of_a_model_that_is_there(
     device: CpuDevice, model: Path, theirs: Path, sent: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,6 +141,7 @@ def test_hashes_are_computed_once(
     assert sent == []
 
 
+@pytest.mark.slow
 def test_what_is_not_the_same_is_sent(device: CpuDevice, model: Path, theirs: Path, sent: list[str]) -> None:
     """A file of the same name, with the same header, and one other byte in one weight."""
     data = bytearray(model.read_bytes())

@@ -58,6 +58,7 @@ class Said:
             self.somebody.set()
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_later_is_waited_for() -> None:
     said, later = Said(), free_port()
     with worker_at() as there, ThreadPoolExecutor(1) as pool:

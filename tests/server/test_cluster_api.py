@@ -257,6 +257,7 @@ def test_one_machine_has_no_layers_to_move(engine: FakeEngine) -> None:
         assert server.ask("POST", path, LAYOUT).status_code == 501
 
 
+@pytest.mark.slow
 def test_changes_are_told_at_once_and_figures_each_second(engine: FakeEngine) -> None:
     server = Server(engine)
     told: list[tuple[float, dict[str, Any]]] = []

@@ -324,6 +324,7 @@ def test_the_reason_of_an_error_is_found_in_every_form_of_bodies() -> None:
         assert reason_of(body) == "", body
 
 
+@pytest.mark.slow
 def test_reasons_and_broken_off_answers_are_noted(log: io.StringIO) -> None:
     with (
         serving(FakeEngine("x" * 1000, delay=0.02), access=AccessRules(api_keys=(b"k",))) as wire,

@@ -99,6 +99,7 @@ def test_many_answers_at_a_time(written: list[bool]) -> None:
     assert found == [WORDS] * 6 and any(written)
 
 
+@pytest.mark.slow
 def test_a_full_connection_gets_nothing_at_once(written: list[bool]) -> None:
     """What it has no room for waits where all that is unread is counted, and comes when it has."""
     with serving(FakeEngine(WORDS, delay=0.005)) as wire:

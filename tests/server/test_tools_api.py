@@ -147,6 +147,7 @@ def test_output_comes_while_a_command_runs(tmp_path: Path) -> None:
     run(test())
 
 
+@pytest.mark.slow
 def test_a_regular_expression_that_takes_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_text("a" * 60 + "b\n")
     monkeypatch.setattr(search, "SECONDS", 1.0)

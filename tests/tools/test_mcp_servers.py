@@ -62,6 +62,7 @@ def run(test: Callable[[], Any]) -> None:
     asyncio.run(test())
 
 
+@pytest.mark.slow
 def test_tools_are_listed_and_called() -> None:
     async def test() -> None:
         async with toolbox(("read_file",), a=stand_in(), b=stand_in()) as (box, use):
