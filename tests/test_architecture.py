@@ -109,12 +109,3 @@ def test_no_file_imports_itself_by_a_detour() -> None:
 @pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES.rglob("*.py")}), ids=lambda p: p.name)
 def test_a_folder_can_be_read(folder: Path) -> None:
     assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= MOST_FILES
-
-
-def test_a_class_has_a_name_of_its_own() -> None:
-    homes: dict[str, list[str]] = defaultdict(list)
-    for path, module in parsed().items():
-        for node in module.body:
-            if isinstance(node, ast.ClassDef):
-                homes[node.name].append(str(path.relative_to(SOURCES)))
-    assert not {name: paths for name, paths in homes.items() if len(paths) > 1}

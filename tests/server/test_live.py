@@ -120,7 +120,8 @@ def test_how_requests_end(wire: Wire) -> None:
     assert left["stop"] == "cancelled" and left["prompt"] == 1
     assert requests.n_errors == 2 and not requests.running(())
     counts = {"ended": 3, "errors": 2, "cancelled": 1}
-    assert httpx.get(f"{wire.url}/live/requests").json() == counts | {"running": 0, "waiting": 0}
+    # The engine hears of the cancelled request after its answer has ended.
+    until(lambda: httpx.get(f"{wire.url}/live/requests").json() == counts | {"running": 0, "waiting": 0})
     with Listener(wire.url) as heard:
         heard.until(lambda: heard.now.get("counts") == counts)
 
