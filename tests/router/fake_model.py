@@ -1,9 +1,9 @@
 """A model server made of nothing: says its name, gets ready late, streams slowly, dies when told to.
 
-`python fake_model.py NAME PORT_OR_SOCKET [ready=SECONDS] [fail=CODE] [stubborn] [count=FILE] [metrics=FILE|hang]`
+`python fake_model.py NAME PORT_OR_SOCKET [ready=SECONDS|FILE] [fail=CODE] [stubborn] [count=FILE] [metrics=FILE|hang]`
 Requests: `{"delay": S, "stream": N, "seen": FILE, "die": "before" | "after N chunks", "signal": "SIGKILL", "echo": 1}`.
 `seen` has a byte for each part of the stream that has arrived: so many must there be before the next one is made.
-`count` gets a line per start and per request.
+With `ready=FILE` it loads until the file is there. `count` gets a line per start and per request.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ from pathlib import Path
 
 NAME, WHERE = sys.argv[1], sys.argv[2]
 OPTIONS = dict(a.partition("=")[::2] for a in sys.argv[3:])
-READY = time.monotonic() + float(OPTIONS.get("ready", 0))
+BEGAN = time.monotonic()
 STATE = {"requests": 0, "cancelled": 0, "active": 0, "asleep": False}
+
+
+def loads() -> bool:
+    ready = OPTIONS.get("ready", "0")
+    return not os.path.exists(ready) if "/" in ready else time.monotonic() < BEGAN + float(ready)
 
 
 def log(text: str) -> None:
@@ -47,8 +52,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         route = path.partition("?")[0]
         if route in ("/health", "/ready"):
-            left = READY - time.monotonic()
-            if left > 0:
+            if loads():
                 writer.write(reply(503, {"error": {"code": 503}, "progress": 0.5, "stage": "pretending"}))
             else:
                 writer.write(reply(200, {"status": "ok"}))

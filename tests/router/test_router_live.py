@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,8 +26,10 @@ def states(event: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_models_as_they_come_and_go(start_router: Start) -> None:
-    router = start_router(config({"a": fake("A", "ready=1.5"), "b": fake("B"), "c": fake("C", unlisted=True)}))
+def test_models_as_they_come_and_go(start_router: Start, tmp_path: Path) -> None:
+    router = start_router(
+        config({"a": fake("A", f"ready={tmp_path / 'ready'}"), "b": fake("B"), "c": fake("C", unlisted=True)})
+    )
     with events(router) as told:
         first = next(told)
         assert first["first"] and states(first) == {"a": "unloaded", "b": "unloaded"}
@@ -42,6 +45,7 @@ def test_models_as_they_come_and_go(start_router: Start) -> None:
                 if seen.count("loading") == 1 == len(seen):
                     early = httpx.get(f"{router.url}/live/events", params={"model": "a"}, timeout=GUARD)
                     assert early.status_code == 400 and "not loaded" in early.text
+                    (tmp_path / "ready").touch()
         assert "loading" in seen
         pid = next(model["pid"] for model in event["models"] if model["id"] == "a")
         assert pid == router.running()["a"]["pid"]
