@@ -98,6 +98,7 @@ def test_distributions_of_float_weights(loaded: Loaded, peer_bin: Path, tmp_path
     assert ours.mean_difference <= MEAN_DIFFERENCE
 
 
+@pytest.mark.full
 def test_distributions_of_quantised_weights(loaded: Loaded, peer_bin: Path, tmp_path: Path) -> None:
     llama = loaded.llama
     with llama_server(peer_bin, loaded.path, tmp_path / "llama-server.log", *options("f16")) as client:
