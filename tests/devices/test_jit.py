@@ -383,6 +383,7 @@ def test_a_processor_gets_what_it_has_instructions_for(lowering: Lowering, monke
 AVX512 = "zmm|%[xy]mm(1[6-9]|2[0-9]|3[01])|%k[1-7]|vpternlog"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "has", "lacks"),
     [
@@ -465,6 +466,7 @@ def old_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuDevice]:
     device.close()
 
 
+@pytest.mark.slow
 def test_half_floats_without_their_instructions(old_cpu: CpuDevice) -> None:
     halves = np.arange(65536, dtype=np.uint16)
     x = new(65536, type=T.F16)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from running import PLAIN, WEIGHTS, Array, Case, jit_for, new, values, weight_bytes
+from running import PLAIN, WEIGHTS, Array, Case, each_type, jit_for, new, values, weight_bytes
 
 from llamado.devices.cpu import memory, numa
 from llamado.devices.cpu.device import CpuDevice
@@ -76,7 +76,7 @@ def before_a_wall(size: int) -> Array:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type", [*WEIGHTS, *PLAIN], ids=lambda t: t.name)
+@pytest.mark.parametrize("type", each_type([*WEIGHTS, *PLAIN]))
 def test_weights_at_the_end_of_a_file_are_not_read_past(device: CpuDevice, type: T) -> None:
     """A mapped file may end with the page: one byte more would end the process."""
     n = 2 * type.block_size if type in WEIGHTS else 13

@@ -165,6 +165,7 @@ def until_resident(model: Model, pages: slice) -> None:
     until(lambda: model.resident()[pages].all(), "what was asked for does not come")
 
 
+@pytest.mark.slow
 def test_weights_that_fit_cost_nothing(tmp_path: Path, n_tokens: int) -> None:
     bench = Bench(model := Model(tmp_path / "model", experts=True), 1 << 40)
     asks = {paging.ask, paging.ask_for_chosen, paging.ask_for_routes, paging.give_back}

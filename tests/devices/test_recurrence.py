@@ -21,6 +21,7 @@ def run(result: Tensor, data: dict[Tensor, Any], device: CpuDevice) -> Array:
     return Case({"r": result}, data).run(device)["r"].reshape(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lowering", EACH_LOWERING)
 def test_the_reference_computes_the_same(lowering: str) -> None:
     """And every instruction set the same bits."""

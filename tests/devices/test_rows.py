@@ -88,6 +88,7 @@ def test_rotation(device: CpuDevice, mode: RopeMode, parameters: Any, factors: b
         check(device, result, data, rtol=1e-4, atol=3e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", [*PLAIN, *WEIGHTS], ids=lambda t: t.name)
 def test_get_rows_from_every_type(device: CpuDevice, type: T) -> None:
     sizes = (1, 13, 64) if type in PLAIN else (type.block_size, 3 * type.block_size)

@@ -55,6 +55,7 @@ def test_heads_that_are_not_whole_vectors(device: CpuDevice, per_lane: bool) -> 
     check(device, scan.node(), scan.data, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lowering", EACH_LOWERING)
 @pytest.mark.parametrize("per_lane", [False, True])
 def test_the_same_bits_in_any_pieces(lowering: str, per_lane: bool) -> None:
@@ -90,6 +91,7 @@ def run_and_keep(device: CpuDevice, scan: Scan, data: dict[Tensor, Any]) -> tupl
     return found["y"].reshape(-1), found["states"].reshape(scan.s.ne[::-1])
 
 
+@pytest.mark.slow
 def test_a_state_that_is_kept_at_once_is_that_of_the_result() -> None:
     """The scan itself puts it where it is kept; where others want it too, it is copied there."""
     device, found, labels = CpuDevice(2), [], []

@@ -74,6 +74,7 @@ def test_many_programs_in_a_row_on_any_number_of_threads(n: int) -> None:
     device.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3, 9, 17])
 def test_a_caller_that_comes_late(n: int) -> None:
     """At once, between any two operations, when all is done: who is there does its work, and the bits are the same."""

@@ -31,6 +31,7 @@ def test_all_types_of_weights_are_tested() -> None:
     assert {*SCALES, *CODES} == {*WEIGHTS, *CODEBOOKS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", [*WEIGHTS, *CODEBOOKS], ids=lambda t: t.name)
 def test_unpacked_weights_have_the_bits_of_the_reference(device: CpuDevice, type: T) -> None:
     blocks = random_blocks(np.random.default_rng(1), type, 300, 0.02)
