@@ -1,6 +1,6 @@
 """Golden rows: a few numbers of every small model as llama.cpp computes them, kept in `models/golden_logits.json`.
 
-`tests/interop/write_golden_logits.py` writes the file; `tests/models/test_golden_logits.py` compares our models with it.
+`tests/interop/write_golden_logits.py` writes the file, `tests/models/test_golden_logits.py` compares our models with it.
 """
 
 from __future__ import annotations
@@ -64,6 +64,10 @@ def _keys(tiny: Tiny) -> Iterator[Key]:
 KEYS = {str(key): key for tiny in TINY.values() for key in _keys(tiny)}
 
 
+class _Device(OwnDevice):
+    dtype = np.float32
+
+
 @contextmanager
 def _runner(path: Path, output: Output) -> Iterator[ModelRunner]:
     """A model in numpy, which compiles nothing."""
@@ -71,7 +75,7 @@ def _runner(path: Path, output: Output) -> Iterator[ModelRunner]:
         runner = ModelRunner(
             file,
             load_model(file),
-            [OwnDevice("HERE")],
+            [_Device("HERE")],
             n_cells=N_CTX,
             max_batch=len(TOKENS),
             whole=output is not Output.LOGITS,

@@ -13,7 +13,7 @@ import golden_logits as golden
 import httpx
 import numpy as np
 from conftest import peer_programs
-from golden_logits import KEYS, Key, Rows
+from golden_logits import KEYS, Key
 from peer_server import llama_server
 from tiny import TINY, make
 
@@ -71,9 +71,7 @@ def main() -> None:
             print(text, flush=True)
             with TemporaryDirectory() as folder:
                 found = theirs(programs, key, Path(folder))
-            kept[text] = {
-                at: {i: round(value, 5) for i, value in found[at].items()} for at in sorted(found)
-            }
+            kept[text] = {at: {i: round(value, 5) for i, value in found[at].items()} for at in sorted(found)}
     golden.write(kept)
 
 

@@ -17,7 +17,9 @@ TOLERANCE = 0.01
 
 @pytest.mark.parametrize("text", KEYS)
 def test_numbers_are_those_of_llama_cpp(text: str, tmp_path: Path) -> None:
-    assert text in GOLDEN, f"no golden row: PYTHONPATH=tests python tests/interop/write_golden_logits.py {KEYS[text].name}"
+    assert text in GOLDEN, (
+        f"no golden row: PYTHONPATH=tests python tests/interop/write_golden_logits.py {KEYS[text].name}"
+    )
     ours = golden.rows(KEYS[text], tmp_path)
     assert ours.keys() == GOLDEN[text].keys()
     for at, row in GOLDEN[text].items():
