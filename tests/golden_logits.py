@@ -1,6 +1,6 @@
 """Golden rows: a few numbers of every small model as llama.cpp computes them, kept in `models/golden_logits.json`.
 
-`tests/interop/write_golden_logits.py` writes the file, `tests/models/test_golden_logits.py` compares our models with it.
+`interop/write_golden_logits.py` writes the file; `models/test_golden_logits.py` compares our models with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from own_device import OwnDevice
-from tiny import TINY, Tiny, make
+from tiny import TINY, Tiny
+from tiny.spec import write as write_model
 
 from llamado.engine.embedding.embedder import Embedder
 from llamado.engine.embedding.load import pair
@@ -89,7 +90,7 @@ def _runner(path: Path, output: Output) -> Iterator[ModelRunner]:
 
 def rows(key: Key, folder: Path) -> Rows:
     """The rows that we compute."""
-    with _runner(make(TINY[key.name], folder / "m.gguf"), key.output) as runner:
+    with _runner(write_model(TINY[key.name], folder / "m.gguf"), key.output) as runner:
         if key.output is Output.LOGITS:
             handle = runner.memory.allocate(len(TOKENS))
             assert handle is not None

@@ -14,14 +14,11 @@ import httpx
 import numpy as np
 from conftest import peer_programs
 from golden_logits import KEYS, Key
-from peer_server import llama_server
+from peer_server import FLAGS, llama_server
 from tiny import TINY, make
 
 from llamado.models import Output
 
-# cogvlm there gives rows from a batch's beginning on in the place of those that are asked for: right for batches of
-# one. plm ends with a failed assertion in flash attention.
-FLAGS = {"cogvlm": ["-ub", "1"], "plm": ["-fa", "off"]}
 _PRINTABLE = 100
 """A token of every small vocabulary that is a whole character: after others the server may leave out a report."""
 
