@@ -55,21 +55,29 @@ def theirs(programs: Path, key: Key, folder: Path) -> dict[int, dict[int, float]
 
 
 def main() -> None:
-    """Write the rows, those of small models that are no longer there left out."""
+    """Write rows one after the other; those of small models that do not exist any more are left out."""
     programs = peer_programs()
     if programs is None:
         sys.exit("the real llama.cpp is not installed: run benchmarks/peer.sh")
     names = sys.argv[1:]
     if unknown := set(names) - {key.name for key in KEYS.values()}:
         sys.exit(f"no small models: {', '.join(sorted(unknown))}")
-    kept = {text: rows for text, rows in golden.read().items() if text in KEYS} if names else {}
+    kept = {text: rows for text, rows in golden.read().items() if text in KEYS}
+    failed = []
     for text, key in KEYS.items():
-        if not names or key.name in names:
-            print(text, flush=True)
+        if names and key.name not in names:
+            continue
+        print(text, flush=True)
+        kept.pop(text, None)
+        try:
             with TemporaryDirectory() as folder:
                 found = theirs(programs, key, Path(folder))
             kept[text] = {at: {i: round(value, 5) for i, value in found[at].items()} for at in sorted(found)}
-    golden.write(kept)
+        except (AssertionError, httpx.HTTPError) as error:
+            failed.append(f"{text}: {error}")
+        golden.write(kept)
+    if failed:
+        sys.exit("\n".join(failed))
 
 
 if __name__ == "__main__":
