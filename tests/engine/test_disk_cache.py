@@ -176,6 +176,23 @@ def test_damage(start: Start, plain: Plain, tmp_path: Path, how: str, caplog: py
 
 
 @pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
+def test_numbers_that_are_none_are_not_used(
+    start: Start, plain: Plain, layers: Layers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file may be whole and yet hold what a model cannot have computed."""
+    engine, _ = start()
+    prompt = tokens(2, 700)
+    ask(engine, req(prompt, 1))
+    engine.close()
+    forward = new(layers, n_cells=8192)
+    forward.memory.sound = forward.memory.sound_tail = lambda data, n: False  # type: ignore[method-assign]
+    engine, disk = start(forward)
+    result = ask(engine, req(prompt, 9))
+    assert result.tokens == plain(prompt, 9) and result.n_cached == 0
+    assert disk.counters.failures > 0 and "what is no number" in caplog.text
+
+
+@pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
 @pytest.mark.parametrize("what", ["model", "numerics", "memory", "adapters"])
 def test_others_never_match(start: Start, layers: Layers, what: str) -> None:
     engine, _ = start()

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -189,6 +189,42 @@ def test_what_was_drafted_is_judged_in_order() -> None:
     assert ahead.judged == [(first, 0, True), (first, 1, True), (second, 0, False)]
 
 
+class Pupil(DraftKind, Drafter):
+    """Remembers what it is taught."""
+
+    name = "pupil"
+
+    def __init__(self) -> None:
+        self.learnt: list[tuple[int, int]] = []
+
+    def drafter(self) -> Drafter:
+        return self
+
+    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+        return Proposal([], [])
+
+    def forget(self) -> None: ...
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        self.learnt.append((drafted, accepted))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "learnt"),
+    [([1, 2, 3], [(3, 3)]), ([1, 2, 9], [(3, 2)]), ([1, 9], [(3, 1)]), ([9], [(3, 0)]), ([1, 2], [])],
+)
+def test_a_source_learns_how_many_of_its_tokens_were_right(tokens: list[int], learnt: list[tuple[int, int]]) -> None:
+    pupil = Pupil()
+    drafts = Drafts([pupil])
+    followed = drafts.follow(Ahead(), cast(Any, None))
+    followed.ahead.add(Draft(0, [1, 2, 3], [0, 0, 0]))
+    for token in tokens:
+        followed.ahead.judge(token)
+    drafts.learn(followed)
+    assert pupil.learnt == learnt and not followed.ahead.judged
+    assert drafts.accepted_at[:4] == [int(i < len(tokens) and tokens[i] == i + 1) for i in range(3)] + [0]
+
+
 company_time = [0.0]
 
 
@@ -221,6 +257,15 @@ def test_a_token_is_worth_more_while_batches_wait_for_networks() -> None:
     gains = [working.least_gain(1) for _ in range(100)]
     assert working.drafts(1)
     assert 1 <= sum(gain < 0.5 for gain in gains) < 10  # now and then it is tried again
+
+
+def test_time_that_a_model_drafts_lowers_what_a_token_is_worth() -> None:
+    free, dear = Cost(), Cost()
+    for i in range(20):
+        for cost, drafting in ((free, 0.0), (dear, 0.05)):
+            cost.note(1, 1 + i % 3, 0.05 + 0.005 * (i % 3), 1, 0.0, drafting)
+    # What a token takes is the same; in the time of a batch and its draft twice as many would have been yielded.
+    assert dear.least_gain(1) == pytest.approx(free.least_gain(1) * 0.055 / 0.105, rel=0.02)
 
 
 def test_windows_are_as_short_as_they_may_be() -> None:

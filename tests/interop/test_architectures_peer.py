@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from compared import AGREEMENT, MEAN_DIFFERENCE, compare
+from peer_server import FLAGS
 from tiny import TINY, Tiny, each_architecture, make
 from tiny.spec import N_VOCAB
 
@@ -16,11 +17,6 @@ from llamado.models.encoder import Encoder
 pytestmark = pytest.mark.interop
 
 DECODERS = [name for name, tiny in TINY.items() if not issubclass(ARCHITECTURES[tiny.architecture].load(), Encoder)]
-
-
-# cogvlm there gives rows from a batch's beginning on in the place of those that are asked for: right for batches of
-# one. plm ends with a failed assertion in flash attention.
-FLAGS = {"cogvlm": ["-ub", "1"], "plm": ["-fa", "off"]}
 
 
 @pytest.mark.parametrize("name", each_architecture(DECODERS))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from minilm import make_bert
+from tiny import TINY, make
 from tiny_models import make_gemma3, make_llama
 
 from llamado.gguf.reader import GGUFFile
@@ -239,6 +240,17 @@ def test_temperatures() -> None:
     np.testing.assert_allclose(found, [1, 1, 1 + 0.1 * np.log(2), 1 + 0.1 * np.log(2), 1 + 0.1 * np.log(13), 0], 1e-6)
     plain = filled(AttentionTemperature(5, 0.1, 8192), given).reshape(-1)
     np.testing.assert_allclose(plain[:4], [1, 1, 1, 1 + 0.1 * np.log(2)], 1e-6)
+
+
+def test_llama4_has_temperatures_in_layers_without_positions(tmp_path: Path) -> None:
+    """They are 1 in the first 8191 places, which golden rows do not reach beyond."""
+    with GGUFFile.open(make(TINY["llama4"], tmp_path / "m.gguf")) as file:
+        model = load_model(file)
+        graph = model.build(BatchShape(4, 1, 256), model.memory(256))
+    assert [node.name for node in graph.nodes if node.name.startswith("Qcur_temp")] == ["Qcur_temp-3"]
+    (temperature,) = (feed for feed in graph.feeds if isinstance(feed, AttentionTemperature))
+    found = filled(temperature, batch(positions=np.array([8190, 8191, 16382, 16383], np.int32))).reshape(-1)
+    np.testing.assert_allclose(found, 1 + 0.1 * np.log([1, 2, 2, 3]), 1e-6)
 
 
 def _apart() -> tuple[Batch, Batch, Array]:

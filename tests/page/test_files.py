@@ -44,3 +44,9 @@ def test_kept_by_the_browser_and_packed() -> None:
     assert start.headers["cache-control"] == "no-cache"
     again = client.get("/", headers={"if-none-match": start.headers["etag"]})
     assert again.status_code == 304 and again.content == b""
+
+
+def test_only_files_whose_names_change_with_their_content_are_kept_for_long() -> None:
+    for path in page_paths():
+        control = client.get(path).headers["cache-control"]
+        assert control == ("public, max-age=31536000, immutable" if path.startswith("/assets/") else "no-cache"), path

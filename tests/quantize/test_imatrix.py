@@ -60,6 +60,13 @@ def test_sums_add_up(tmp_path: Path) -> None:
         merged([one, wrong], 32)
 
 
+@pytest.mark.parametrize(("rows", "chunks"), [(64, 2), (63, 2), (49, 2), (48, 2), (47, 1), (33, 1)])
+def test_chunks_are_counted_to_the_nearest(rows: int, chunks: int) -> None:
+    """A tensor may be given a few rows less than the chunks have."""
+    one = Imatrix(Path("x.gguf"), {"blk.0.a.weight": Sums(np.ones((1, 8), np.float32), np.array([rows]))})
+    assert merged([one], 32).chunk_count == chunks
+
+
 def test_another_models_matrix_is_refused(tmp_path: Path) -> None:
     given = example()
     assert given.of("blk.0.a.weight", 8, 1) is not None and given.of("blk.9.a.weight", 8, 1) is None

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny import TINY, make
 from tiny_models import make_llama
 
 from llamado.gguf import GGUFFile
@@ -12,6 +13,7 @@ from llamado.quantize.file_types import COPY, find_file_type
 from llamado.quantize.imatrix import Imatrix, Sums
 from llamado.quantize.mixture import Wishes
 from llamado.quantize.plan import FilePlan, QuantizeRequest, plan
+from llamado.quantize.rows import convert
 from llamado.quantize.write import output_paths, write
 
 
@@ -82,6 +84,22 @@ def test_pieces_and_threads_change_nothing(path: Path, tmp_path: Path, monkeypat
             write(file, plan(file, given), given, [tmp_path / "o.gguf"], n_threads=threads)
             seen.append((tmp_path / "o.gguf").read_bytes())
     assert seen[0] == seen[1]
+
+
+def test_each_expert_is_quantized_by_its_own_importance(tmp_path: Path) -> None:
+    name, n = "blk.0.ffn_up_exps.weight", 128
+    importance = np.random.default_rng(4).random((8, n), np.float32) ** 4
+    with GGUFFile.open(make(TINY["llama-experts"], tmp_path / "e.gguf")) as file:
+        given = request("Q4_0", imatrix=Imatrix(Path("i.gguf"), {name: Sums(importance, np.ones(8, np.int64))}))
+        write(file, plan(file, given), given, [tmp_path / "o.gguf"])
+        rows = file.data(name).reshape(8, -1, 4 * n).copy()
+    with GGUFFile.open(tmp_path / "o.gguf") as file:
+        assert file.tensors[name].type is T.Q4_0
+        found = file.data(name).reshape(8, -1).copy()
+    for i in range(8):
+        own, other = (convert(rows[i], T.F32, n, T.Q4_0, importance[j]) for j in (i, i - 1))
+        assert own is not None and other is not None
+        assert (found[i] == own.reshape(-1)).all() and (own != other).any()
 
 
 def test_what_cannot_be_done_is_said(path: Path, tmp_path: Path) -> None:

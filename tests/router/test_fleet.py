@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from router_process import FAKE, Start, config, fake
@@ -142,6 +142,38 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(fleets, "time", clock)
     return clock
+
+
+def test_an_idle_model_is_unloaded_its_ttl_after_its_last_use_or_after_loading() -> None:
+    """A model that takes longer to load than its ttl is not unloaded as soon as it is loaded."""
+    instance = Instance(model("a", ttl=10.0))
+    instance.last_used, instance.loaded_at = 100.0, 130.0
+    assert instance.over == 140.0
+    instance.last_used = 200.0
+    assert instance.over == 210.0
+    instance.keep_alive = 5.0
+    assert instance.over == 205.0
+
+
+def test_a_look_does_not_keep_a_model_loaded(clock: Clock) -> None:
+    async def work(fleet: Fleet) -> None:
+        instance = fleet.instances["a"]
+        instance.status, instance.child = fleets.LOADED, cast(Child, object())
+        (await fleet.acquire(instance)).release()
+        assert instance.last_used == 1000.0
+        clock.now = 1005.0
+        look = await fleet.acquire(instance, count=False)
+        clock.now = 1006.0
+        look.release()
+        assert instance.last_used == 1000.0
+        use = await fleet.acquire(instance)
+        assert instance.last_used == 1006.0
+        clock.now = 1007.0
+        use.release()
+        assert instance.last_used == 1007.0
+        instance.child = None
+
+    run([model("a")], work)
 
 
 @pytest.mark.slow

@@ -325,3 +325,23 @@ def test_layers_that_move_and_come_back_are_not_sent(tmp_path: Path, theirs: Pat
     assert sent == []
     for device in devices:
         device.close()
+
+
+def test_a_file_that_has_changed_leaves_no_descriptor_open(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = model.stat()
+    file = own_files._ModelFile(model, own_files._Stamp.of(status))
+    os.close(file.open())
+    opened: list[int] = []
+    real = os.open
+
+    def noted(*given: Any, **options: Any) -> int:
+        opened.append(real(*given, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(os, "open", noted)
+    os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    with pytest.raises(OSError, match="has changed"):
+        file.open()
+    assert len(opened) == 1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from wire_client import running
 
+from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.memory import CpuBuffer
 from llamado.devices.device import Buffer
 from llamado.ggml.tensor import Tensor
@@ -328,3 +330,17 @@ def test_a_mapped_entry_that_is_corrupt_is_dropped(cache: TensorCache, lender: L
     region.write(0, data)  # what the client sends then
     assert region.memory == data
     region.free()
+
+
+def test_a_worker_that_ends_closes_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What clients sent last is on disk then."""
+    monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path))
+    device = CpuDevice(1)
+    with running(device, cache=True) as worker:
+        cache = worker.shared.cache
+        assert cache is not None
+        closed: list[TensorCache] = []
+        real = cache.close
+        monkeypatch.setattr(cache, "close", lambda: (closed.append(cache), real()))
+    assert closed == [cache]
+    device.close()

@@ -185,6 +185,8 @@ def test_a_regular_expression_that_takes_for_ever(tmp_path: Path, monkeypatch: p
         ({"sec-fetch-site": "cross-site"}, 403),
         ({"x-forwarded-for": "10.0.0.1"}, 403),
         ({"forwarded": "for=10.0.0.1"}, 403),
+        ({"x-forwarded-host": "localhost:8080"}, 403),
+        ({"x-real-ip": "10.0.0.1"}, 403),
     ],
 )
 def test_without_a_key_only_this_machines_own_may_call(tmp_path: Path, headers: dict[str, str], status: int) -> None:

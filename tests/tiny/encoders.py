@@ -127,6 +127,15 @@ MODELS = (
         variant="code",
     ),
     Tiny(
+        "jina-bert-v2",
+        KEYS,
+        {**SEPARATE, **SEPARATE_BIASES, **NORMS, **UNGATED, "ffn_down.bias": N_EMBD},
+        EMBEDDING,
+        n_layer=2,
+        deviation=STRONG,
+        variant="ungated",
+    ),
+    Tiny(
         "jina-bert-v3",
         KEYS,
         {**FUSED, **FUSED_BIAS, **OUT_BIAS, **NORMS, **UNGATED, **UNGATED_BIASES},
@@ -146,6 +155,21 @@ MODELS = (
         {"token_embd_norm.weight": N_EMBD, "output.weight": None},
         {0: {"attn_norm.weight": None}},
         n_layer=5,
+    ),
+    Tiny(
+        "modern-bert",
+        {**KEYS, "attention.sliding_window": 16, "rope.freq_base": 160000.0},
+        {
+            "attn_norm.weight": N_EMBD,
+            **FUSED,
+            "ffn_norm.weight": N_EMBD,
+            "ffn_up.weight": (N_EMBD, 2 * N_FF),
+            "ffn_down.weight": (N_FF, N_EMBD),
+        },
+        {"token_embd_norm.weight": N_EMBD, "output.weight": None},
+        {0: {"attn_norm.weight": None}},
+        n_layer=2,
+        variant="one-base",
     ),
     Tiny(
         "modern-bert",

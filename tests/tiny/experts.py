@@ -13,6 +13,8 @@ from tiny.llama import (
     GATED,
     HEAD,
     KEYS,
+    LONGROPE,
+    LONGROPE_KEYS,
     N_EMBD,
     POST_NORMS,
 )
@@ -73,6 +75,21 @@ MODELS = (
             "ffn_norm.bias": N_EMBD,
         },
         {"output_norm.bias": N_EMBD, "output.bias": N_VOCAB},
+    ),
+    Tiny(
+        "phimoe",
+        {**NARROW, **LONGROPE_KEYS, "rope.dimension_count": HEAD},
+        {
+            **ATTENTION,
+            **BIASES,
+            **EXPERTS,
+            "attn_output.bias": N_EMBD,
+            "attn_norm.bias": N_EMBD,
+            "ffn_norm.bias": N_EMBD,
+        },
+        {"output_norm.bias": N_EMBD, "output.bias": N_VOCAB, **LONGROPE},
+        n_layer=2,
+        variant="longrope",
     ),
     Tiny("granitemoe", {**NARROW, **FACTORS}, {**ATTENTION, **EXPERTS}, {"output.weight": None}),
     Tiny(

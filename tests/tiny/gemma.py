@@ -64,6 +64,31 @@ _EXPERTS_BESIDE = {
     "post_ffw_norm_2.weight": N_EMBD,
 }
 
+SMALL, SMALL_HEAD = 32, 32
+DEEP_KEYS = {
+    **KEYS,
+    "embedding_length": SMALL,
+    "feed_forward_length": SMALL,
+    "attention.head_count": 2,
+    "attention.head_count_kv": 1,
+    "attention.key_length": SMALL_HEAD,
+    "attention.value_length": SMALL_HEAD,
+}
+DEEP_LAYER = {
+    "attn_norm.weight": SMALL,
+    "attn_q.weight": (SMALL, 2 * SMALL_HEAD),
+    "attn_k.weight": (SMALL, SMALL_HEAD),
+    "attn_v.weight": (SMALL, SMALL_HEAD),
+    "attn_output.weight": (2 * SMALL_HEAD, SMALL),
+    "ffn_norm.weight": SMALL,
+    "ffn_gate.weight": (SMALL, SMALL),
+    "ffn_up.weight": (SMALL, SMALL),
+    "ffn_down.weight": (SMALL, SMALL),
+    "post_attention_norm.weight": SMALL,
+    "post_ffw_norm.weight": SMALL,
+}
+"""Layers of heads twice as wide as the width divided by the number of heads."""
+
 DEEP = 22
 """Layers of a Gemma 3n, of which the last two share keys and values and have what would make some."""
 
@@ -210,5 +235,29 @@ MODELS = (
         },
         {**ATTENTION, **GATED, **POST_NORMS, "attn_q_norm.weight": HEAD, "attn_k_norm.weight": HEAD},
         vocabulary="spm",
+    ),
+    # A file is known as the 27B model by its number of layers.
+    Tiny(
+        "gemma2",
+        {
+            **DEEP_KEYS,
+            "attention.sliding_window": 64,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 20.0,
+        },
+        DEEP_LAYER,
+        {"output.weight": None},
+        n_layer=46,
+        vocabulary="spm",
+        deviation=SHARED,
+        variant="27b",
+    ),
+    Tiny(
+        "gemma3",
+        {**DEEP_KEYS, "attention.sliding_window": 64, "rope.freq_base": 1e6},
+        {**DEEP_LAYER, "attn_q_norm.weight": SMALL_HEAD, "attn_k_norm.weight": SMALL_HEAD},
+        n_layer=62,
+        vocabulary="spm",
+        variant="27b",
     ),
 )

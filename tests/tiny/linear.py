@@ -137,6 +137,8 @@ BAILING_LATENT = {
     "attn_q_b.weight": (RANK, 4 * (NOPE + ROPE)),
     "attn_gate.weight": (N_EMBD, 4),
 }
+SHORT_KEYS = {"ssm_conv1d_k": 0.002}
+"""Keys so short that what is added to their lengths counts."""
 NO_MIXTURE = {name: None for name in KIMI_MIXTURE if name != "ffn_norm.weight"}
 
 KIMI_KEYS = {
@@ -330,6 +332,7 @@ MODELS = (
             3: GLM5_ATTENDS,
         },
         n_layer=5,
+        deviation=SHORT_KEYS,
     ),
     Tiny(
         "kimi-k3",
@@ -381,5 +384,6 @@ MODELS = (
             0: {**NO_MIXTURE, **GATED},
             3: {**{name: None for name in KIMI_DELTA if name != "attn_norm.weight"}, **KIMI_LATENT},
         },
+        deviation=SHORT_KEYS,
     ),
 )

@@ -90,8 +90,7 @@ class Tiny:
         return normal * np.float32((3 if name == "output.weight" else 1) * shape[0] ** -0.5)
 
 
-@kept
-def make(tiny: Tiny, path: Path, *, wtype: str = "F32", wtypes: tuple[str, ...] = (), seed: int = 0) -> Path:
+def write(tiny: Tiny, path: Path, *, wtype: str = "F32", wtypes: tuple[str, ...] = (), seed: int = 0) -> Path:
     """Writes the file; matrices of layers are of `wtype`, those of the first ones of `wtypes`, where their rows are
     whole blocks of it.
     """
@@ -132,6 +131,9 @@ def make(tiny: Tiny, path: Path, *, wtype: str = "F32", wtypes: tuple[str, ...] 
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+make = kept(write)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

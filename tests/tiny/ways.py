@@ -211,7 +211,7 @@ MODELS = (
             "rope.dimension_count": HEAD,
             "rope.dimension_count_swa": HEAD // 2,
             "swiglu_clamp_exp": [0.0, 0.7],
-            "swiglu_clamp_shexp": [0.0, 0.5],
+            "swiglu_clamp_shexp": [0.4, 0.5],
         },
         {
             **ATTENTION,

@@ -16,8 +16,9 @@ _LONGEST_DURATION = 64  # characters
 
 # What options are called in Ollama's messages.
 _TYPES = {"integer": "integer", "number": "float32", "boolean": "boolean", "texts": "array"}
-_UNIT = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+# Go, which Ollama is written in, reads both the micro sign and the Greek letter.
+_UNIT = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)")
 
 
 def model_name(body: Mapping[str, Any]) -> str:
