@@ -17,6 +17,7 @@ GOLDEN = golden.read()
 ADVICE = "see 'An architecture' in CONTRIBUTING.md"
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @pytest.mark.parametrize("text", KEYS)
 def test_numbers_are_those_of_llama_cpp(text: str, tmp_path: Path) -> None:
     assert text in GOLDEN, f"no golden rows of {text}: {ADVICE}"
