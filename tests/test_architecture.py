@@ -101,11 +101,6 @@ def test_functions_and_classes_exist() -> None:
             assert re.search(rf"^ *(?:async )?(?:def|class) {part}\b", text, re.MULTILINE), (path, name)
 
 
-def test_no_file_imports_itself_by_a_detour() -> None:
-    graph = imports()
-    assert not [module for module in graph if module in reaches(graph, module)]
-
-
 @pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES.rglob("*.py")}), ids=lambda p: p.name)
 def test_a_folder_can_be_read(folder: Path) -> None:
     assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= MOST_FILES

@@ -18,6 +18,7 @@ ADVICE = "see 'An architecture' in CONTRIBUTING.md"
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @pytest.mark.parametrize("text", KEYS)
 def test_numbers_are_those_of_llama_cpp(text: str, tmp_path: Path) -> None:
     assert text in GOLDEN, f"no golden rows of {text}: {ADVICE}"
