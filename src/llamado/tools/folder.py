@@ -49,6 +49,14 @@ class Folder:
                 return [name for name in absolute[len(top) :].split("/") if name]
         raise Outside(f"{absolute} is outside of the folder of the tools, {self.path}")
 
+    def has(self, absolute: str) -> bool:
+        """Return True if the path begins with the folder's own."""
+        try:
+            self._names(absolute)
+        except Outside:
+            return False
+        return True
+
     def open(self, absolute: str, flags: int, *, make_folders: bool = False) -> int:
         """A file descriptor. Links are followed as long as they stay inside. Raises OSError and Outside.
 
