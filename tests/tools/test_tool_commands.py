@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from llamado.flags import FLAGS
 from llamado.tools.commands import Commands
 
 
@@ -87,8 +88,12 @@ def test_output_comes_in_whole_characters(commands: Commands) -> None:
 
 
 def test_keys_are_not_passed_on(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLAMA_API_KEY", "sesame")
-    assert b"sesame" not in commands.run(["env"], limit=100_000, seconds=5).output
+    for flag in FLAGS:
+        for name in flag.env if flag.secret else ():
+            monkeypatch.setenv(name, "sesame")
+    monkeypatch.setenv("PLAIN", "word")
+    output = commands.run(["env"], limit=100_000, seconds=60).output
+    assert b"sesame" not in output and b"PLAIN=word" in output
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import logging.handlers
-import os
 import signal
 import time
 from collections import deque
@@ -28,6 +27,7 @@ from llamado.errors import LlamadoError
 from llamado.outgoing import open_async_client
 from llamado.processes.guarded import GuardedProcess, Watchdog
 from llamado.processes.identity import start_mark
+from llamado.processes.secret_values import child_environment
 from llamado.rpc.worker.join import TOKEN_HEADER
 
 log = logging.getLogger("llamado.up")
@@ -315,7 +315,7 @@ class Supervisor:
         words = self._words(one)
         if one.service.reserves is None:
             try:
-                environment = {**os.environ, **one.service.environment}
+                environment = {**child_environment(), **one.service.environment}
                 one.process = GuardedProcess(words, environment, self._guard, said=one.said, ended=ended)
             except (OSError, ValueError) as error:
                 raise StartFailed(f"{one.service.name}: cannot start {words[0]}: {error}") from None

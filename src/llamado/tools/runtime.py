@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llamado.processes.guarded import PipedProcess
-from llamado.tools.commands import Commands, Ran, environment
+from llamado.processes.secret_values import child_environment
+from llamado.tools.commands import Commands, Ran
 from llamado.tools.errors import ToolsError
 from llamado.tools.listing import JUNK, SECONDS, Entry, Listing
 
@@ -101,7 +102,7 @@ class Container:
                 with open(said, "wb") as errors:
                     self._process = PipedProcess(
                         command,
-                        environment(),
+                        child_environment(),
                         self._commands.guard,
                         ended=lambda _: ended.set(),
                         stderr=errors.fileno(),

@@ -20,7 +20,7 @@ from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
 
 from llamado.processes.guarded import PipedProcess, Watchdog
-from llamado.tools.commands import environment
+from llamado.processes.secret_values import child_environment
 from llamado.tools.mcp.bounds import Flooded, MessageSize, Pace, Received
 from llamado.tools.mcp.config import McpServerConfig
 
@@ -75,7 +75,7 @@ class StdioServer:
 
         self._process = PipedProcess(
             config.command,
-            environment() | dict(config.env),
+            child_environment() | dict(config.env),
             guard,
             ended=tell,
             cwd=config.cwd or None,
