@@ -57,7 +57,7 @@ def taken(arguments: Sequence[str], flags: Iterable[str]) -> Iterator[Mapping[st
 
 def _given(arguments: Sequence[str], flags: set[str]) -> set[bytes]:
     """The arguments that hold a secret."""
-    found = set()
+    found: set[bytes] = set()
     for i, argument in enumerate(arguments):
         name, equals, _ = argument.partition("=")
         if name in flags:
