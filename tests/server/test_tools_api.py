@@ -15,6 +15,7 @@ import pytest
 from fakes import client, events, run
 
 from llamado.http.access import AccessRules
+from llamado.tools import toolbox
 from llamado.tools.api import ToolsApi
 from llamado.tools.builtin import search
 from llamado.tools.errors import ToolsError
@@ -172,6 +173,28 @@ def test_patterns_of_models_take_linear_time(tmp_path: Path, pattern: str, found
             for name in ("include", "exclude"):
                 result = await call(http, "file_glob_search", path=".", **{name: "*a" * 1500 + pattern})
                 assert "error" in result or "Total matches: " in result["plain_text_response"]
+
+    run(test())
+
+
+def test_slow_commands_delay_no_other_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_text("text")
+    os.mkfifo(tmp_path / "never")
+    monkeypatch.setattr(toolbox, "AT_ONCE", 2)
+    command = "touch started-$$; read x < never"
+
+    async def test() -> None:
+        async with client(tools=settings(tmp_path)) as http, asyncio.timeout(60):
+            slow = [
+                asyncio.ensure_future(call(http, "exec_shell_command", command=command, timeout=60)) for _ in range(4)
+            ]
+            while len(list(tmp_path.glob("started-*"))) < 2:
+                await asyncio.sleep(0.01)
+            assert await call(http, "read_file", path="a") == {"plain_text_response": "text\n"}
+            assert not any(task.done() for task in slow)
+            for task in slow:
+                task.cancel()
+            await asyncio.wait(slow)
 
     run(test())
 
