@@ -42,7 +42,7 @@ import llamado.rpc.tap.proxy
 import llamado.rpc.worker.server
 import llamado.text.grammar.compiler
 from llamado.cluster.doctor.examination import Examination
-from llamado.commands import cli
+from llamado.commands import cli, options
 from llamado.commands.chat import run as chat_run
 from llamado.commands.chat.speaker import Figures, Said
 from llamado.devices.cpu.jit import Jit
@@ -89,6 +89,7 @@ class Commands:
                 patch.delenv(name)
             for name, value in environ.items():
                 patch.setenv(name, value)
+            patch.setattr(options, "keep", lambda variable, value: self._note("environ", **{variable: value}))
             before = dict(os.environ)
             code = cli.main([command, *arguments])
             changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
@@ -96,9 +97,7 @@ class Commands:
                 del os.environ[name]
                 if name in before:
                     os.environ[name] = before[name]
-            # with a variable, the environment is where it has to be
-            hub = {name: os.environ[name] for name in ("HF_TOKEN",) if name in environ} | changed
-            self._note("environ", **hub)
+            self._note("environ", **changed)
         return code, self._seen, self._said
 
     @contextlib.contextmanager

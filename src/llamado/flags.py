@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from llamado.engine.parameters import BY_NAME, PARAMETERS, Parameter
 from llamado.errors import LlamadoError
+from llamado.processes import secret_values
 
 
 class FlagError(LlamadoError):
@@ -49,6 +50,8 @@ class Flag:
     bare: str | None = None  # value of a flag given without one, where the value may be left out
     off_values: tuple[str, ...] = ()  # values of a refused flag that ask for nothing
     many: bool = False
+    secret: bool = False
+    """Whether its value is a key or a token, which no child inherits."""
     words: int = 1  # how many values stand behind it
     needs: str = ""  # key of the flag without which this one says nothing
     group: str = ""
@@ -113,6 +116,10 @@ def _used(names: str, help: str, **kw: Any) -> Flag:
     return Flag(tuple(names.split()), help, **_split(kw))
 
 
+def _secret(names: str, help: str, **kw: Any) -> Flag:
+    return _used(names, help, type="str", secret=True, **kw)
+
+
 def _none(names: str, why: str, **kw: Any) -> Flag:
     kw.setdefault("type", "str")
     return Flag(tuple(names.split()), why, kind=Kind.MEANINGLESS, **_split(kw))
@@ -169,7 +176,7 @@ MODEL = _group(
           env="LLAMA_ARG_HF_REPO", commands=_ENGINE),
     _used("-hff --hf-file", "file inside --hf-repo", type="str", metavar="FILE", env="LLAMA_ARG_HF_FILE",
           commands=_ENGINE),
-    _used("-hft --hf-token", "Hugging Face access token", type="str", metavar="TOKEN", env="HF_TOKEN",
+    _secret("-hft --hf-token", "Hugging Face access token", metavar="TOKEN", env="HF_TOKEN",
           commands=_ENGINE),
     _used("-cl --cache-list", "list the models in the cache and exit", default=False),
     _used("--offline", "never use the network for models", env="LLAMA_ARG_OFFLINE", default=False, commands=_ENGINE),
@@ -449,9 +456,9 @@ SPLIT = _group(
           "auto: workers of llamado pass what they compute straight to the next one, where they can reach it; off: all "
           "goes through this machine", type="str", default="auto", choices="auto off", metavar="auto|off",
           env="LLAMA_ARG_RPC_RING", commands=_ENGINE, needs="rpc"),
-    _used("--cluster-token",
+    _secret("--cluster-token",
           "workers that know this token may join and leave while the server runs (POST /cluster/join, /cluster/drain)",
-          type="str", metavar="TOKEN", env="LLAMADO_CLUSTER_TOKEN"),
+          metavar="TOKEN", env="LLAMADO_CLUSTER_TOKEN"),
     _used("--discover", "take in workers that announce themselves in this network (`llamado worker --announce`)",
           default=False, env="LLAMADO_DISCOVER"),
     _used("--lab",
@@ -486,7 +493,7 @@ SERVER = _group(
     _used("--port", "port to listen on (0: any free one)", type="int", default=8080, metavar="PORT",
           env="LLAMA_ARG_PORT", commands=_HTTP),
     _used("--reuse-port", "let several servers listen on the same port", default=False, env="LLAMA_ARG_REUSE_PORT"),
-    _used("--api-key", "keys that clients must send, comma-separated; may be repeated", type="str", many=True,
+    _secret("--api-key", "keys that clients must send, comma-separated; may be repeated", many=True,
           metavar="KEY", env="LLAMA_API_KEY", commands=_HTTP),
     _used("--api-key-file", "file of keys, one a line, # for comments", type="str", metavar="FILE",
           env="LLAMA_ARG_API_KEY_FILE", commands=_HTTP),
@@ -601,7 +608,7 @@ SERVER = _group(
           env="LLAMA_ARG_TOOLS_RUNTIME"),
     _used("--mcp-servers-config", "JSON file of MCP servers whose tools clients may call, in Cursor's form",
           type="str", metavar="FILE", env="LLAMA_ARG_MCP_SERVERS_CONFIG"),
-    _used("--mcp-servers-json", "the same, as JSON", type="str", metavar="JSON", env="LLAMA_ARG_MCP_SERVERS_JSON"),
+    _secret("--mcp-servers-json", "the same, as JSON", metavar="JSON", env="LLAMA_ARG_MCP_SERVERS_JSON"),
     _used("-ag --agent", "all built-in tools (--tools all) and the MCP proxy (--ui-mcp-proxy)", default=False,
           off_names="-no-ag --no-agent", env="LLAMA_ARG_AGENT"),
     _used("--ui-mcp-proxy --webui-mcp-proxy", "pass a page's requests to MCP servers on (/cors-proxy)", default=False,
@@ -655,9 +662,9 @@ GATEWAY = _group(
           many=True, metavar="URL", commands=_GATEWAY),
     _used("--config", "YAML file: replicas, backups, keys, quota_file, admin_key, labels and the times below",
           type="str", metavar="FILE", commands=_GATEWAY, dest="gateway_config"),
-    _used("--replica-key", "API key that the replicas ask for", type="str", metavar="KEY", env="LLAMADO_REPLICA_KEY",
+    _secret("--replica-key", "API key that the replicas ask for", metavar="KEY", env="LLAMADO_REPLICA_KEY",
           commands=_GATEWAY),
-    _used("--admin-key", "key of /gateway/replicas and /gateway/drain (default: nobody may)", type="str", metavar="KEY",
+    _secret("--admin-key", "key of /gateway/replicas and /gateway/drain (default: nobody may)", metavar="KEY",
           env="LLAMADO_ADMIN_KEY", commands=_GATEWAY),
     _used("--key-file", "YAML file of clients' keys and what each may use (requests_per_minute, tokens_per_minute, "
           "requests_per_day, tokens_per_day)", type="str", metavar="FILE", commands=_GATEWAY),
@@ -684,7 +691,7 @@ VERIFY = _group(
           dest="verify_tokens"),
     _used("--temp --temperature", "temperature of the answers", type="float", default=0.8, metavar="X",
           commands=_VERIFY, dest="verify_temperature"),
-    _used("--api-key", "key that the servers ask for", type="str", metavar="KEY", commands=_VERIFY, dest="verify_key"),
+    _secret("--api-key", "key that the servers ask for", metavar="KEY", commands=_VERIFY, dest="verify_key"),
     _used("--json", "the result as JSON", default=False, commands=_VERIFY),
 )
 
@@ -729,7 +736,7 @@ RUN = _group(
           dest="system_prompt"),
     _used("--url", "converse with a running server of OpenAI's API, ours or another's; -m names the model", type="str",
           metavar="URL", commands=frozenset({"run"})),
-    _used("--api-key", "key that the server of --url wants", type="str", metavar="KEY", env="LLAMA_API_KEY",
+    _secret("--api-key", "key that the server of --url wants", metavar="KEY", env="LLAMA_API_KEY",
           commands=frozenset({"run"}), dest="api_key"),
     _used("--markdown", "show Markdown as it is meant, on a terminal", default=True, off_names="--no-markdown",
           commands=frozenset({"run"})),
@@ -856,7 +863,7 @@ WORKER = _group(
     _used("--join", "servers to join, comma-separated; may be repeated: HOST:PORT, or https://HOST:PORT, checked by "
           "--tls-client-ca; SIGTERM leaves them again, once they have moved the layers", type="str", many=True,
           metavar="SERVER", env="LLAMADO_JOIN", commands=_WORKER),
-    _used("--token", "the servers' --cluster-token", type="str", metavar="TOKEN", env="LLAMADO_CLUSTER_TOKEN",
+    _secret("--token", "the servers' --cluster-token", metavar="TOKEN", env="LLAMADO_CLUSTER_TOKEN",
           commands=_WORKER),
     _used("--share", "part of the layers to ask for, where a server of --join divides by proportions", type="float",
           default=1.0, metavar="N", commands=_WORKER),
@@ -871,7 +878,7 @@ TOP = _group(
     _used("--once", "show it once", default=False, commands=_TOP),
     _used("--json", "print what /cluster says, once", default=False, commands=_TOP),
     _used("--interval", "seconds between two looks", type="float", default=1.0, metavar="SECONDS", commands=_TOP),
-    _used("--api-key", "key that the server wants", type="str", many=True, metavar="KEY", env="LLAMA_API_KEY",
+    _secret("--api-key", "key that the server wants", many=True, metavar="KEY", env="LLAMA_API_KEY",
           commands=_TOP),
 )
 
@@ -921,7 +928,7 @@ DOCTOR = _group(
           commands=_DOCTOR),
     _used("--port", "port on which a server is to listen: is it free, who has it", type="int", metavar="PORT",
           commands=_DOCTOR),
-    _used("--api-key", "key that the server asks for", type="str", metavar="KEY", commands=_DOCTOR,
+    _secret("--api-key", "key that the server asks for", metavar="KEY", commands=_DOCTOR,
           env="LLAMA_API_KEY"),
     _used("-t --threads", "threads that are planned", type="int", metavar="N", commands=_DOCTOR),
     _used("-c --ctx-size", "context that is planned, in tokens (0: what fits)", type="int", default=0, metavar="N",
@@ -1140,6 +1147,34 @@ def add_flags(parser: FlagParser, command: str) -> None:
             off = False if flag.type == "bool" else "off"
             hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
             group.add_argument(*flag.off_names, action="store_const", dest=flag.key, const=off, **hidden)
+
+
+SECRET_FLAGS = frozenset(name for flag in FLAGS if flag.secret for name in flag.names)
+UP_SERVER_FLAGS = "LLAMADO_UP_SERVER_FLAGS"
+"""Variable by which `llamado up` in the background is given flags of the server."""
+secret_values.declare([UP_SERVER_FLAGS, *(name for flag in FLAGS if flag.secret for name in flag.env)])
+
+
+def secrets_of(command: str) -> dict[str, str]:
+    """Return the secrets of this process that a command takes from its environment."""
+    names = {name for flag in FLAGS if flag.secret and command in flag.commands for name in flag.env}
+    return {name: value for name in sorted(names) if (value := secret_values.secret(name))}
+
+
+def split_secrets(arguments: Sequence[str], command: str) -> tuple[list[str], dict[str, str]]:
+    """Divide arguments into those without secrets and an environment with these. A value follows its flag."""
+    flags = {name: flag for flag in FLAGS if flag.secret and command in flag.commands for name in flag.names}
+    plain: list[str] = []
+    environment: dict[str, str] = {}
+    words = iter(arguments)
+    for word in words:
+        flag = flags.get(word)
+        if flag is None:
+            plain.append(word)
+            continue
+        variable, value = flag.env[0], next(words)
+        environment[variable] = f"{environment[variable]},{value}" if variable in environment and flag.many else value
+    return plain, environment
 
 
 def spell(argument: str) -> str:

@@ -167,7 +167,34 @@ def test_servers_of_ours_know_how_their_workers_are_drained(monkeypatch: pytest.
     assert made(workers=1, server={"cluster-token": "mine"})[-1].environment == {CLUSTER_TOKEN: "mine"}
     monkeypatch.setenv(CLUSTER_TOKEN, "of the terminal")
     assert made(workers=1)[-1].environment == {CLUSTER_TOKEN: "of the terminal"}
-    assert made()[-1].environment == {}
+    assert made()[-1].environment == {CLUSTER_TOKEN: "of the terminal"}
+
+
+def test_secrets_are_on_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMADO_REPLICA_KEY", "secret-4")
+    services = made(
+        workers=1,
+        replicas=2,
+        server={
+            "api-key": ["secret-1", "secret-2"],
+            "hf-token": "secret-3",
+            "cluster-token": "secret-5",
+            "metrics": True,
+        },
+        gateway={"api-key": "secret-6", "admin-key": "secret-7"},
+    )
+    for service in services:
+        assert "secret" not in repr(service)
+    server, gateway = services[-2:]
+    assert server.command[-1] == "--metrics"
+    assert server.environment["LLAMA_API_KEY"] == "secret-1,secret-2"
+    assert (server.environment["HF_TOKEN"], server.environment[CLUSTER_TOKEN]) == ("secret-3", "secret-5")
+    assert gateway.environment["LLAMA_API_KEY"] == "secret-6"
+    assert (gateway.environment["LLAMADO_ADMIN_KEY"], gateway.environment["LLAMADO_REPLICA_KEY"]) == (
+        "secret-7",
+        "secret-4",
+    )
+    assert not [service for service in services if service.role is ServiceRole.WORKER and service.environment]
 
 
 def test_a_server_without_one_of_its_workers() -> None:

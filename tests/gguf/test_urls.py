@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import gguf
+import httpx
 import numpy as np
 import pytest
 from stand_in_sites import Site, serve
 from tiny_models import make_llama
 
+from llamado import outgoing
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.gguf.errors import SourceError
 from llamado.gguf.header import Header
 from llamado.gguf.reader import GGUFFile
+from llamado.gguf.sources import fetch, urls
 from llamado.gguf.sources.resolve import read_header, resolve
 from llamado.server.load import load_served
 from llamado.server.settings import Settings
@@ -98,6 +102,68 @@ def test_all_parts_of_a_split_model_are_fetched(tmp_path: Path) -> None:
     assert {total for _, total in reports} == {size}
     with GGUFFile.open(path) as file:
         assert [float(file.data(f"blk.{i}.w").view(np.float32)[0]) for i in range(3)] == [0, 1, 2]
+
+
+def serving(content: bytes, announced: bool = False, **headers: str) -> httpx.MockTransport:
+    """A server without ranges, which announces its sizes or does not."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        size = {"content-length": str(len(content))} if announced else {}
+        pieces = [content[at : at + 65536] for at in range(0, len(content), 65536)]
+        return httpx.Response(200, headers=size | headers, content=iter(pieces))
+
+    return httpx.MockTransport(answer)
+
+
+@pytest.mark.parametrize(
+    ("extra", "announced", "error"),
+    [
+        (0, False, ""),
+        (100, True, ""),  # padding
+        (2 << 20, False, "the server sends more"),
+        (2 << 20, True, "the server announces"),
+        (-50, False, "the connection ended"),
+    ],
+)
+def test_a_file_has_the_size_that_its_header_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: int, announced: bool, error: str
+) -> None:
+    content = make_llama(tmp_path / "made.gguf").read_bytes()
+    content = content[:extra] if extra < 0 else content + bytes(extra)
+    monkeypatch.setattr(fetch, "PAUSE", 0.0)
+    monkeypatch.setattr(
+        urls.UrlModel, "_client", lambda self: outgoing.open_client(transport=serving(content, announced))
+    )
+    if not error:
+        path = resolve("http://x/m.gguf", cache_dir=tmp_path, check=lambda header: None)
+        assert path.read_bytes() == content
+        return
+    with pytest.raises(SourceError, match=error):
+        resolve("http://x/m.gguf", cache_dir=tmp_path, check=lambda header: None)
+    assert not [path for path in (tmp_path / "models").iterdir() if path.suffix == ".gguf"]
+
+
+def test_a_file_of_unknown_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urls.UrlModel, "_client", lambda self: outgoing.open_client(transport=serving(b"GGUF")))
+    with pytest.raises(SourceError, match="does not say how many bytes"):
+        resolve("http://x/m.gguf", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("by", ["fragment", "header"])
+def test_a_hash_is_checked_wherever_it_is_stated(tmp_path: Path, by: str) -> None:
+    content = b"GGUF one"
+    for digest, error in (("0" * 64, "is damaged"), (hashlib.sha256(content).hexdigest(), "")):
+        site = Site(files={"/m.gguf": content}, linked={"/m.gguf": digest} if by == "header" else {})
+        with serve(site):
+            url = f"{site.url}/m.gguf" + (f"#sha256={digest}" if by == "fragment" else "")
+            if error:
+                with pytest.raises(SourceError, match=error):
+                    resolve(url, cache_dir=tmp_path)
+                assert not list((tmp_path / "models").glob("*.gguf"))
+            else:
+                assert resolve(url, cache_dir=tmp_path).read_bytes() == content
+    with serve(Site(files={"/m.gguf": content})) as site, pytest.raises(SourceError, match="64 hexadecimal digits"):
+        resolve(f"{site.url}/m.gguf#sha256=abc", cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize("missing", [0, 2])

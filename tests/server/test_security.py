@@ -195,6 +195,8 @@ def test_a_long_body_is_read_all_the_same() -> None:
         ("samplers", ["top_k"] * (MOST_SAMPLERS + 1)),
         ("samplers", "k" * (MOST_SAMPLERS + 1)),
         ("logit_bias", {"a" * (LONG_TEXT + 1): 1}),
+        ("logit_bias", [["a" * LONG_TEXT, 1], ["b", 1]]),
+        ("logit_bias", {f"a{i}": 1 for i in range(MOST_ITEMS + 1)}),
     ],
 )
 def test_lists_that_cost_every_token_have_a_limit(name: str, value: Any) -> None:

@@ -15,6 +15,7 @@ from fakes import client, events, run
 from waiting import GUARD
 
 from llamado.http.access import AccessRules
+from llamado.tools import toolbox
 from llamado.tools.api import ToolsApi
 from llamado.tools.builtin import search, shell
 from llamado.tools.errors import ToolsError
@@ -147,21 +148,65 @@ def test_output_comes_while_a_command_runs(tmp_path: Path) -> None:
     run(test())
 
 
-@pytest.mark.slow
-def test_a_regular_expression_that_takes_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("(a|aa)+$", "Total matches: 0\nEND"),
+        ("(a+)+$", "Total matches: 0\nEND"),
+        ("a{1000000000}", "repeats too often"),
+        ("((a{100}){100}){100}", "invalid repetition size"),
+        ("(?R)", "look-around and back-references are not supported"),
+        ("|".join(f"word{i}" for i in range(200_000)), "at most 4000 are allowed"),
+        (r"(?:\pL\pN){100}", "too large"),
+        ("(", "missing )"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_patterns_of_models_take_linear_time(tmp_path: Path, pattern: str, found: str) -> None:
+    """A backtracking engine needs minutes for the first two, and gigabytes for the others."""
     (tmp_path / "a").write_text("a" * 60 + "b\n")
-    monkeypatch.setattr(search, "SECONDS", 1.0)
 
     async def test() -> None:
         async with client(tools=settings(tmp_path)) as http:
-            task = asyncio.ensure_future(call(http, "grep_search", path="a", pattern="(a|aa)+$"))
-            answered = 0
-            while not task.done():  # it holds nobody else up
-                assert (await http.get("/health")).status_code == 200
+            result = await call(http, "grep_search", path="a", pattern=pattern)
+            assert found in result.get("error", "") + result.get("plain_text_response", "") + "END"
+            for name in ("include", "exclude"):
+                result = await call(http, "file_glob_search", path=".", **{name: "*a" * 1500 + pattern})
+                assert "error" in result or "Total matches: " in result["plain_text_response"]
+
+    run(test())
+
+
+def test_slow_commands_delay_no_other_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_text("text")
+    os.mkfifo(tmp_path / "never")
+    monkeypatch.setattr(toolbox, "AT_ONCE", 2)
+    command = "touch started-$$; read x < never"
+
+    async def test() -> None:
+        async with client(tools=settings(tmp_path)) as http, asyncio.timeout(60):
+            slow = [
+                asyncio.ensure_future(call(http, "exec_shell_command", command=command, timeout=60)) for _ in range(4)
+            ]
+            while len(list(tmp_path.glob("started-*"))) < 2:
                 await asyncio.sleep(0.01)
-                answered += 1
-            assert answered > 10
-            assert (await task)["plain_text_response"] == "\n---\nTotal matches: 0\n[results truncated: time budget]\n"
+            assert await call(http, "read_file", path="a") == {"plain_text_response": "text\n"}
+            assert not any(task.done() for task in slow)
+            for task in slow:
+                task.cancel()
+            await asyncio.wait(slow)
+
+    run(test())
+
+
+def test_a_search_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_text("line\n")
+    monkeypatch.setattr(search, "SECONDS", -1.0)
+
+    async def test() -> None:
+        async with client(tools=settings(tmp_path)) as http:
+            found = await call(http, "grep_search", path="a", pattern="line")
+            assert found["plain_text_response"].startswith("\n---\nTotal matches: 0\n[results truncated: time budget")
 
     run(test())
 

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
-import gc
 import threading
 from typing import Any
 
 import pytest
-import regex
 from guided import Vocabulary, bytes_tokenizer, pieces_tokenizer
 
-from llamado.text.grammar import lazy, triggers
+from llamado.patterns import MAX_LENGTH
+from llamado.text.grammar import lazy
 from llamado.text.grammar.lazy import ANSWER_SECONDS, FREE_SECONDS, TOKEN_SECONDS
 from llamado.text.grammar.source import ConstraintError, GrammarError, Trigger
-from llamado.text.grammar.triggers import MAX_NODES, MAX_PATTERN, MAX_TRIGGERS, pattern_nodes
+from llamado.text.grammar.triggers import MAX_SIZE, MAX_TRIGGERS
 
 CALL = 'root ::= "<tool_call>" [0-9]+ "</tool_call>"'
 
@@ -149,110 +148,39 @@ def test_long_text_before_the_word_is_not_kept(bpe: Vocabulary) -> None:
 
 
 def test_hostile_triggers(bpe: Vocabulary) -> None:
-    bad = (Trigger("pattern", "("), Trigger("pattern", "a" * (MAX_PATTERN + 1)), Trigger("word", ""))
+    bad = (Trigger("pattern", "("), Trigger("pattern", "a" * (MAX_LENGTH + 1)), Trigger("word", ""))
     for trigger in bad:
         with pytest.raises(GrammarError):
             bpe.constraint("gbnf", CALL, trigger)
     with pytest.raises(GrammarError, match="too many"):
         bpe.constraint("gbnf", CALL, *[Trigger("word", str(i)) for i in range(MAX_TRIGGERS + 1)])
-    matcher = bpe.constraint("gbnf", CALL, Trigger("pattern", r"(\w*\w*\w*\w*\w*\w*)*\d")).start()
-    with pytest.raises(ConstraintError, match="simpler patterns"):
-        for token in bpe.spell("ab") * 90:
-            matcher.accept(token)
 
 
 @pytest.mark.parametrize(
-    ("pattern", "nodes"),
-    [
-        ("", 0),
-        ("abc", 3),
-        (r"\{\d", 4),
-        ("[a-z{]", 6),
-        ("[]{9}]", 6),
-        ("[^]x]", 5),
-        ("[[{9}]", 6),
-        ("[[:alpha:]{9}]", 14),
-        ("(a)", 2),
-        ("a|b", 3),
-        ("a{3}", 3),
-        ("a{3,}", 4),
-        ("a{3,9}", 4),
-        ("a{3,3}", 3),
-        ("a{0,9}", 1),
-        ("a{,9}", 1),
-        ("a{0}", 1),
-        ("a{}", 3),
-        ("a{x}", 4),
-        ("a*?", 1),
-        ("a+?", 2),
-        ("(?:ab)+", 6),
-        ("(?:(?:ab)+)+", 14),
-        ("(?:ab){2}{3}", 18),
-        ("(?<name>a)(?=b)(?!c)(?<=d)(?<!e)", 10),
-        ("a{30}b{30}c{30}", 90),
-        ("(?:(?:a{10}){10}){10}", 1000 + 100 + 10),
-    ],
+    "pattern",
+    ["a{1000000}", "((a{100}){100}){100}", "a{999999999999999999999}", "(?:(?:ab){99,}){99,}", r"(?:\pL\pN){100}"],
 )
-def test_nodes_of_patterns(pattern: str, nodes: int) -> None:
-    assert pattern_nodes(pattern) == nodes
-
-
-BOMBS = [
-    "a{1000000}",
-    "((a{100}){100}){100}",
-    "a{999999999999999999999}",
-    "(?:(?:" + "ab" * 900 + "){300}){300}",
-    "(?:" * 20 + "ab" + ")+" * 20,  # doubled by each
-    "(?:(?:ab){99,}){99,}",
-    "(?:ab[)]{2}){5000}",
-    "[[:alpha:]]" * 150 + "{99}" * 2,
-]
-
-
-@pytest.mark.parametrize("pattern", BOMBS)
-def test_patterns_that_would_be_written_out_too_long_are_refused_uncompiled(
-    bpe: Vocabulary, monkeypatch: pytest.MonkeyPatch, pattern: str
-) -> None:
-    monkeypatch.setattr(triggers.regex, "compile", None)
-    with pytest.raises(GrammarError, match=f"repeated parts.*{MAX_NODES} nodes"):
+def test_patterns_that_are_too_large_are_refused(bpe: Vocabulary, pattern: str) -> None:
+    with pytest.raises(GrammarError, match=r"too large|too often|repetition"):
         bpe.constraint("gbnf", CALL, Trigger("pattern", pattern))
 
 
 def test_the_patterns_of_a_request_are_bounded_together(bpe: Vocabulary) -> None:
-    many = [Trigger("pattern", "(?:ab){200}" + "x" * i) for i in range(20)]
+    many = [Trigger("pattern", "(?:ab){400}" + "x" * i) for i in range(20)]
     assert bpe.constraint("gbnf", CALL, *many[:10])
-    with pytest.raises(GrammarError, match="repeated parts"):
+    with pytest.raises(GrammarError, match=f"too large together.*{MAX_SIZE}"):
         bpe.constraint("gbnf", CALL, *many)
 
 
-@pytest.mark.parametrize(
-    "pattern", ["(?x)a # (", "(?i)a", "(?R)", "(a)(?1)", "(?>a)", "(*FAIL)", "(?P<n>a)", "(?#)", "[[:x](?:a{9}]", "a\\"]
-)
-def test_what_ecmascript_does_not_have_is_refused(pattern: str) -> None:
-    """Among it all that would change how the rest of a pattern is read."""
-    with pytest.raises(GrammarError, match="is not supported from"):
-        pattern_nodes(pattern)
-    with pytest.raises(GrammarError, match="not opened"):
-        pattern_nodes("a)(")
+@pytest.mark.parametrize("pattern", ["(?R)", "(a)(?1)", "(?>a)", "(?=a)", "(?<!a)", r"(a)\1", "(?#)", "a\\", "a)("])
+def test_what_takes_more_than_linear_time_is_refused(bpe: Vocabulary, pattern: str) -> None:
+    with pytest.raises(GrammarError, match="cannot be used"):
+        bpe.constraint("gbnf", CALL, Trigger("pattern", pattern))
 
 
-def test_patterns_are_compiled_one_at_a_time_and_not_remembered(
-    bpe: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_once: list[bool] = []
-    compile = regex.compile
-
-    def watched(*arguments: Any, **options: Any) -> Any:
-        at_once.append(triggers._compiling.acquire(blocking=False))
-        assert options == {"cache_pattern": False}
-        return compile(*arguments, **options)
-
-    monkeypatch.setattr(triggers.regex, "compile", watched)
-    for i in range(3):
-        bpe.constraint("gbnf", CALL, Trigger("pattern", f"remembered{i}"))
-    assert at_once == [False] * 3
-    kept = [object for object in gc.get_objects() if isinstance(object, dict) and (str, "remembered0") in object]
-    assert not kept
+def test_nested_repeats_take_linear_time(bpe: Vocabulary) -> None:
+    matcher = bpe.constraint("gbnf", CALL, Trigger("pattern", r"(\w*\w*\w*\w*\w*\w*)*\d")).start()
+    assert accepted(matcher, bpe.spell("ab") * 90) == 90
 
 
 class Clock:
@@ -299,10 +227,3 @@ def test_the_time_of_an_answer_is_limited(bpe: Vocabulary, monkeypatch: pytest.M
     monkeypatch.setattr(lazy, "_seconds", Clock(seconds / calls))
     n = accepted(constraint.start(), tokens)
     assert 0.9 < n * (seconds - FREE_SECONDS) / ANSWER_SECONDS < 1.1
-
-
-def test_many_slow_patterns_end_the_answer(bpe: Vocabulary) -> None:
-    """Each needs the cube of the text's length."""
-    patterns = [Trigger("pattern", f"(?:.*?a){{3}}[QZk]{i}") for i in range(MAX_TRIGGERS)]
-    matcher = bpe.constraint("gbnf", CALL, *patterns).start()
-    assert accepted(matcher, bpe.spell("ba") * 3000) < 6000

@@ -10,7 +10,20 @@ import time
 from typing import Any
 
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}}
-NAMES = ["echo", "fail", "crash", "wait", "flood", "long_line", "stderr", "garbage", "orphan", "many", "bad_result"]
+NAMES = [
+    "echo",
+    "fail",
+    "crash",
+    "wait",
+    "flood",
+    "long_line",
+    "stderr",
+    "garbage",
+    "orphan",
+    "many",
+    "bad_result",
+    "parts",
+]
 
 
 def say(message: dict[str, Any]) -> None:
@@ -42,6 +55,8 @@ def call(name: str, arguments: dict[str, Any], id: int) -> dict[str, Any] | None
     if name == "many":
         for i in range(100):
             say({"jsonrpc": "2.0", "id": f"ask-{i}", "method": "sampling/createMessage", "params": {}})
+    if name == "parts":
+        return {"content": [{"type": "text", "text": "x"}] * int(text)}
     if name == "bad_result":
         return {"content": 3}
     return {"content": [{"type": "text", "text": text}, {"type": "text", "text": name}], "isError": name == "fail"}

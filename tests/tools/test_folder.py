@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llamado.tools.errors import Outside, ToolsError
+from llamado.tools.errors import Outside, ToolFailed, ToolsError
 from llamado.tools.folder import Folder
 
 
@@ -86,6 +86,41 @@ def test_links_in_circles(folder: Folder, tmp_path: Path) -> None:
     os.symlink("c", tmp_path / "in" / "b")
     with pytest.raises(OSError):
         read(folder, "b")
+
+
+def test_long_paths_take_one_descriptor_and_make_no_folders(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: set[int] = set()
+    most = 0
+    real_open, real_dup, real_close = os.open, os.dup, os.close
+
+    def count(fd: int) -> int:
+        nonlocal most
+        opened.add(fd)
+        most = max(most, len(opened))
+        return fd
+
+    def close(fd: int) -> None:
+        opened.discard(fd)
+        real_close(fd)
+
+    monkeypatch.setattr(os, "open", lambda *args, **options: count(real_open(*args, **options)))
+    monkeypatch.setattr(os, "dup", lambda fd: count(real_dup(fd)))
+    monkeypatch.setattr(os, "close", close)
+    deep = "d/" * (90 - folder.path.count("/")) + "file"
+    folder.write(folder.absolute(deep), b"inside")
+    os.symlink("../" * 3 + "d/d/d/file", tmp_path / "in" / os.path.dirname(deep) / "link")
+    assert read(folder, os.path.dirname(deep) + "/link") == "inside"
+    monkeypatch.undo()
+    assert most <= 4
+    for path in ("a/" * 60_000 + "b", "b/" * 101 + "c", "x" * 5000):
+        with pytest.raises(ToolFailed, match="at most 4096 bytes and 100 names"):
+            folder.absolute(path)
+    os.symlink("/".join(["d"] * 60), tmp_path / "in" / "far")
+    with pytest.raises(OSError, match="too long"):
+        folder.write(folder.absolute("far/" + "e/" * 60 + "f"), b"x")
+    assert not (tmp_path / "in" / ("d/" * 60) / "e").exists()
 
 
 def test_a_link_without_a_target_is_not_written_through(folder: Folder, tmp_path: Path) -> None:

@@ -8,21 +8,27 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
+import httpx2
 import pytest
 import uvicorn
+from mcp import types
 from mcp.server.mcpserver import MCPServer
+from mcp.shared.message import SessionMessage
 from test_tool_commands import gone, is_running
 
 from llamado.tools.errors import ToolsError
+from llamado.tools.mcp import bounds, stdio
 from llamado.tools.mcp import server as mcp_server
 from llamado.tools.mcp import servers as mcp_servers
-from llamado.tools.mcp import stdio
 from llamado.tools.mcp.config import McpServerConfig, read_servers
+from llamado.tools.mcp.http import BoundedHttp
 from llamado.tools.settings import ToolSettings
 from llamado.tools.tool import Call
 from llamado.tools.toolbox import Toolbox
@@ -67,7 +73,7 @@ def test_tools_are_listed_and_called() -> None:
     async def test() -> None:
         async with toolbox(("read_file",), a=stand_in(), b=stand_in()) as (box, use):
             tools = [tool.described() for tool in await box.tools()]
-            assert [tool["type"] for tool in tools] == ["server"] + ["mcp"] * 22
+            assert [tool["type"] for tool in tools] == ["server"] + ["mcp"] * 24
             assert tools[1] == {
                 "tool": "a_echo",
                 "display_name": "a_echo",
@@ -146,7 +152,9 @@ def test_one_that_floods_or_hangs(monkeypatch: pytest.MonkeyPatch, tool: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("line", "most"), [("x", 3 * stdio.RATE // 1024), ("x" * 100_000, 3 * stdio.RATE // 100_000)])
+@pytest.mark.parametrize(
+    ("line", "most"), [("x", 3 * bounds.RATE // 1024), ("x" * 100_000, 3 * bounds.RATE // 100_000)]
+)
 def test_a_flood_is_read_at_a_bounded_pace(line: str, most: int) -> None:
     async def test() -> None:
         flood = subprocess.Popen(["yes", line], stdout=subprocess.PIPE)
@@ -170,7 +178,7 @@ def test_a_line_has_an_end() -> None:
         assert flood.stdout is not None
         lines = stdio._lines(flood.stdout)
         assert await anext(lines) == b"one"
-        with pytest.raises(stdio.Flooded):
+        with pytest.raises(bounds.Flooded):
             await asyncio.wait_for(anext(lines), 60)
         flood.kill()
         flood.wait()
@@ -209,7 +217,7 @@ def test_servers_that_do_not_start(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         async with toolbox(a=stand_in(), **servers) as (box, use):
             assert {tool.name.split("_")[0] for tool in await box.tools()} == {"a"}
             began = time.monotonic()
-            assert len(await box.tools()) == 11  # those that failed are not waited for again
+            assert len(await box.tools()) == 12  # those that failed are not waited for again
             assert time.monotonic() - began < 30
             assert "MCP server none is gone: /no/such/command: No such file or directory" in caplog.messages
             assert await use("a_echo", "x") == {"plain_text_response": "x\necho"}
@@ -244,6 +252,88 @@ def test_over_http() -> None:
             server.should_exit = server.force_exit = True
             await asyncio.to_thread(thread.join, 10)
             assert "error" in await use("web_double", "ab")
+
+    run(test)
+
+
+def message(result: Any) -> SessionMessage:
+    return SessionMessage(types.JSONRPCResponse(jsonrpc="2.0", id=7, result=result))
+
+
+def test_the_parts_of_a_message_are_bounded() -> None:
+    """The `mcp` package checks 200,000 parts in 4 s, in which no other thread runs."""
+    part = {"type": "text", "text": "x"}
+    few, many = message({"content": [part] * 1000}), message({"content": [part] * (bounds.MOST_OBJECTS + 1)})
+    unchecked = message({"content": [], "structuredContent": {"rows": [part] * 5000}})
+
+    async def test() -> None:
+        to_filter, received = anyio.create_memory_object_stream[SessionMessage | Exception](9)
+        to_session, passed = anyio.create_memory_object_stream[SessionMessage | Exception](9)
+        for one in (few, many, unchecked):
+            to_filter.send_nowait(one)
+        to_filter.close()
+        await bounds.pass_bounded(received, to_session)
+        assert passed.receive_nowait() is few
+        refused = passed.receive_nowait()
+        assert isinstance(refused, SessionMessage) and isinstance(refused.message, types.JSONRPCError)
+        assert refused.message.id == 7 and "more than 2000 objects" in refused.message.error.message
+        assert passed.receive_nowait() is unchecked
+
+    run(test)
+    size = bounds.MessageSize()
+    for _ in range(3):
+        size.add(b"[{}" * (bounds.MOST_CONTAINERS // 2))
+        size.end()
+    with pytest.raises(bounds.Flooded, match="more than 20000 objects"):
+        size.add(b"{" * (bounds.MOST_CONTAINERS + 1))
+
+
+@pytest.mark.slow
+def test_a_result_of_too_many_parts_fails_alone() -> None:
+    async def test() -> None:
+        async with toolbox(a=stand_in()) as (_, use):
+            assert "more than 2000 objects" in (await use("a_parts", "3000"))["error"]
+            assert await use("a_echo", "x") == {"plain_text_response": "x\necho"}
+
+    run(test)
+
+
+EVENT = b"data: " + b"x" * 60_000 + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "error"),
+    [
+        ({"content-encoding": "gzip"}, [zlib.compress(bytes(9 << 20), wbits=31)], httpx2.RemoteProtocolError),
+        ({}, [bytes(1 << 20)] * 9, httpx2.ReadError),
+        ({"content-type": "text/event-stream"}, [b"data: x\n" * 100_000] * 12, httpx2.ReadError),
+        ({"content-type": "text/event-stream"}, [EVENT] * 150, None),
+        ({"content-type": "application/json"}, [b"[{}," * 10_001], httpx2.ReadError),
+    ],
+    ids=["bomb", "long", "endless event", "events", "objects"],
+)
+def test_answers_over_http_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], body: list[bytes], error: type[Exception] | None
+) -> None:
+    class Body(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for piece in body:
+                yield piece
+
+    async def answer(_: Any, request: httpx2.Request) -> httpx2.Response:
+        assert request.headers["accept-encoding"] == "identity"
+        return httpx2.Response(200, headers=headers, stream=Body())
+
+    monkeypatch.setattr(httpx2.AsyncHTTPTransport, "handle_async_request", answer)
+    monkeypatch.setattr(bounds, "RATE", 1 << 40)
+
+    async def test() -> None:
+        async with httpx2.AsyncClient(transport=BoundedHttp()) as client:
+            if error is None:
+                assert (await client.get("http://x/")).content == b"".join(body)
+            else:
+                with pytest.raises(error):
+                    await client.get("http://x/")
 
     run(test)
 

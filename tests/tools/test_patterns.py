@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from llamado.tools.commands import Commands
 from llamado.tools.folder import Folder
-from llamado.tools.listing import Listing, list_folder, matches
+from llamado.tools.globs import Glob
+from llamado.tools.ignore import MAX_SIZE, IgnoreRules
+from llamado.tools.listing import Listing, list_folder
 
 
 @pytest.mark.parametrize(
@@ -32,8 +33,9 @@ from llamado.tools.listing import Listing, list_folder, matches
     ],
 )
 def test_patterns(pattern: str, fits: list[str], fits_not: list[str]) -> None:
-    assert [path for path in fits if not matches(pattern, path)] == []
-    assert [path for path in fits_not if matches(pattern, path)] == []
+    glob = Glob(pattern)
+    assert [path for path in fits if not glob.fits(path)] == []
+    assert [path for path in fits_not if glob.fits(path)] == []
 
 
 def paths(listing: Listing) -> list[str]:
@@ -41,7 +43,6 @@ def paths(listing: Listing) -> list[str]:
 
 
 def test_listings(tmp_path: Path) -> None:
-    commands = Commands()
     inside = tmp_path / "in"
     for name in ("b/c/deep.txt", "a.txt", "node_modules/x.js", ".hidden"):
         (inside / name).parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,7 @@ def test_listings(tmp_path: Path) -> None:
     folder = Folder(str(inside))
 
     def listed(kind: str, depth: int = 0, base: str = "") -> list[str]:
-        return paths(list_folder(folder, commands, folder.absolute(base), depth, kind))
+        return paths(list_folder(folder, folder.absolute(base), depth, kind))
 
     assert listed("file") == [".hidden", "a.txt", "b/c/deep.txt"]
     assert listed("all") == [".hidden", "a.txt", "b/", "inner/", "node_modules/", "b/c/", "b/c/deep.txt"]
@@ -59,20 +60,77 @@ def test_listings(tmp_path: Path) -> None:
     assert listed("dir", 2) == ["b/", "inner/", "node_modules/", "b/c/"]
     assert listed("file", base="b") == ["c/deep.txt"]
 
-    subprocess.run(["git", "init", "-q", str(inside)], check=True)
+    (inside / ".git").mkdir()
     (inside / ".gitignore").write_text("*.txt\n")
     (inside / "dist").mkdir()
     (inside / "dist" / "d.js").write_text("")
     assert listed("file") == [".gitignore", ".hidden", "dist/d.js", "inner", "node_modules/x.js", "outer"]
     assert listed("file", 1) == [".gitignore", ".hidden", "inner", "outer"]
 
-    # A repository's own settings may name commands; a model that can write files shall not run any so.
-    ran = tmp_path / "ran"
-    (inside / "hook").write_text(f"#!/bin/sh\ntouch {ran}\n")
-    (inside / "hook").chmod(0o755)
-    with (inside / ".git" / "config").open("a") as config:
-        config.write(f"[core]\n\tfsmonitor = {inside / 'hook'}\n")
-    assert "hook" in listed("file") and not ran.exists()
-    subprocess.run(["git", "-C", str(inside), "ls-files", "--others"], check=True, capture_output=True)
-    assert ran.exists()  # as git does it by itself
-    commands.close()
+
+def test_a_repository_cannot_redirect_a_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No program reads a repository's configuration: neither a work tree elsewhere nor a file of secrets counts."""
+    monkeypatch.setattr(subprocess, "Popen", None)
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    (inside / ".git" / "info").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "private.txt").write_text("")
+    (outside / "secret").write_text("a.txt\n")
+    (inside / "a.txt").write_text("")
+    (inside / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    config = f"[core]\n\tworktree = {outside}\n\texcludesFile = {outside / 'secret'}\n"
+    (inside / ".git" / "config").write_text(config)
+    (inside / ".gitignore").symlink_to(outside / "secret")
+    (inside / ".git" / "info" / "exclude").symlink_to(outside / "secret")
+    assert paths(list_folder(Folder(str(inside)), str(inside), 0, "file")) == [".gitignore", "a.txt"]
+
+
+RULES = """
+# a comment
+*.o
+!keep.o
+/top
+sub/*.log
+build/
+**/any/x
+a/**/z
+all/**
+\\#odd
+trailing\\\x20
+[ab].c
+[!x-z].d
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "ignored"),
+    [
+        ("x.o", True), ("d/x.o", True), ("keep.o", False), ("d/keep.o", False), ("top", True), ("d/top", False),
+        ("sub/a.log", True), ("sub/d/a.log", False), ("d/sub/a.log", False), ("build/", True), ("d/build/", True),
+        ("build", False), ("any/x", True), ("d/e/any/x", True), ("a/z", True), ("a/b/c/z", True), ("all/b", True),
+        ("all/", False), ("#odd", True), ("# a comment", False), ("trailing ", True), ("a.c", True), ("c.c", False),
+        ("a.d", True), ("x.d", False), ("plain", False),
+    ],
+)  # fmt: skip
+def test_ignore_rules(path: str, ignored: bool) -> None:
+    assert IgnoreRules("/w", RULES).ignores("/w/" + path.rstrip("/"), path.endswith("/")) is ignored
+
+
+def test_ignore_rules_of_deeper_folders_have_precedence(tmp_path: Path) -> None:
+    for name in (".git/", "a/", "a/b/"):
+        (tmp_path / name).mkdir()
+    for name in ("x.o", "a/x.o", "a/b/x.o", "a/b/y.c"):
+        (tmp_path / name).write_text("")
+    (tmp_path / ".gitignore").write_text("*.o\n*.c\n")
+    (tmp_path / "a" / ".gitignore").write_text("!x.o\n")
+    (tmp_path / "a" / "b" / ".gitignore").write_text("/x.o\n!y.c\n")
+    for top in (tmp_path, tmp_path / "a"):  # rules above the folder of the tools count, too
+        listed = paths(list_folder(Folder(str(top)), str(tmp_path / "a"), 0, "file"))
+        assert listed == [".gitignore", "b/.gitignore", "b/y.c", "x.o"]
+
+
+def test_ignore_rules_are_bounded() -> None:
+    """A model may write these files: their rules take linear time and little memory."""
+    slow = IgnoreRules("/w", "*a" * 300 + "b\n" + "[a-z]" * 900 + "\n" + "!x\ny\n" * 20_000)
+    assert sum(group.pattern.size for group in slow._groups) <= MAX_SIZE
+    assert slow.ignores("/w/" + "a" * 200, False) is False

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from waiting import GUARD, until
 
+from llamado.flags import FLAGS
 from llamado.tools.commands import Commands
 
 
@@ -68,9 +69,28 @@ def test_what_it_started_ends_with_it(commands: Commands) -> None:
         ran = commands.run(["sh", "-c", script], limit=100, seconds=seconds)
         assert time.monotonic() - began < 30
         assert gone(int(ran.output))
-    if sys.platform == "linux":
-        ran = commands.run(["sh", "-c", "setsid sleep 60 & sleep 0.2; echo $!"], limit=100, seconds=GUARD)
-        assert gone(int(ran.output))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="subreapers are Linux's")
+@pytest.mark.parametrize("ending", ["exit 3", "sleep 60"])
+def test_a_daemon_ends_with_its_command(commands: Commands, tmp_path: Path, ending: str) -> None:
+    """Also one that left the session, lost its parent, and kept nothing of the environment."""
+    script = f"mkfifo said; (env -i setsid sh -c 'echo $$; echo > said; exec sleep 60' &); read line < said; {ending}"
+    pieces: list[str] = []
+
+    def stopped() -> bool:
+        return ending == "sleep 60" and bool(pieces)
+
+    ran = commands.run(
+        ["sh", "-c", script], limit=100, seconds=60, cwd=str(tmp_path), said=pieces.append, stopped=stopped
+    )
+    assert gone(int(ran.output))
+    assert ran.code == (3 if ending == "exit 3" else 1)
+
+
+def test_a_missing_program_is_said(commands: Commands, tmp_path: Path) -> None:
+    ran = commands.run(["no-such-program"], limit=9, seconds=60)
+    assert (ran.output, ran.code) == (b"failed to spawn process", -1)
 
 
 @pytest.mark.slow
@@ -88,8 +108,12 @@ def test_output_comes_in_whole_characters(commands: Commands) -> None:
 
 
 def test_keys_are_not_passed_on(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLAMA_API_KEY", "sesame")
-    assert b"sesame" not in commands.run(["env"], limit=100_000, seconds=GUARD).output
+    for flag in FLAGS:
+        for name in flag.env if flag.secret else ():
+            monkeypatch.setenv(name, "sesame")
+    monkeypatch.setenv("PLAIN", "word")
+    output = commands.run(["env"], limit=100_000, seconds=60).output
+    assert b"sesame" not in output and b"PLAIN=word" in output
 
 
 @pytest.mark.slow

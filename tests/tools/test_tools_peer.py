@@ -200,7 +200,7 @@ def test_lists(both: list[tuple[httpx.Client, Path]]) -> None:
             # What tools are told to be for is in words of our own.
             tool["definition"] = re.sub(r'"description": "([^"\\]|\\.)*"', "", json.dumps(tool["definition"]))
     # The real one leaves it at the first page of an MCP server's tools.
-    assert lists[0] == lists[1][: len(lists[0])] and len(lists[0]) == 7 + 4 and len(lists[1]) == 7 + 11
+    assert lists[0] == lists[1][: len(lists[0])] and len(lists[0]) == 7 + 4 and len(lists[1]) == 7 + 12
 
 
 def test_the_proxy(both: list[tuple[httpx.Client, Path]]) -> None:

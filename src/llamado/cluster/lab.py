@@ -15,6 +15,7 @@ from llamado.errors import LlamadoError
 from llamado.installation import own_command
 from llamado.processes.guarded import GuardedProcess, Watchdog
 from llamado.processes.identity import is_same
+from llamado.processes.secret_values import child_environment
 from llamado.rpc.endpoint import Endpoint
 
 _START_SECONDS = 60.0
@@ -55,7 +56,9 @@ class LabWorker:
         with self._said:
             if self._process is None:
                 command = own_command("worker", "-p", str(self._port), "-t", "1")
-                self._process = GuardedProcess(command, os.environ, self._guard, said=self._hear, ended=self._ended)
+                self._process = GuardedProcess(
+                    command, child_environment(), self._guard, said=self._hear, ended=self._ended
+                )
 
     def end(self, sig: int) -> None:
         """End it by a signal: SIGKILL as a machine ends that loses its power, SIGTERM in order."""

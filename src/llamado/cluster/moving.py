@@ -8,6 +8,7 @@ import httpx
 
 from llamado.cluster.services import ADMIN_KEY, CLUSTER_TOKEN, Service, ServiceRole
 from llamado.errors import LlamadoError
+from llamado.outgoing import open_async_client
 from llamado.rpc.worker.join import TOKEN_HEADER
 
 log = logging.getLogger("llamado.up")
@@ -24,7 +25,7 @@ async def tell_address(service: Service, before: str | None, now: str) -> bool:
     """
     tell = _tell_gateway if service.role is ServiceRole.GATEWAY else _tell_server
     try:
-        async with httpx.AsyncClient(base_url=service.url, timeout=_TIMEOUT, verify=service.trust()) as http:
+        async with open_async_client(base_url=service.url, timeout=_TIMEOUT, verify=service.trust()) as http:
             await tell(http, service, before, now)
     except (httpx.HTTPError, LlamadoError) as error:
         log.info("%s is not told of %s: %s", service.name, now, error)

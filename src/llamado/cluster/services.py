@@ -18,8 +18,9 @@ from typing import Any, Self
 from llamado.cluster.file import ClusterConfig, ClusterFileError, LinkConfig, Option, WorkerConfig
 from llamado.devices.limits import cores
 from llamado.errors import LlamadoError
-from llamado.flags import FLAGS, Flag, FlagError, FlagParser, add_flags, parse
+from llamado.flags import FLAGS, Flag, FlagError, FlagParser, add_flags, parse, secrets_of, split_secrets
 from llamado.installation import own_command
+from llamado.processes.secret_values import secret
 
 ADMIN_KEY = "LLAMADO_ADMIN_KEY"
 """Variable of the key with which replicas of the gateway are drained."""
@@ -191,7 +192,8 @@ def services_of(config: ClusterConfig, model: Path) -> list[Service]:
 
 def _services_of(config: ClusterConfig, model: Path, ports: Ports) -> list[Service]:
     programs = _Programs.of(config.engine)
-    options = [*server_arguments(config.server, ours=config.engine == "llamado")]
+    given = server_arguments(config.server, ours=config.engine == "llamado")
+    options, secrets_given = split_secrets(given, "serve")
     if "alias" not in config.server:
         options = ["--alias", alias_of(config.model), *options]
     host, port = config.host, ports.free(config.host, config.port)
@@ -217,7 +219,11 @@ def _services_of(config: ClusterConfig, model: Path, ports: Ports) -> list[Servi
             host=reached(where[0]),
             port=where[1],
             command=(*programs.server, *arguments, *options),
-            environment=cluster_token(config) if endpoints and config.engine == "llamado" else {},
+            environment={
+                **secrets_of("serve"),
+                **(cluster_token(config) if endpoints and config.engine == "llamado" else {}),
+                **secrets_given,
+            },
             needs=tuple(service.name for service in workers),
             follows=config.engine == "llama.cpp",
             prefix=prefix_of(config.server),
@@ -252,7 +258,7 @@ def _workers_of(
 
 def cluster_token(config: ClusterConfig) -> dict[str, str]:
     """The token with which workers join and are drained: the user's, or one that nobody else knows."""
-    given = config.server.get("cluster-token") or os.environ.get(CLUSTER_TOKEN)
+    given = config.server.get("cluster-token") or secret(CLUSTER_TOKEN)
     return {CLUSTER_TOKEN: str(given or secrets.token_hex(16))}
 
 
@@ -273,16 +279,16 @@ def gateway_of(
 
     Raises ClusterFileError and FlagError.
     """
-    options = flag_arguments(config.gateway, "gateway")
+    options, secrets_given = split_secrets(flag_arguments(config.gateway, "gateway"), "gateway")
     arguments = ["--host", config.host, "--port", str(port)]
-    admin_key = config.gateway.get("admin-key") or os.environ.get(ADMIN_KEY) or secrets.token_hex(16)
+    admin_key = config.gateway.get("admin-key") or secret(ADMIN_KEY) or secrets.token_hex(16)
     gateway = Service(
         name="gateway",
         role=ServiceRole.GATEWAY,
         host=reached(config.host),
         port=port,
         command=(*own_command("gateway"), *arguments, *replicas, *options),
-        environment={ADMIN_KEY: str(admin_key)},
+        environment={**secrets_of("gateway"), **secrets_given, ADMIN_KEY: str(admin_key)},
         needs=tuple(servers),
         # It has to be there for the servers that are.
         goes_without=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import logging.handlers
-import os
 import signal
 import time
 from collections import deque
@@ -25,8 +24,10 @@ from llamado.cluster.moving import tell_address
 from llamado.cluster.services import ADMIN_KEY, CLUSTER_TOKEN, Addresses, Service, ServiceRole
 from llamado.cluster.state import ServiceState
 from llamado.errors import LlamadoError
+from llamado.outgoing import open_async_client
 from llamado.processes.guarded import GuardedProcess, Watchdog
 from llamado.processes.identity import start_mark
+from llamado.processes.secret_values import child_environment
 from llamado.rpc.worker.join import TOKEN_HEADER
 
 log = logging.getLogger("llamado.up")
@@ -224,7 +225,7 @@ class Supervisor:
         if not server.ready.is_set():
             return f"{service.name} is {server.state.phase}: it moves layers once it is ready"
         try:
-            async with httpx.AsyncClient(timeout=_DRAIN + 10, verify=service.trust()) as http:
+            async with open_async_client(timeout=_DRAIN + 10, verify=service.trust()) as http:
                 answer = await http.post(
                     f"{service.url}/cluster/drain", json={"endpoint": address}, headers={TOKEN_HEADER: token}
                 )
@@ -240,7 +241,7 @@ class Supervisor:
             body = {"replica": one.service.address, "wait": _DRAIN}
             key = {"Authorization": f"Bearer {gateway.environment[ADMIN_KEY]}"}
             try:
-                async with httpx.AsyncClient(timeout=_DRAIN + 10, verify=gateway.trust()) as http:
+                async with open_async_client(timeout=_DRAIN + 10, verify=gateway.trust()) as http:
                     answer = await http.post(f"{gateway.url}/gateway/drain", json=body, headers=key)
                     answer.raise_for_status()
             except (httpx.HTTPError, LlamadoError) as error:
@@ -314,7 +315,7 @@ class Supervisor:
         words = self._words(one)
         if one.service.reserves is None:
             try:
-                environment = {**os.environ, **one.service.environment}
+                environment = {**child_environment(), **one.service.environment}
                 one.process = GuardedProcess(words, environment, self._guard, said=one.said, ended=ended)
             except (OSError, ValueError) as error:
                 raise StartFailed(f"{one.service.name}: cannot start {words[0]}: {error}") from None

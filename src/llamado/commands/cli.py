@@ -9,13 +9,14 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from llamado import __version__
 from llamado.errors import LlamadoError
 from llamado.flags import (
     DRAFTED,
     FLAGS,
+    SECRET_FLAGS,
     FlagError,
     FlagParser,
     Parsed,
@@ -25,6 +26,7 @@ from llamado.flags import (
     parse,
 )
 from llamado.loglines import LineFormatter
+from llamado.processes.secret_values import taken
 
 USAGE = """\
 llamado: serve and run GGUF language models, on one machine or on many
@@ -507,7 +509,11 @@ def _place(action: argparse.Action) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 done, 1 failed, 2 wrong flags, 130 interrupted."""
-    given = list(_words(sys.argv) if arguments is None else arguments)
+    with taken(sys.argv if arguments is None else (), SECRET_FLAGS) as environ:
+        return _main(list(_words(sys.argv) if arguments is None else arguments), environ)
+
+
+def _main(given: list[str], environ: Mapping[str, str]) -> int:
     command = PROGRAMS.get(given[0], given[0]) if given else ""
     if command in ("", "-h", "--help", "--help-all", "help"):
         print(USAGE, end="")
@@ -519,7 +525,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command not in COMMANDS:
             raise _unknown_command(command)
         own, behind = _divided(given[1:]) if command in ("deploy", "up") else (given[1:], [])
-        flags, namespace = parse(_parser(command), command, own)
+        flags, namespace = parse(_parser(command), command, own, environ)
         if getattr(namespace, "completion_bash", False):
             return _print_completions("bash")
         if flags.values.get("list_devices"):

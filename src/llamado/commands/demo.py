@@ -96,7 +96,7 @@ def start(model: Path, alias: str, port: int, links: list[float]) -> str:
     """`llamado up` in the background, its logs in `.demo`; the server's address. Raises LlamadoError."""
     arguments = ["-m", str(model), "--name", NAME, "--port", str(port), "--log-folder", FOLDER]
     arguments += ["--nodes", str(len(links) + 1), "--latency", ",".join(f"{ms:g}" for ms in links)]
-    state = start_behind(NAME, [*arguments, "--", "-a", alias, "-c", str(CONTEXT), "--metrics"])
+    state = start_behind(NAME, arguments, ["-a", alias, "-c", str(CONTEXT), "--metrics"])
     reached = {one.name: one.address for one in state.services}
     for number, latency in enumerate(links, 1):
         slow = f", a link of {latency:g} ms" if latency else ""

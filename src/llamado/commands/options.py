@@ -18,6 +18,7 @@ from llamado.engine.sampling.rng import Seed
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed, memory_size
 from llamado.models.keys import RopeOptions
+from llamado.processes.secret_values import keep
 
 _NO_DRAFTS = {"draft-dspark": "a DFlash head whose places depend on each other by a Markov head does not run here"}
 
@@ -34,9 +35,9 @@ def model_source(flags: Parsed) -> ModelSource:
 
 
 def use_hub(flags: Parsed) -> None:
-    """What the flags say of Hugging Face, for its library and for child processes."""
+    """What the flags say of Hugging Face, for what fetches models here and in child processes."""
     if flags.hf_token:
-        os.environ["HF_TOKEN"] = flags.hf_token
+        keep("HF_TOKEN", flags.hf_token)
     if flags.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from llamado.installation import python_command
-from llamado.processes import watchdog
+from llamado.processes import reaper, watchdog
 
 _LINE = 8192  # bytes of a log line
 
@@ -162,7 +164,7 @@ class GuardedGroup:
         if hasattr(os, "waitid"):
             # Until it is reaped its id belongs to nobody else, so whatever is left of its group can be ended.
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            self.signal(signal.SIGKILL)
+            self._kill_group()
             with self._lock:
                 self._reaped = True
                 code = process.wait()
@@ -180,8 +182,14 @@ class GuardedGroup:
         self._guard.forget(process.pid)
         self._told_end(128 - code if code < 0 else code)
 
+    def _kill_group(self) -> None:
+        self._signal_group(signal.SIGKILL)
+
     def signal(self, sig: int) -> None:
         """Send a signal to the process and all below it; none once it is gone."""
+        self._signal_group(sig)
+
+    def _signal_group(self, sig: int) -> None:
         with self._lock:
             if not self._reaped:
                 try:
@@ -190,8 +198,11 @@ class GuardedGroup:
                     pass
 
 
+_REAPER_SECONDS = 2.0  # to end what it looks after, before it is killed itself
+
+
 class PipedProcess(GuardedGroup):
-    """One whose input, output and errors are pipes of the caller's."""
+    """A command whose input, output and errors are pipes of the caller's; on Linux nothing it starts outlives it."""
 
     def __init__(
         self,
@@ -205,7 +216,24 @@ class PipedProcess(GuardedGroup):
     ) -> None:
         """Start it. Raises OSError and ValueError."""
         pipe = subprocess.PIPE
+        self._has_reaper = sys.platform == "linux"
+        if self._has_reaper:
+            _check_program(command[0], environment, cwd)
+            command = python_command("-I", "-S", reaper.__file__, *command)
         super().__init__(command, environment, guard, ended=ended, cwd=cwd, stdin=pipe, stdout=pipe, stderr=stderr)
+
+    def signal(self, sig: int) -> None:
+        if sig != signal.SIGKILL or not self._has_reaper:
+            super().signal(sig)
+            return
+        with self._lock:
+            if self._reaped:
+                return
+            for one in (signal.SIGUSR1, signal.SIGCONT):
+                os.kill(self.pid, one)
+        timer = threading.Timer(_REAPER_SECONDS, self._kill_group)  # if the command has stopped or fooled the reaper
+        timer.daemon = True
+        timer.start()
 
     @property
     def stdin(self) -> IO[bytes]:
@@ -224,6 +252,13 @@ class PipedProcess(GuardedGroup):
         """Its errors, where they have a pipe of their own."""
         assert self._process.stderr is not None
         return self._process.stderr
+
+
+def _check_program(name: str, environment: Mapping[str, str], cwd: str | None) -> None:
+    """Raise FileNotFoundError if there is no such program: behind the reaper that is an exit code like any other."""
+    path = os.path.join(cwd or "", name) if "/" in name else name
+    if shutil.which(path, path=environment.get("PATH")) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
 class GuardedProcess(GuardedGroup):

@@ -264,7 +264,7 @@ def _finish(entry: _Entry) -> RoutedModel:
         source=entry.source,
         launch=Launch(
             args=tuple(args),
-            env=presets.environment(),
+            env=presets.environment() | presets.secrets(options),
             stop_timeout=presets.stop_timeout(entry.name, entry.extra),
         ),
         aliases=listed("alias"),

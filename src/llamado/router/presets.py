@@ -14,6 +14,7 @@ from pathlib import Path
 
 from llamado.errors import LlamadoError
 from llamado.flags import FLAGS, Flag, Kind, Parsed
+from llamado.processes.secret_values import child_environment, secret
 
 log = logging.getLogger("llamado.router")
 
@@ -68,10 +69,22 @@ _BY_KEY, _BY_NAME = _table()
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without what the router keeps to itself; the router writes the times of all lines."""
-    own = {env for key in CONTROLLED | WHICH if key != "hf_token" and key in _BY_KEY for env in _BY_KEY[key].env}
+    """This process's environment without secrets and what the router decides; the router writes the times of lines."""
+    own = {env for key in CONTROLLED | WHICH if key in _BY_KEY for env in _BY_KEY[key].env}
     own |= {env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_", 1) for env in own}
-    return {name: value for name, value in os.environ.items() if name not in own} | {"LLAMA_ARG_LOG_TIMESTAMPS": "0"}
+    return {name: value for name, value in child_environment().items() if name not in own} | {
+        "LLAMA_ARG_LOG_TIMESTAMPS": "0"
+    }
+
+
+def secrets(options: Options) -> dict[str, str]:
+    """The secrets that a model's server is given in its environment: the hub's token, and those of its options."""
+    token = secret("HF_TOKEN")
+    found = {"HF_TOKEN": token} if token else {}
+    for key, texts in options.items():
+        if _BY_KEY[key].secret:
+            found[_BY_KEY[key].env[0]] = ",".join(texts)
+    return found
 
 
 def command_line(flags: Parsed) -> Options:
@@ -100,10 +113,10 @@ def _is_true(text: str) -> bool:
 
 
 def arguments(options: Options) -> list[str]:
-    """Options as arguments of `llamado serve`, in the order of the table of flags."""
+    """Options as arguments of `llamado serve`, in the order of the table of flags; without secrets."""
     given: list[str] = []
     for key, flag in _BY_KEY.items():
-        if key not in options:
+        if key not in options or flag.secret:
             continue
         name = _long(flag.names)
         if flag.type == "bool":
@@ -127,10 +140,10 @@ def _long(names: tuple[str, ...]) -> str:
 
 
 def ini_text(name: str, options: Options, extra: Mapping[str, str]) -> str:
-    """Options as a section of a preset file."""
+    """Options as a section of a preset file; without secrets."""
     lines = [f"[{name}]"]
     for key, flag in _BY_KEY.items():
-        for text in options.get(key, ()):
+        for text in options.get(key, ()) if not flag.secret else ():
             escaped = text.replace("\n", "\\\n")
             lines.append(f"{_long(flag.names).lstrip('-')} = {escaped}")
     lines += [f"{key} = {value}" for key, value in extra.items()]

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from llamado.errors import LlamadoError
+from llamado.processes.secret_values import secret
 from llamado.router import presets
 from llamado.router.catalogue import Group, Launch, Rewrite, RoutedModel
 
@@ -379,9 +380,10 @@ def _fill(reader: _ConfigReader, where: str, value: Any, macros: Mapping[str, An
 
 def _one(reader: _ConfigReader, where: str, name: str, macros: Mapping[str, Any]) -> str:
     if name.startswith("env."):
-        value = os.environ.get(name.removeprefix("env."))
+        variable = name.removeprefix("env.")
+        value = os.environ.get(variable) or secret(variable)
         if value is None:
-            raise reader.fail(where, f"the environment has no {name.removeprefix('env.')}")
+            raise reader.fail(where, f"the environment has no {variable}")
         return value
     if name == "PID":
         return "${PID}"

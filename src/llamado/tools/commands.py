@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llamado.processes.guarded import PipedProcess, Watchdog
+from llamado.processes.secret_values import child_environment
 
-_SECRETS = ("LLAMA_API_KEY", "LLAMADO_CLUSTER_TOKEN")  # the server's own; no command needs them
 _PIECE = 64 * 1024  # bytes of one reading
 _AFTER_LIMIT = 0.005  # seconds between two readings of what nobody wants: a flood does not take the processor
 _POLL = 0.05  # seconds between two looks at the clock
@@ -39,11 +39,6 @@ class Ran:
     def text(self) -> str:
         """The output, and whether there was more."""
         return self.output.decode("utf-8", "replace") + (_CUT if self.cut else "")
-
-
-def environment() -> dict[str, str]:
-    """What commands and MCP servers inherit of the server's environment."""
-    return {name: value for name, value in os.environ.items() if name not in _SECRETS}
 
 
 class Commands:
@@ -75,7 +70,6 @@ class Commands:
         stopped: Callable[[], bool] = lambda: False,
         given: bytes = b"",
         merged: bool = True,
-        env: dict[str, str] | None = None,
     ) -> Ran:
         """Run a command and wait for its end; what it left running ends with it.
 
@@ -90,7 +84,7 @@ class Commands:
             try:
                 process = PipedProcess(
                     command,
-                    environment() | (env or {}),
+                    child_environment(),
                     self.guard,
                     ended=lambda _: ended.set(),
                     cwd=cwd,

@@ -10,12 +10,19 @@ from typing import BinaryIO
 from llamado.tools.errors import Outside, ToolFailed, ToolsError
 
 _MOST_LINKS = 40  # as Linux has it
+_MOST_BYTES = 4096  # of a path, as Linux has it
+_MOST_NAMES = 100  # of a path: each may become a folder
 _POSIX = hasattr(os, "O_NOFOLLOW") and os.open in os.supports_dir_fd and os.readlink in os.supports_dir_fd
 if _POSIX:
     _CAREFUL = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe that nobody writes to holds nobody up
     _ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A link that is not followed; the second where a folder was asked for, the third on some BSDs.
 _IS_LINK = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
+
+
+def _moved(here: int, there: int) -> int:
+    os.close(here)
+    return there
 
 
 class Folder:
@@ -40,7 +47,10 @@ class Folder:
         """A path without `~`, `.` and `..`, from the root of the file system. Raises ToolFailed."""
         if "\0" in path:
             raise ToolFailed("a path has no zero bytes")
-        return os.path.normpath(os.path.join(cwd or self.path, os.path.expanduser(path)))
+        absolute = os.path.normpath(os.path.join(cwd or self.path, os.path.expanduser(path)))
+        if len(os.fsencode(absolute)) > _MOST_BYTES or absolute.count("/") > _MOST_NAMES:
+            raise ToolFailed(f"a path has at most {_MOST_BYTES} bytes and {_MOST_NAMES} names")
+        return absolute
 
     def _names(self, absolute: str) -> list[str]:
         """The way to a path, from this folder. Raises Outside."""
@@ -49,38 +59,53 @@ class Folder:
                 return [name for name in absolute[len(top) :].split("/") if name]
         raise Outside(f"{absolute} is outside of the folder of the tools, {self.path}")
 
+    def has(self, absolute: str) -> bool:
+        """Return True if the path begins with the folder's own."""
+        try:
+            self._names(absolute)
+        except Outside:
+            return False
+        return True
+
     def open(self, absolute: str, flags: int, *, make_folders: bool = False) -> int:
         """A file descriptor. Links are followed as long as they stay inside. Raises OSError and Outside.
 
         `make_folders`: those on the way that are missing.
         """
         todo = self._names(absolute)[::-1]
-        way = [os.dup(self._fd)]  # the folders gone through
+        way: list[str] = []  # names of the folders gone through, none of which was a link
+        here = os.dup(self._fd)
         links = 0
         try:
             while todo:
+                if len(way) + len(todo) > _MOST_NAMES:
+                    raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
                 name = todo.pop()
                 if name == "..":  # of a link's target
-                    if len(way) == 1:
+                    if not way:
                         raise Outside(f"{absolute} leads out of the folder of the tools, {self.path}")
-                    os.close(way.pop())
+                    # From the top again: holding all folders open would take a descriptor for each.
+                    todo += way[-2::-1]
+                    way.clear()
+                    here = _moved(here, os.dup(self._fd))
                     continue
                 try:
                     if not todo:
-                        return os.open(name, flags | _CAREFUL, 0o666, dir_fd=way[-1])
-                    way.append(os.open(name, _ENTER, dir_fd=way[-1]))
+                        return os.open(name, flags | _CAREFUL, 0o666, dir_fd=here)
+                    here = _moved(here, os.open(name, _ENTER, dir_fd=here))
+                    way.append(name)
                     continue
                 except FileNotFoundError:
                     if not make_folders or not todo:
                         raise
-                    os.mkdir(name, dir_fd=way[-1])
+                    os.mkdir(name, dir_fd=here)
                     todo.append(name)
                     continue
                 except OSError as error:
                     if error.errno not in _IS_LINK:
                         raise
                     try:
-                        target = os.readlink(name, dir_fd=way[-1])
+                        target = os.readlink(name, dir_fd=here)
                     except OSError:
                         raise error from None  # no link: what stands in the way is a file
                 links += 1
@@ -89,14 +114,13 @@ class Folder:
                 names = [one for one in target.split("/") if one not in ("", ".")]
                 if target.startswith("/"):
                     names = self._names("/" + "/".join(names))
-                    while len(way) > 1:
-                        os.close(way.pop())
+                    way.clear()
+                    here = _moved(here, os.dup(self._fd))
                 todo += names[::-1]
             # The folder itself, or one that a link's last `..` led to.
-            return os.open(".", flags & ~(os.O_CREAT | os.O_TRUNC) | os.O_CLOEXEC, dir_fd=way[-1])
+            return os.open(".", flags & ~(os.O_CREAT | os.O_TRUNC) | os.O_CLOEXEC, dir_fd=here)
         finally:
-            for fd in way:
-                os.close(fd)
+            os.close(here)
 
     def kind(self, absolute: str) -> str:
         """`file`, `dir`, or "" for what is neither, is not there, or is outside."""

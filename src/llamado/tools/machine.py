@@ -80,7 +80,7 @@ class Host:
         self._folder.write(self.absolute(path), data)
 
     def entries(self, path: str, depth: int, kind: str) -> Listing:
-        return list_folder(self._folder, self._commands, self.absolute(path), depth, kind)
+        return list_folder(self._folder, self.absolute(path), depth, kind)
 
     def run(
         self,

@@ -19,11 +19,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llamado.processes.guarded import PipedProcess
-from llamado.tools.commands import Commands, Ran, environment
+from llamado.processes.secret_values import child_environment
+from llamado.tools.commands import Commands, Ran
 from llamado.tools.errors import ToolsError
-from llamado.tools.listing import GIT, GIT_BYTES, GIT_FILES, JUNK, SECONDS, Entry, Listing, files_of_git
+from llamado.tools.listing import JUNK, SECONDS, Entry, Listing
 
 _FILE_BYTES = 64 << 20
+_LIST_BYTES = 8 << 20  # of a list of files
+# The container or the other machine is the bound there; nothing that a repository's configuration names is run.
+_GIT_FILES = (
+    "git", "-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false", "-c", "core.hooksPath=/dev/null",
+    "ls-files", "--cached", "--others", "--exclude-standard", "-z",
+)  # fmt: skip
 _START_SECONDS = 60.0
 _LONGEST_REASON = 500  # characters
 _ENGINES = ("docker", "podman")
@@ -55,6 +62,12 @@ def wrapping(spec: str) -> Wrap:
     if not _ID.fullmatch(name):
         raise ToolsError(f"invalid container id: {name}")
     return lambda command, reads: [engine, "exec", *(["-i"] if reads else []), name, *command]
+
+
+def _files_of_git(output: bytes, depth: int) -> list[Entry]:
+    """Entries of what `git ls-files -z` printed."""
+    names = [name.decode("utf-8", "surrogateescape") for name in output.split(b"\0") if name]
+    return [Entry(name, False) for name in names if not depth or name.count("/") < depth]
 
 
 class Container:
@@ -89,7 +102,7 @@ class Container:
                 with open(said, "wb") as errors:
                     self._process = PipedProcess(
                         command,
-                        environment(),
+                        child_environment(),
                         self._commands.guard,
                         ended=lambda _: ended.set(),
                         stderr=errors.fileno(),
@@ -153,16 +166,16 @@ class Elsewhere:
 
     def entries(self, path: str, depth: int, kind: str) -> Listing:
         if kind == "file":
-            ran = self._sh('cd "$1" && ' + shlex.join([*GIT, *GIT_FILES]), path, GIT_BYTES)
+            ran = self._sh('cd "$1" && ' + shlex.join(_GIT_FILES), path, _LIST_BYTES)
             if ran.ok:
-                return Listing(files_of_git(ran.output, depth), ran.cut)
+                return Listing(_files_of_git(ran.output, depth), ran.cut)
         names = " -o ".join(f"-name {name}" for name in sorted(JUNK))
         levels = f" -maxdepth {depth}" if depth else ""
         found = Listing()
         for what in ("dir", "file") if kind == "all" else (kind,):
             shown = r"-print -o -type d -print" if what == "dir" else "-o -type f -print"
             script = f'cd "$1" && find . -mindepth 1{levels} \\( {names} \\) -prune {shown}'
-            ran = self._sh(script, path, GIT_BYTES)
+            ran = self._sh(script, path, _LIST_BYTES)
             found.cut = found.cut or ran.cut or ran.timed_out
             found.entries += [Entry(line.removeprefix("./"), what == "dir") for line in sorted(ran.text.splitlines())]
         return found

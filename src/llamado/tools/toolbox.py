@@ -34,7 +34,7 @@ BUILTIN: tuple[type[BuiltinTool], ...] = (
 )  # fmt: skip
 NAMES = tuple(tool.name for tool in BUILTIN)
 AT_ONCE = 8
-"""Calls of built-in tools that run at a time; more wait."""
+"""Calls of one built-in tool that run at a time; more wait. Slow commands do not delay other tools."""
 
 
 class Toolbox:
@@ -59,7 +59,7 @@ class Toolbox:
             tool.name: tool(bench) for tool in BUILTIN if tool.name in wanted or "all" in wanted
         }
         self._servers = McpServers(settings.servers, self._commands.guard) if settings.servers else None
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="llamado-tool")
+        self._threads = {name: ThreadPoolExecutor(AT_ONCE, thread_name_prefix="llamado-tool") for name in self._tools}
         self._stopping = threading.Event()
 
     def close(self) -> None:
@@ -70,7 +70,8 @@ class Toolbox:
         if self._container is not None:
             self._container.close()
         self._commands.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
         if self._folder is not None:
             self._folder.close()
 
@@ -118,10 +119,10 @@ class Toolbox:
             log.info("tool %s after %.1f ms", tool.name, seconds * 1e3)
         return found
 
-    async def _in_thread(self, work: Callable[[Call], Result], call: Call) -> Result:
+    async def _in_thread(self, name: str, work: Callable[[Call], Result], call: Call) -> Result:
         gone = threading.Event()
         watched = replace(call, stopped=lambda: gone.is_set() or self._stopping.is_set())
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work, watched)
+            return await asyncio.get_running_loop().run_in_executor(self._threads[name], work, watched)
         finally:
             gone.set()  # whoever waited may have gone before the end

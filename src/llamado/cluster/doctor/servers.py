@@ -16,6 +16,7 @@ from llamado.client.requests import base, metrics
 from llamado.cluster.doctor.logs import cause_of
 from llamado.cluster.doctor.probes import How, Reached, hello, is_here, is_loopback, reach, speaks_tls
 from llamado.cluster.doctor.symptoms import Finding, finding
+from llamado.outgoing import open_client
 
 _LATE = 2.0
 """Seconds of /health that are too many: probes commonly allow 1 to 5."""
@@ -71,7 +72,7 @@ def _examine(server: _Asked, result: ServerExamination) -> Iterator[Finding]:
     if outcome is not Reached.OPEN:
         yield _unreached(server, outcome, why)
         return
-    with httpx.Client(base_url=server.url, timeout=server.timeout, trust_env=False) as client:
+    with open_client(base_url=server.url, timeout=server.timeout, trust_env=False) as client:
         began = time.monotonic()
         try:
             response = client.get("/health")

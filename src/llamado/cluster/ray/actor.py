@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import threading
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 from llamado.installation import own_command
 from llamado.processes.guarded import GuardedProcess, Watchdog
+from llamado.processes.secret_values import child_environment
 
 _LINES = 10_000
 """Lines of output that are kept until somebody asks for them."""
@@ -60,7 +60,7 @@ class ProcessActor:
         port = _free_port(self._host)
         command = own_command(*arguments, "--host", self._host, "--port", str(port))
         self._process = GuardedProcess(
-            command, {**os.environ, **environment}, self._guard, said=self._said, ended=self._ended
+            command, {**child_environment(), **environment}, self._guard, said=self._said, ended=self._ended
         )
         return Begun(run, self._host, port, self._process.pid)
 

@@ -22,7 +22,7 @@ from llamado.cluster.services import (
     prefix_of,
     server_arguments,
 )
-from llamado.flags import memory_size
+from llamado.flags import memory_size, secrets_of, split_secrets
 
 _FAILOVER = "2"
 """Seconds after which a lost worker's layers go to the others: it comes back at another address, if at all."""
@@ -30,7 +30,7 @@ _FAILOVER = "2"
 
 def services_on_ray(config: ClusterConfig) -> list[Service]:
     """The services in the order of starting. Raises ClusterFileError, and FlagError for flags of the server."""
-    options = [*server_arguments(config.server, ours=True)]
+    options, secrets_given = split_secrets(server_arguments(config.server, ours=True), "serve")
     for flag, value in (
         ("alias", alias_of(config.model)),
         ("threads", str(config.ray.server.cpus)),
@@ -53,7 +53,7 @@ def services_on_ray(config: ClusterConfig) -> list[Service]:
                 host="",
                 port=0,
                 command=("serve", "-m", _model(config.model), Addresses("--rpc", names), *options),
-                environment=token,
+                environment={**secrets_of("serve"), **token, **secrets_given},
                 prefix=prefix,
                 needs=names,
                 # Proportions are told for all workers.

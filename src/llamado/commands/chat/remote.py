@@ -14,12 +14,16 @@ from llamado.commands.chat.speaker import Answer, Figures, Message, Said
 from llamado.engine.parameters import BY_NAME
 from llamado.errors import LlamadoError
 from llamado.loglines import escaped
+from llamado.outgoing import limits, open_client
 
 _CONNECT_SECONDS = 10.0
 
 
 class ServerRefused(LlamadoError):
     """A server that cannot be asked, or does not answer what was asked."""
+
+
+_STREAM_BYTES = 256 << 20  # of one answer, with all that surrounds its tokens
 
 
 class HttpSpeaker:
@@ -34,7 +38,7 @@ class HttpSpeaker:
         self._base = url if url.endswith("/v1") else f"{url}/v1"
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # A long prompt may take minutes before its first token.
-        self._http = httpx.Client(headers=headers, timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS))
+        self._http = open_client(headers=headers, timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS))
         self.notes: Sequence[str] = ()
         try:
             self.name = model or self._only_model()
@@ -67,8 +71,9 @@ class HttpSpeaker:
             **{BY_NAME[name].names[-1]: _as_json(name, value) for name, value in settings.items()},  # OpenAI's is last
         }
         began, first, told = time.perf_counter(), None, _Told()
+        stream = limits(_STREAM_BYTES, math.inf)
         try:
-            with self._http.stream("POST", f"{self._base}/chat/completions", json=body) as answer:
+            with self._http.stream("POST", f"{self._base}/chat/completions", json=body, extensions=stream) as answer:
                 if answer.status_code != 200:
                     answer.read()
                     raise ServerRefused(_refusal(answer))

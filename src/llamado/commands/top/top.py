@@ -13,6 +13,7 @@ from rich.console import Console
 from llamado.commands.top.screen import screen
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
+from llamado.outgoing import open_client
 
 _PIPED = 160
 """Columns of what goes to a file or a pipe."""
@@ -34,7 +35,7 @@ def top(flags: Parsed, url: str) -> int:
 def show(url: str, *, key: str | None, interval: float, once: bool, as_json: bool) -> int:
     """The same, from options that are right. Once is also enough for a file or a pipe."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with httpx.Client(headers=headers, timeout=10.0) as http:
+    with open_client(headers=headers, timeout=10.0) as http:
         if as_json:
             print(json.dumps(cluster(http, url)))
             return 0

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from llamado.gguf.inspect import size_text
 from llamado.http.running import RunningServer
+from llamado.outgoing import open_client
 
 _LOOK = 0.3  # seconds between two looks at how many tokens there are
 _TIMEOUT = 2.0
@@ -74,7 +75,7 @@ def _client(server: RunningServer, key: str | None) -> httpx.Client:
     unix = None if "://" in address else httpx.HTTPTransport(uds=address)
     url = (address if unix is None else "http://localhost") + server.prefix
     # The process is known by its number; its certificate need not be one of this machine's name.
-    return httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, verify=False, transport=unix, trust_env=False)
+    return open_client(base_url=url, headers=headers, timeout=_TIMEOUT, verify=False, transport=unix, trust_env=False)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import json
 import math
 import re
 import signal
@@ -30,8 +31,9 @@ from llamado.cluster.state import (
 from llamado.cluster.supervisor import Nodes, Standing, Supervisor
 from llamado.cluster.table import cluster_table
 from llamado.errors import LlamadoError
-from llamado.flags import FLAGS, FlagError, Parsed, refuse_broken_lines
+from llamado.flags import FLAGS, UP_SERVER_FLAGS, FlagError, Parsed, refuse_broken_lines, secrets_of
 from llamado.installation import own_command
+from llamado.processes.secret_values import child_environment, secret
 
 _POLL = 0.05  # seconds between looks at the state of a cluster that starts in the background
 
@@ -42,8 +44,9 @@ class UpFailed(LlamadoError):
 
 def run_up(flags: Parsed, namespace: argparse.Namespace) -> int:
     """The command: returns when the cluster has ended; with `--detach` when it is ready. Raises LlamadoError."""
-    config = cluster_config(flags, namespace.file, namespace.behind)
-    return run_behind(config, namespace.given, namespace.behind) if flags.detach else run_here(config)
+    behind = namespace.behind or json.loads(secret(UP_SERVER_FLAGS) or "[]")
+    config = cluster_config(flags, namespace.file, behind)
+    return run_behind(config, namespace.given, behind) if flags.detach else run_here(config)
 
 
 def run_here(config: ClusterConfig) -> int:
@@ -231,13 +234,15 @@ class _Run:
 def run_behind(config: ClusterConfig, arguments: Sequence[str], behind: Sequence[str]) -> int:
     """Start a cluster that goes on when this process ends. Raises UpFailed and ClusterStateError."""
     own = [word for word in arguments if word not in ("--detach", "-d")]
-    state = start_behind(config.name, [*own, "--", *behind])
+    state = start_behind(config.name, own, behind)
     print(f"ready: {state.url} (llamado ps, llamado logs, llamado down {config.name})")
     return 0
 
 
-def start_behind(name: str, arguments: Sequence[str]) -> ClusterState:
+def start_behind(name: str, arguments: Sequence[str], behind: Sequence[str]) -> ClusterState:
     """Start `llamado up` with arguments as a process of its own, and wait until its cluster, `name`, is ready.
+
+    `behind`: flags of the server. They may hold keys, so they are passed in the environment.
 
     Raises UpFailed with what it said when it ends instead, and ClusterStateError when one of the name runs already.
     """
@@ -248,6 +253,12 @@ def start_behind(name: str, arguments: Sequence[str]) -> ClusterState:
     with open(own, "wb") as log:
         process = subprocess.Popen(
             own_command("up", *arguments),
+            env={
+                **child_environment(),
+                **secrets_of("serve"),
+                **secrets_of("gateway"),
+                UP_SERVER_FLAGS: json.dumps([*behind]),
+            },
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 
+from llamado.processes.secret_values import secret
+
 HUB = "https://huggingface.co"
 
 
 def hub_access() -> tuple[str | None, str | None]:
     """The hub's address, where it is another one, and the user's token."""
-    return os.environ.get("HF_ENDPOINT") or None, os.environ.get("HF_TOKEN") or None
+    return os.environ.get("HF_ENDPOINT") or None, secret("HF_TOKEN")
 
 
 def offline() -> bool:

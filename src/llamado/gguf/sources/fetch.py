@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ import httpx
 from llamado.gguf.errors import SourceError
 from llamado.gguf.pages import STEP, write_in_steps
 from llamado.gguf.report import Progress, Warn
+from llamado.outgoing import limits
 
 if sys.platform != "win32":
     import fcntl
@@ -39,6 +41,8 @@ def download(
     target: Path,
     *,
     sha256: str | None = None,
+    min_bytes: int = 0,
+    max_bytes: int | None = None,
     progress: Progress | None = None,
     pause: float | None = None,
     variable: str = CACHE,
@@ -46,8 +50,9 @@ def download(
     """Fetch `url` into `target`, going on from `target`'s `.part` file where a former run was interrupted.
 
     `variable` names the folder, in errors. A connection that breaks is taken up again, at first after `pause` seconds,
-    as long as bytes keep coming. Raises `SourceError` when the server refuses, the network fails, the disk is full or
-    the content is not of that `sha256`.
+    as long as bytes keep coming. The file has `min_bytes` to `max_bytes`; without a maximum the server must announce
+    its size. Raises `SourceError` if the server refuses, the network fails, the disk is full, or the file has another
+    size or `sha256`.
     """
     part = target.with_name(target.name + ".part")
     pause = PAUSE if pause is None else pause
@@ -55,7 +60,7 @@ def download(
     while True:
         before = part.stat().st_size if part.exists() else 0
         try:
-            _fetch_rest(client, url, part, progress)
+            _fetch_rest(client, url, part, min_bytes, max_bytes, progress)
             break
         except (httpx.TransportError, Incomplete) as error:
             gained = part.exists() and part.stat().st_size > before
@@ -91,11 +96,17 @@ class Incomplete(Exception):
     """A response that ended early or that asks to be tried again."""
 
 
-def _fetch_rest(client: httpx.Client, url: httpx.URL | str, part: Path, progress: Progress | None) -> None:
+def _fetch_rest(
+    client: httpx.Client,
+    url: httpx.URL | str,
+    part: Path,
+    min_bytes: int,
+    max_bytes: int | None,
+    progress: Progress | None,
+) -> None:
     have = part.stat().st_size if part.exists() else 0
-    # Without "identity" a server may compress, and then byte positions no longer mean positions in the file.
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    with client.stream("GET", url, headers=headers) as response:
+    headers = {"Range": f"bytes={have}-"} if have else {}
+    with client.stream("GET", url, headers=headers, extensions=limits(math.inf, math.inf)) as response:
         if have and response.status_code == 416:
             # Nothing is left to send: the file is there in full, or it is not the same file any more.
             total = response.headers.get("content-range", "").rpartition("/")[2]
@@ -113,18 +124,30 @@ def _fetch_rest(client: httpx.Client, url: httpx.URL | str, part: Path, progress
         if not resumed:
             have = 0  # the server ignores ranges
         length = response.headers.get("content-length")
-        # Of a compressed body (the server was asked not to) the length says nothing about the file.
-        plain = response.headers.get("content-encoding", "identity") == "identity"
-        total_bytes = have + int(length) if plain and length and length.isdigit() else 0
+        total_bytes = have + int(length) if length and length.isdigit() else 0
+        if max_bytes is None and not total_bytes:
+            raise SourceError(f"cannot fetch {shown(url)}: the server does not say how many bytes the file has")
+        most = total_bytes if max_bytes is None else max_bytes
+        if total_bytes > most:
+            raise _too_long(url, most, f"the server announces {total_bytes}")
         with open(part, "ab" if resumed else "wb", buffering=STEP) as stream:
             # As they come in: what has come is kept when the connection breaks.
             for chunk in response.iter_bytes():
-                write_in_steps(stream, memoryview(chunk))
                 have += len(chunk)
+                if have > most:
+                    break
+                write_in_steps(stream, memoryview(chunk))
                 if progress is not None:
                     progress(have, total_bytes)
-        if have < total_bytes:
-            raise Incomplete(f"the connection ended after {have} of {total_bytes} bytes")
+        if have > most:
+            part.unlink()
+            raise _too_long(url, most, "the server sends more")
+        if have < max(total_bytes, min_bytes):
+            raise Incomplete(f"the connection ended after {have} of {max(total_bytes, min_bytes)} bytes")
+
+
+def _too_long(url: httpx.URL | str, most: int, why: str) -> SourceError:
+    return SourceError(f"cannot fetch {shown(url)}: the file should have at most {most} bytes, and {why}")
 
 
 def disk_error(error: OSError, path: Path, variable: str = CACHE) -> SourceError:

@@ -6,6 +6,7 @@ file is read and the rest is left.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -15,6 +16,7 @@ import httpx
 from llamado.gguf.errors import SourceError, TruncatedFile
 from llamado.gguf.header import Header, parse_header
 from llamado.gguf.sources.fetch import ATTEMPTS, PAUSE, RETRIED, Incomplete, shown
+from llamado.outgoing import limits
 
 _FIRST = 1 << 20
 _LATER = 1 << 16  # the vocabulary is in the first shard
@@ -60,9 +62,8 @@ def _rest(client: httpx.Client, url: httpx.URL | str, data: bytearray, first: in
     """Appends what follows `data` in the file, and gives its length each time there is more."""
     while True:
         end = max(2 * len(data), first)
-        # Without "identity" a server may compress, and then byte positions no longer mean positions in the file.
-        headers = {"Accept-Encoding": "identity", "Range": f"bytes={len(data)}-{end - 1}"}
-        with client.stream("GET", url, headers=headers) as response:
+        headers = {"Range": f"bytes={len(data)}-{end - 1}"}
+        with client.stream("GET", url, headers=headers, extensions=limits(math.inf)) as response:
             if response.status_code == 416:
                 return
             if response.status_code in RETRIED:

@@ -197,15 +197,15 @@ def cached_file(repo: str, file: str, cache_dir: Path | None) -> Path | None:
 
 def fetch_headers(chosen: Chosen) -> Header:
     """The header of a model on the hub, of all its parts. Raises SourceError, and GgufError for what is no model."""
-    import httpx
     import huggingface_hub
 
     from llamado.gguf.sources.header import fetch_header
+    from llamado.outgoing import open_client
 
     endpoint, token = hub_access()
     # Sent to the hub alone: httpx drops it where a redirect leads elsewhere.
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    with httpx.Client(follow_redirects=True, timeout=30, headers=headers) as client:
+    with open_client(follow_redirects=True, timeout=30, headers=headers) as client:
         shards = [
             fetch_header(
                 client, huggingface_hub.hf_hub_url(chosen.repo, part, endpoint=endpoint), f"{chosen.repo}/{part}", i

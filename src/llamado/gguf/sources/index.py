@@ -19,6 +19,7 @@ import httpx
 from llamado.gguf.errors import SourceError
 from llamado.gguf.sources.fetch import shown
 from llamado.installation import python_command
+from llamado.outgoing import open_client
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
@@ -93,7 +94,7 @@ class PipConfig:
             except FileNotFoundError:
                 pass
             mounts = {f"https://{host}": httpx.HTTPTransport(verify=False) for host in self.trusted_hosts}
-            return httpx.Client(
+            return open_client(
                 follow_redirects=True,
                 timeout=self.timeout,
                 verify=verify,

@@ -49,6 +49,9 @@ def large_folder() -> Path:
     return Path(os.environ.get("LLAMADO_MODELS") or "~/.models").expanduser()
 
 
+_PADDING = 1 << 20  # bytes that a file may have after its last tensor
+
+
 class UrlModel:
     """The file at `url`, kept as `target`; `variable` names the folder for it, `large` is what the hub has there.
 
@@ -77,7 +80,7 @@ class UrlModel:
     def header(self, *, progress: Progress | None, warn: Warn) -> Header:
         """The header of the files on the server. Raises SourceError, and GgufError where there is no GGUF file."""
         with self._client() as client:
-            return self._header(client)
+            return self._joined(client, self._headers(client))
 
     def fetch(self, *, progress: Progress | None, warn: Warn, check: Check | None = None) -> Path:
         """Path of the (first) file, all of them fetched unless they are there. `check` sees the header first.
@@ -91,19 +94,19 @@ class UrlModel:
             return target
         client = self._client()
         with client:
-            header = None
+            headers: list[Header] = []
             if check is not None:
-                header = self._header(client)
-                check(header)
+                headers = self._headers(client)
+                check(self._joined(client, headers))
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise disk_error(error, target.parent, self._variable) from error
             with locked(target, warn):
                 if not self.is_here:  # another process may have fetched it while this one waited
-                    if header is not None:
-                        check_space(target.parent, header.file_bytes - self._had(), self._variable)
-                    self._download(client, progress, 0 if header is None else header.file_bytes)
+                    n_bytes = sum(header.file_bytes for header in headers)
+                    check_space(target.parent, n_bytes - self._had(), self._variable)
+                    self._download(client, progress, [header.file_bytes for header in headers])
         return target
 
     def _had(self) -> int:
@@ -111,42 +114,55 @@ class UrlModel:
         files = [file for part in self._parts for file in (part, part.with_name(part.name + ".part"))]
         return sum(file.stat().st_size for file in files if file.is_file())
 
-    def _download(self, client: httpx.Client, progress: Progress | None, n_bytes: int) -> None:
-        """Fetches all files that are not here; `n_bytes` of all, where that is known."""
+    def _download(self, client: httpx.Client, progress: Progress | None, sizes: list[int]) -> None:
+        """Fetch all files that are not here. `sizes`: bytes of each according to its header; [] if that is unknown."""
         from llamado.gguf.sources.fetch import download
 
         before = 0
-        for part, url in self._parts.items():
+        for i, (part, url) in enumerate(self._parts.items()):
             if not part.is_file():
-                digest = self._sha256(client, url) if self._large is not None else None
-                report = _beyond(progress, before, n_bytes) if progress is not None else None
-                download(client, url, part, sha256=digest, progress=report, variable=self._variable)
+                download(
+                    client,
+                    url,
+                    part,
+                    sha256=self._sha256(client, url),
+                    min_bytes=sizes[i] if sizes else 0,
+                    max_bytes=sizes[i] + _PADDING if sizes else None,
+                    progress=_beyond(progress, before, sum(sizes)) if progress is not None else None,
+                    variable=self._variable,
+                )
             before += part.stat().st_size
 
     def _client(self) -> httpx.Client:
-        import httpx
-
         from llamado.gguf.sources.fetch import shown
+        from llamado.outgoing import open_client
 
         if offline():
             raise SourceError(f"{self.target} is not there, and --offline forbids to fetch {shown(self.url)}")
         token = hub_access()[1] if self._large is not None else None
         # Sent to the hub alone: httpx drops it where a redirect leads elsewhere.
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.Client(follow_redirects=True, timeout=30, headers=headers)
+        return open_client(follow_redirects=True, timeout=30, headers=headers)
 
-    def _header(self, client: httpx.Client) -> Header:
+    def _headers(self, client: httpx.Client) -> list[Header]:
         from llamado.gguf.sources.fetch import shown
         from llamado.gguf.sources.header import fetch_header
 
-        urls = self._parts.values()
-        header = joined([fetch_header(client, url, shown(url), shard) for shard, url in enumerate(urls)])
+        return [fetch_header(client, url, shown(url), shard) for shard, url in enumerate(self._parts.values())]
+
+    def _joined(self, client: httpx.Client, headers: list[Header]) -> Header:
+        header = joined(headers)
         return header if self._large is None else replace(header, others=_others(client, self._large))
 
     def _sha256(self, client: httpx.Client, url: str) -> str | None:
-        """What the hub says the file's SHA-256 is, if it says so."""
+        """Return the file's SHA-256 as the URL has it (`#sha256=…`), or the hub; None if neither has."""
         import httpx
 
+        stated = httpx.URL(url).fragment.partition("sha256=")[2]
+        if stated:
+            if not re.fullmatch("[0-9a-fA-F]{64}", stated) or len(self._parts) > 1:
+                raise SourceError(f"#sha256={stated[:80]}: expected 64 hexadecimal digits, and a model of one file")
+            return stated
         with suppress(httpx.HTTPError):
             # The hub's own answer has it; the store that it leads to has not.
             tag = client.head(url, follow_redirects=False).headers.get("x-linked-etag", "").strip('"')

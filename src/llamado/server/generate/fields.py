@@ -171,6 +171,10 @@ def _logit_bias(value: Any, tokenizer: ServedTokenizer) -> dict[int, float]:
                 pairs.append((int(key), amount))
             except ValueError:
                 pairs.append((key, amount))
+    texts = [key for key, _ in pairs if isinstance(key, str)]
+    at_most(MOST_ITEMS, texts, "logit_bias")
+    if (n_characters := sum(map(len, texts))) > LONG_TEXT:
+        raise invalid(f"Field 'logit_bias': texts of {n_characters} characters; at most {LONG_TEXT} are allowed")
     biases: dict[int, float] = {}
     for key, amount in pairs:
         bias = _bias(amount)
@@ -179,8 +183,6 @@ def _logit_bias(value: Any, tokenizer: ServedTokenizer) -> dict[int, float]:
         if isinstance(key, int) and not isinstance(key, bool):
             tokens = [key] if 0 <= key < tokenizer.n_vocab else []
         elif isinstance(key, str):
-            if len(key) > LONG_TEXT:
-                raise invalid(f"Field 'logit_bias': a text of {len(key)} characters; at most {LONG_TEXT} are allowed")
             tokens = tokenizer.encode(key, add_special=False, parse_special=False)
         else:
             continue

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import regex  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from llamado.patterns import LinearPattern
 from llamado.text.grammar.matcher import GrammarConstraint, GrammarMatcher
 from llamado.text.grammar.source import ConstraintError
 from llamado.text.grammar.triggers import Triggers
@@ -90,33 +90,16 @@ class LazyMatcher:
                 if _seconds() > deadline:
                     raise _late(word.decode(errors="replace"))
                 start = self._text.find(word, start + 1)
-        if not self._triggers.patterns:
-            return
-        # Bytes that are no character (yet) keep their number.
-        text = self._text.decode("utf-8", "surrogateescape")
-        for pattern in self._triggers.patterns:
-            start = self._first(pattern, text, deadline)
+        text = bytes(self._text)
+        for source, pattern in self._triggers.patterns:
+            start = _first(pattern, text)
+            # A search cannot be stopped. Its time grows with the text: the first that is too slow ends the answer.
+            if _seconds() > deadline:
+                raise _late(source)
             if start >= self._tried:
                 if self._begin_at(start):
                     return
                 self._tried = start + 1
-
-    def _first(self, pattern: regex.Pattern[str], text: str, deadline: float) -> int:
-        """The byte at which the grammar begins by a pattern; -1: nowhere. Raises ConstraintError."""
-        timeout = 0.0  # `regex` counts the time of all threads of the process, so it may be over too soon
-        while (left := deadline - _seconds()) > 0:
-            timeout = max(2 * timeout, left)
-            try:
-                found = pattern.search(text, timeout=timeout, concurrent=True)
-                break
-            except TimeoutError:
-                pass
-        else:
-            raise _late(pattern.pattern)
-        if found is None:
-            return -1
-        starts = (found.start(i) for i in range(1, pattern.groups + 1) if found.end(i) > found.start(i))
-        return len(text[: next(starts, found.start())].encode("utf-8", "surrogateescape"))
 
     def _begin_at(self, start: int) -> bool:
         tokens: list[int] = []
@@ -149,6 +132,12 @@ class LazyMatcher:
             cut = self._tokens[n - 1][1]
             del self._text[:cut]
             self._tokens = [(token, end - cut) for token, end in self._tokens[n:]]
+
+
+def _first(pattern: LinearPattern, text: bytes) -> int:
+    """Return where the grammar begins: at the first group with text, else at the match; -1 if there is none."""
+    spans = pattern.spans(text)
+    return next((start for start, end in spans[1:] if end > start), spans[0][0] if spans else -1)
 
 
 def _late(trigger: str) -> ConstraintError:

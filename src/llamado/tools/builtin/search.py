@@ -6,17 +6,17 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import regex  # type: ignore[import-untyped]
-
+from llamado.patterns import LinearPattern, PatternError
 from llamado.tools.builtin.tool import BuiltinTool
 from llamado.tools.errors import Outside, ToolFailed
-from llamado.tools.listing import SECONDS, Entry, Listing, matches
+from llamado.tools.globs import Glob
+from llamado.tools.listing import SECONDS, Entry
 from llamado.tools.machine import ToolMachine
 from llamado.tools.tool import Call, schema
 
 _MOST = 100
 """Results of one search (tools/server/server-tools.cpp, b11434)."""
-_LINE_BYTES = 1 << 20  # of a file without ends of lines
+_LINE_BYTES = 64 << 10  # a longer line is searched in parts: a search cannot be stopped
 _SHOWN_BYTES = 1 << 20  # of all lines together
 _CONTEXT_BYTES = 32 << 20  # of a file whose lines are shown with those around them: all are kept
 _SKIPPED = (
@@ -26,13 +26,23 @@ _SKIPPED = (
 )
 
 
-def _chosen(listing: Listing, call: Call) -> list[Entry]:
-    include, exclude = call.option("include", "**"), call.option("exclude", "")
-    return [
-        entry
-        for entry in listing.entries
-        if matches(include, entry.path) and not (exclude and matches(exclude, entry.path))
-    ]
+def _files(machine: ToolMachine, path: str, depth: int, kind: str, call: Call) -> tuple[list[Entry], bool]:
+    """Return the entries below a folder that fit `include` and `exclude`, and whether some are missing."""
+    try:
+        include = Glob(call.option("include", "**"))
+        exclude = Glob(call.params["exclude"]) if call.option("exclude", "") else None
+    except PatternError as error:
+        raise ToolFailed(f"invalid glob pattern: {error}") from None
+    listing = machine.entries(path, depth, kind)
+    deadline = time.monotonic() + SECONDS
+    found: list[Entry] = []
+    for entry in listing.entries:
+        if time.monotonic() > deadline or call.stopped():
+            return found, True
+        shown = shown_path(entry.path)
+        if include.fits(shown) and not (exclude and exclude.fits(shown)):
+            found.append(entry)
+    return found, listing.cut
 
 
 class FileGlobSearch(BuiltinTool):
@@ -62,8 +72,7 @@ class FileGlobSearch(BuiltinTool):
         base = machine.absolute(path)
         if machine.kind(path) != "dir":
             raise ToolFailed(f"path does not exist or is not a directory: {path}")
-        listing = machine.entries(path, max(0, call.number("max_depth", 0)), kind)
-        found = _chosen(listing, call)
+        found, cut = _files(machine, path, max(0, call.number("max_depth", 0)), kind, call)
         shown = found[: min(limit, _MOST)]
         lines = [shown_path(entry.path) + ("/" if entry.is_dir else "") + "\n" for entry in shown]
         lines.append(f"\n---\nTotal matches: {len(found)}\n")
@@ -72,7 +81,7 @@ class FileGlobSearch(BuiltinTool):
                 f"[{len(shown)} results limit reached ({len(found)} total matches). "
                 "Refine the glob pattern to narrow the search.]\n"
             )
-        if listing.cut:
+        if cut:
             lines.append("[results truncated: time budget or unreadable directory]\n")
         entries = [{"path": shown_path(entry.path), "type": "dir" if entry.is_dir else "file"} for entry in shown]
         return {"plain_text_response": "".join(lines), "entries": entries, "base": base}
@@ -108,16 +117,15 @@ class GrepSearch(BuiltinTool):
         context = min(max(0, call.number("context_lines", 0)), 1000)
         numbered = call.flag("return_line_numbers") or context > 0
         try:
-            flags = regex.IGNORECASE if call.flag("ignore_case") else 0
-            pattern = regex.compile(regex.escape(asked) if call.flag("literal") else asked, flags)
-        except (regex.error, RecursionError) as error:
+            pattern = LinearPattern(asked, literal=call.flag("literal"), ignore_case=call.flag("ignore_case"))
+        except PatternError as error:
             raise ToolFailed(f"invalid regex: {error}") from None
-        kind = machine.kind(path)
+        kind, cut = machine.kind(path), False
         machine.absolute(path)
         if kind == "file":
             files = [(path, path)]
         elif kind == "dir":
-            chosen = _chosen(machine.entries(path, 0, "file"), call)
+            chosen, cut = _files(machine, path, 0, "file", call)
             files = [(f"{machine.absolute(path)}/{entry.path}", shown_path(entry.path)) for entry in chosen]
         else:
             raise ToolFailed(f"path does not exist: {path}")
@@ -128,16 +136,12 @@ class GrepSearch(BuiltinTool):
                 break
             lines = list(_lines(machine, file, _CONTEXT_BYTES)) if context else _lines(machine, file)
             for i, line in enumerate(lines):
-                left = deadline - time.monotonic()
-                full, late = total >= _MOST or n_bytes > _SHOWN_BYTES, left <= 0 or call.stopped()
+                full = total >= _MOST or n_bytes > _SHOWN_BYTES
+                late = time.monotonic() > deadline or call.stopped()
                 if full or late:
                     break
-                try:
-                    if not pattern.search(line, timeout=left):
-                        continue
-                except TimeoutError:
-                    late = True
-                    break
+                if not pattern.matches(line.encode()):
+                    continue
                 total += 1
                 around = range(i, i + 1)
                 if context and isinstance(lines, list):
@@ -152,8 +156,8 @@ class GrepSearch(BuiltinTool):
         out.append(f"\n---\nTotal matches: {total}\n")
         if full:
             out.append(f"[{total} matches limit reached. Narrow the path/pattern/include to see more.]\n")
-        elif late:
-            out.append("[results truncated: time budget]\n")
+        elif late or cut:
+            out.append("[results truncated: time budget or unreadable directory]\n")
         return {"plain_text_response": "".join(out)}
 
 

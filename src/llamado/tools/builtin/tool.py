@@ -19,8 +19,8 @@ class Bench:
 
     machine: Callable[[Call], ToolMachine]
     """Files and commands for a call. Raises BadCall and ToolFailed."""
-    threads: Callable[[Callable[[Call], Result], Call], Awaitable[Result]]
-    """Does what blocks, in a thread; the call it is given there knows when nobody waits any more."""
+    threads: Callable[[str, Callable[[Call], Result], Call], Awaitable[Result]]
+    """Runs what blocks in a thread of the named tool; the call it gets there knows when no client waits any more."""
 
 
 class BuiltinTool(Tool):
@@ -30,7 +30,9 @@ class BuiltinTool(Tool):
         self._bench = bench
 
     async def use(self, call: Call) -> Result:
-        return await self._bench.threads(lambda watched: self.on(self._bench.machine(watched), watched), call)
+        return await self._bench.threads(
+            self.name, lambda watched: self.on(self._bench.machine(watched), watched), call
+        )
 
     @abstractmethod
     def on(self, machine: ToolMachine, call: Call) -> Result:

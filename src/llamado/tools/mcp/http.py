@@ -1,7 +1,4 @@
-"""Connections to MCP servers over HTTP: an answer that is read whole has an end.
-
-Streams of events have limits of their own, in the `mcp` package.
-"""
+"""Connections to MCP servers over HTTP: answers are bounded, and never compressed."""
 
 from __future__ import annotations
 
@@ -9,31 +6,51 @@ from collections.abc import AsyncIterator
 
 import httpx2
 
-from llamado.tools.mcp.stdio import LONGEST_LINE
+from llamado.tools.mcp.bounds import Flooded, MessageSize, Pace
 
 
-class _Limited(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+class _Bounded(httpx2.AsyncByteStream):
+    """A body that is one message, or a stream of events: an event ends with an empty line."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream, is_events: bool) -> None:
         self._stream = stream
+        self._is_events = is_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
+        pace, size, before = Pace(), MessageSize(), b""
         async for piece in self._stream:
-            size += len(piece)
-            if size > LONGEST_LINE:
-                raise httpx2.ReadError(f"an answer of more than {LONGEST_LINE >> 20} MiB")
+            await pace.spend(len(piece), piece.count(b"\n") if self._is_events else 0)
+            if self._is_events and _has_empty_line(before + piece):
+                size.end()
+            before = piece[-3:]
+            try:
+                size.add(piece)
+            except Flooded as error:
+                raise httpx2.ReadError(str(error)) from None
             yield piece
 
     async def aclose(self) -> None:
         await self._stream.aclose()
 
 
-class LimitedHttp(httpx2.AsyncHTTPTransport):
-    """Raises httpx2.ReadError in the middle of an answer that is too long."""
+def _has_empty_line(text: bytes) -> bool:
+    return b"\n\n" in text or b"\r\n\r\n" in text or b"\r\r" in text
+
+
+class BoundedHttp(httpx2.AsyncHTTPTransport):
+    """Raises httpx2.ReadError for an answer that is too long, and RemoteProtocolError for a compressed one.
+
+    A few kilobytes of a compressed answer may be gigabytes; none is asked for.
+    """
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        request.headers["accept-encoding"] = "identity"
         response = await super().handle_async_request(request)
-        events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-        if not events and isinstance(response.stream, httpx2.AsyncByteStream):
-            response.stream = _Limited(response.stream)
+        encoding = response.headers.get("content-encoding", "identity").lower()
+        if encoding not in ("", "identity"):
+            await response.aclose()
+            raise httpx2.RemoteProtocolError(f"the answer is compressed ({encoding[:50]}), which was not asked for")
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+        response.stream = _Bounded(response.stream, is_events)
         return response

@@ -16,12 +16,14 @@ from mcp import types
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
 
 from llamado import __version__
 from llamado.processes.guarded import Watchdog
 from llamado.tools.errors import ToolFailed
+from llamado.tools.mcp.bounds import LONGEST_MESSAGE, pass_bounded
 from llamado.tools.mcp.config import McpServerConfig
-from llamado.tools.mcp.http import LimitedHttp
+from llamado.tools.mcp.http import BoundedHttp
 from llamado.tools.mcp.stdio import StdioServer
 
 log = logging.getLogger("llamado.tools")
@@ -96,13 +98,16 @@ class McpServer:
         """One session from its begin to its end."""
         name, why = self.config.name, "it ended"
         try:
-            async with self._streams() as (read, write):
+            async with self._streams() as (received, write), anyio.create_task_group() as tasks:
+                to_session, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+                tasks.start_soon(pass_bounded, received, to_session)
                 info = types.Implementation(name="llamado", version=__version__)
                 async with ClientSession(read, write, client_info=info, message_handler=self._heard) as session:
                     await self._greet(session)
                     ready.set_result(session)
                     log.info("MCP server %s: %d tools", name, len(self.tools or ()))
                     await self._over.wait()
+                tasks.cancel_scope.cancel()
         except Exception as error:
             why = _reason(error)
         finally:
@@ -124,11 +129,10 @@ class McpServer:
     async def _streams(self) -> AsyncIterator[tuple[Any, Any]]:
         config = self.config
         if config.url:
-            headers = {"accept-encoding": "identity", **config.headers}
             timeout = httpx2.Timeout(START_SECONDS, read=config.timeout + _PING_SECONDS)
             async with (
-                httpx2.AsyncClient(headers=headers, timeout=timeout, transport=LimitedHttp()) as client,
-                streamable_http_client(config.url, http_client=client) as streams,
+                httpx2.AsyncClient(headers=dict(config.headers), timeout=timeout, transport=BoundedHttp()) as client,
+                streamable_http_client(config.url, http_client=client, max_sse_event_size=LONGEST_MESSAGE) as streams,
             ):
                 yield streams
             return

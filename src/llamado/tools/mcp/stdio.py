@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import IO
@@ -21,41 +20,18 @@ from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
 
 from llamado.processes.guarded import PipedProcess, Watchdog
-from llamado.tools.commands import environment
+from llamado.processes.secret_values import child_environment
+from llamado.tools.mcp.bounds import Flooded, MessageSize, Pace, Received
 from llamado.tools.mcp.config import McpServerConfig
 
 log = logging.getLogger("llamado.tools")
 
-LONGEST_LINE = 8 << 20
-"""Bytes of one message (tools/server/server-mcp.cpp, b11434)."""
-RATE = 16 << 20
-"""Bytes a second that are read, after as many at once. A line costs `_LINE_COST` more: many short ones take longer."""
-_LINE_COST = 1024
 _PIECE = 64 * 1024
 _STDERR_KEPT = 2000  # characters
 _GRACE = 2.0  # seconds to end by itself when nobody talks to it any more, and again after SIGTERM
 _CHANGED = "notifications/tools/list_changed"
 
-_Received = ObjectReceiveStream[SessionMessage | Exception]
 _Sent = ObjectSendStream[SessionMessage]
-
-
-class Flooded(Exception):
-    """It sent a line without an end."""
-
-
-class _Pace:
-    """Lets so much through at once and then so much a second."""
-
-    def __init__(self) -> None:
-        self._left, self._at = float(RATE), time.monotonic()
-
-    async def spend(self, cost: int) -> None:
-        now = time.monotonic()
-        self._left = min(RATE, self._left + (now - self._at) * RATE) - cost
-        self._at = now
-        if self._left < 0:
-            await asyncio.sleep(-self._left / RATE)
 
 
 async def _lines(pipe: IO[bytes]) -> AsyncIterator[bytes]:
@@ -63,18 +39,18 @@ async def _lines(pipe: IO[bytes]) -> AsyncIterator[bytes]:
     reader = asyncio.StreamReader(_PIECE)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    pace, kept, size = _Pace(), list[bytes](), 0
+    pace, kept, size = Pace(), list[bytes](), MessageSize()
     try:
         while piece := await reader.read(_PIECE):
             parts = piece.split(b"\n")
-            await pace.spend(len(piece) + _LINE_COST * (len(parts) - 1))
+            await pace.spend(len(piece), len(parts) - 1)
             for part in parts[:-1]:
+                size.add(part)
                 yield b"".join([*kept, part])
-                kept, size = [], 0
+                size.end()
+                kept = []
             kept.append(parts[-1])
-            size += len(parts[-1])
-            if size > LONGEST_LINE:
-                raise Flooded(f"a line of more than {LONGEST_LINE >> 20} MiB")
+            size.add(parts[-1])
     finally:
         transport.close()
 
@@ -99,7 +75,7 @@ class StdioServer:
 
         self._process = PipedProcess(
             config.command,
-            environment() | dict(config.env),
+            child_environment() | dict(config.env),
             guard,
             ended=tell,
             cwd=config.cwd or None,
@@ -111,7 +87,7 @@ class StdioServer:
         return self._process.pid
 
     @asynccontextmanager
-    async def streams(self) -> AsyncIterator[tuple[_Received, _Sent]]:
+    async def streams(self) -> AsyncIterator[tuple[Received, _Sent]]:
         """What a session of the `mcp` package reads and writes; the process ends with it."""
         to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
