@@ -13,6 +13,7 @@ from stand_ins import Ask, RunningGateway, StandIn, wait_for
 
 from llamado.gateway import breaker
 from llamado.gateway.balance import REQUEST_BYTES
+from llamado.http.access import AccessRules
 
 Make = Callable[..., StandIn]
 Start = Callable[..., RunningGateway]
@@ -397,6 +398,13 @@ def test_what_is_about_one_replica_is_not_passed_on(stand_in: Make, start_gatewa
     assert gateway.http.get("/props").json()["who"] == "a"
     assert gateway.http.get("/slots").json() == [{"replica": "a", "id": 0, "is_processing": False}]
     assert not a.requests
+
+
+def test_only_own_names_are_served_without_a_key(start_gateway: Start) -> None:
+    gateway = start_gateway(ready=False, access=AccessRules(allowed_hosts=("my.gateway",)))
+    for path in ("/livez", "/v1/models", "/metrics", "/gateway/replicas"):
+        assert gateway.http.get(path, headers={"Host": "evil.com"}).status_code == 403
+        assert gateway.http.get(path, headers={"Host": "my.gateway:80"}).status_code != 403
 
 
 def test_bodies_are_passed_as_they_came(stand_in: Make, start_gateway: Start) -> None:

@@ -105,6 +105,13 @@ def test_pages_of_other_sites_change_nothing(start_router: Start) -> None:
     assert not {"origin", "sec-fetch-site"} & set(told)
 
 
+def test_only_own_names_are_served_without_a_key(start_router: Start) -> None:
+    here = start_router(config({"a": fake("A")}), "--allowed-hosts", "my.router")
+    for path in ("/health", "/v1/models", "/running", "/unload"):
+        assert ask(here.http, "GET", path, {"Host": "evil.com"})[0] == 403
+        assert ask(here.http, "GET", path, {"Host": "my.router:80"})[0] == 200
+
+
 def test_any_site_where_that_is_asked_for(start_router: Start) -> None:
     here = start_router(config({"a": fake("A")}), "--cors-origins", "*")
     status, told, _ = ask(here.http, "POST", "/models/unload", {"Origin": FOREIGN})

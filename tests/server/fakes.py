@@ -286,7 +286,7 @@ async def client(
     if tools is not None:
         state.tools = ToolsApi.open(tools, state.access, ["127.0.0.1"])
     transport = httpx.ASGITransport(app=create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         http.state, http.engine = state, engine  # type: ignore[attr-defined]
         try:
             yield http

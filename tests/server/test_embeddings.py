@@ -72,7 +72,7 @@ def reranker(folder: Path) -> Iterator[Served]:
 async def client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
     state = ServerState(switches=Switches(metrics=True), served=served)
     transport = httpx.ASGITransport(app=create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         yield http
 
 

@@ -86,7 +86,10 @@ class ServerApp:
         switches = state.switches
         self._page = frozenset(START if switches.static_path else page_paths() if switches.page else ())
         public = HEALTH | MEMBERS | frozenset(START) | self._page
-        self.access = Access(self._awake, state.access, self._prefix, public=public, unready=self._unready)
+        guarded = frozenset() if switches.cluster_token is None else MEMBERS
+        self.access = Access(
+            self._awake, state.access, self._prefix, public=public, guarded=guarded, unready=self._unready
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
