@@ -25,7 +25,8 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
 class StandIn:
     """One replica: `/health`, `/v1/models`, `/props`, `/slots`, `/metrics`, and an answer to every POST.
 
-    A body may ask for `stream` events, `hold` (events are sent when the test says `go`), a `status`, `usage`.
+    A body may ask for `stream` events, `hold` (events are sent when the test says `go`), a `status`, `usage`, or `raw`
+    bytes instead of an answer.
     """
 
     def __init__(self, name: str, *, models: tuple[str, ...] = ("m",), build: str = "b11434-llamado-1.0") -> None:
@@ -155,6 +156,9 @@ class StandIn:
             self.drop -= 1
             return False
         usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+        if "raw" in asked:
+            writer.write(asked["raw"].encode("latin-1"))
+            return True
         status = asked.get("status", self.status)
         if status != 200:
             self._reply(writer, status, {"error": {"code": status, "message": f"said {self.name}"}})

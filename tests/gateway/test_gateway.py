@@ -388,6 +388,33 @@ def test_metrics_of_all_with_labels(stand_in: Make, start_gateway: Start) -> Non
     b.thaw()
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "HTTP/1.1 999 X\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\n" + "x: y\r\n" * 20_000 + "\r\n",
+        "HTTP/1.1 200 OK\r\nx: " + "y" * 200_000,
+        "garbage\r\n\r\n",
+    ],
+)
+def test_a_malformed_answer_is_a_bad_gateway(stand_in: Make, start_gateway: Start, raw: str) -> None:
+    gateway = start_gateway(stand_in("a"))
+    answer = gateway.ask(raw=raw)
+    assert answer.status_code == 502 and answer.json()["error"]["type"] == "server_error"
+    assert gateway.ask().status_code == 200
+
+
+def test_what_follows_an_answer_is_not_passed_on(stand_in: Make, start_gateway: Start) -> None:
+    gateway = start_gateway(stand_in("a"))
+    one = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-{}: 1\r\n\r\n{}"
+    answer = gateway.ask(raw=one.format("a", "{}") + one.format("b", "[]"))
+    assert answer.json() == {} and "x-a" in answer.headers and "x-b" not in answer.headers
+    chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nset-cookie: a\r\n\r\n"
+    answer = gateway.ask(raw=chunked)
+    assert answer.json() == {} and "set-cookie" not in answer.headers
+    assert gateway.ask().json()["name"] == "a"
+
+
 def test_what_is_about_one_replica_is_not_passed_on(stand_in: Make, start_gateway: Start) -> None:
     a = stand_in("a")
     a.slots = [{"id": 0, "is_processing": False}]
