@@ -112,6 +112,17 @@ def test_only_own_names_are_served_without_a_key(start_router: Start) -> None:
         assert ask(here.http, "GET", path, {"Host": "my.router:80"})[0] == 200
 
 
+def test_the_model_that_answered_tells_what_was_used(start_router: Start) -> None:
+    here = start_router(config({"a": fake("A"), "b": fake("B")}))
+    id = "0" * 32
+    for model in ("a", "b"):
+        assert here.http.get("/usage", params={"id": id}).status_code == 404
+        headers = {"X-Llamado-Usage-Id": id} if model == "b" else {}
+        assert here.http.post("/completion", json={"model": model}, headers=headers).status_code == 200
+    assert here.http.get("/usage", params={"id": id}).json() == {"total_tokens": 42}
+    assert here.http.get("/usage", params={"id": "../"}).status_code == 400
+
+
 def test_any_site_where_that_is_asked_for(start_router: Start) -> None:
     here = start_router(config({"a": fake("A")}), "--cors-origins", "*")
     status, told, _ = ask(here.http, "POST", "/models/unload", {"Origin": FOREIGN})

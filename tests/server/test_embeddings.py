@@ -349,7 +349,7 @@ def test_a_client_that_goes_away_gives_its_texts_up() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(Vectors(future, lambda found: found)({"type": "http"}, receive, send))
+    asyncio.run(Vectors((future, 1), lambda found: found)({"type": "http"}, receive, send))
     assert future.cancelled() and not sent
 
 

@@ -13,7 +13,8 @@ import orjson
 
 from llamado.gateway.balance import Balancer
 from llamado.gateway.forward import Forwarding
-from llamado.gateway.limits import KeyLimits, KeyUse, TokenCount
+from llamado.gateway.limits import KeyLimits
+from llamado.gateway.meter import Meter
 from llamado.gateway.metrics import GatewayMetrics
 from llamado.gateway.options import GatewayError, GatewayOptions, replica_options
 from llamado.gateway.prefixes import chain_of
@@ -107,22 +108,16 @@ class Gateway:
         model = told.get("model") if isinstance(told, dict) else None
         del told
         use = self._limits.of(dict(scope["headers"])) if scope["method"] == "POST" else None
-        tokens = None if use is None else TokenCount(body)
-        if use is not None and tokens is not None:
-            use.admit(tokens.estimate)
+        meter = None if use is None else Meter(use, body)
         exchange = Exchange(scope, receive, send, body, keys=not self._guarded)
         del body  # the exchange lets go of it when the answer begins
         forwarding = Forwarding(self.balancer, scope, exchange, self._retries, patience=self._options.patience)
         try:
             async with exchange:
-                await forwarding.run(chain, model if isinstance(model, str) else None, tokens)
+                await forwarding.run(chain, model if isinstance(model, str) else None, meter)
         finally:
-            if use is not None and tokens is not None:
-                self._settle(use, tokens, exchange.started)
-
-    @staticmethod
-    def _settle(use: KeyUse, tokens: TokenCount, answered: bool) -> None:
-        use.settle(tokens.total if answered else 0, tokens.estimate)
+            if meter is not None:
+                await meter.settle(charged=exchange.started or (exchange.gone and exchange.sent))
 
     # About all of them
 

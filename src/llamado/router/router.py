@@ -31,6 +31,7 @@ from llamado.http.errors import OLLAMA, ApiError, invalid, not_found
 from llamado.http.exchange import MODEL_POSTS
 from llamado.http.exposition import CONTENT_TYPE, merge
 from llamado.http.json_body import parse_json
+from llamado.http.metrics import USAGE_PATH, ask_usage, is_usage_id
 from llamado.http.running import announced
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
@@ -107,6 +108,7 @@ class Router:
             ("POST", "/models/unload"): self._unload,
             ("GET", "/models/sse"): self._events,
             ("GET", "/running"): self._running,
+            ("GET", USAGE_PATH): self._usage,
             ("GET", "/unload"): self._unload_all,
             ("POST", "/unload"): self._unload_all,
             ("GET", "/logs"): self._logs,
@@ -273,6 +275,18 @@ class Router:
             message = "no loaded model gives metrics: start the router with --metrics"
             raise ApiError("not_supported_error", message)
         await answer(send, merge(texts).encode(), 200, [(b"content-type", CONTENT_TYPE)])
+
+    async def _usage(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The tokens of a request that one of the models has answered."""
+        id = _query(scope).get("id", "")
+        if not is_usage_id(id):
+            raise invalid("id: expected 32 hexadecimal digits")
+        children = [one.child for one in self.fleet.instances.values() if one.child is not None]
+        found = await asyncio.gather(*(ask_usage(child.pool, id) for child in children))
+        tokens = next((count for count in found if count is not None), None)
+        if tokens is None:
+            raise ApiError("not_found_error", "no request of this id has ended")
+        await answer(send, orjson.dumps({"total_tokens": tokens}))
 
     def _mark_stale(self) -> None:
         self._stale = True

@@ -21,6 +21,7 @@ from llamado.errors import LlamadoError
 from llamado.http.access import HEALTH, OWN, Access
 from llamado.http.answer import error_response, json_response
 from llamado.http.errors import OLLAMA
+from llamado.http.metrics import USAGE_HEADER, is_usage_id
 from llamado.http.request_log import Record, current, request_id
 from llamado.page.files import START, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
@@ -100,6 +101,9 @@ class ServerApp:
         record = Record(request_id(headers.get(b"x-request-id", b"")), scope["method"], scope["path"])
         record.client = scope["client"][0] if scope.get("client") else _asked_for(headers)
         token = current.set(record)
+        usage_id = headers.get(USAGE_HEADER, b"").decode("latin-1")
+        if is_usage_id(usage_id):
+            state.usage.begin(usage_id)
         number = state.live.requests.begin(record)
         span = None if state.tracing is None else state.tracing.begin(record, headers)
         try:
@@ -109,6 +113,8 @@ class ServerApp:
             raise
         finally:
             self._note(record, number)
+            failed = record.status >= 400 and record.status != CLIENT_GONE
+            state.usage.end(usage_id, 0 if failed else record.used_tokens)
             if span is not None and state.tracing is not None:
                 state.tracing.end(span, record, record.route, state.served.info.name if state.served else "")
             current.reset(token)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _PREFIX = "x-llama-server-proxy-header-"
 """Headers that are passed on begin so; no others are."""
 _NOT_ASKED = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
-# What MCP over HTTP needs. A browser applies the headers of an answer to this server's origin, and some act on all of it:
-# Clear-Site-Data deletes the chats of the page, Strict-Transport-Security and Refresh lead away, Set-Cookie is sent back.
+# What MCP over HTTP needs. A browser applies an answer's headers to this server's origin, and some act on all of it:
+# Clear-Site-Data deletes the page's chats, Refresh and Strict-Transport-Security lead away, Set-Cookie is sent back.
 _PASSED_BACK = frozenset({"content-encoding", "content-type", "mcp-protocol-version", "mcp-session-id", "retry-after"})
 _SECONDS = 600.0
 # What another site sends is shown under this server's name: none of it may act as this server's page.

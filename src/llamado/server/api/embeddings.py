@@ -18,6 +18,7 @@ from llamado.engine.embedding.pooling import normalize
 from llamado.errors import LlamadoError
 from llamado.http.answer import error_response, json_response
 from llamado.http.json_body import read_object
+from llamado.http.request_log import current
 from llamado.models.hparams import Pooling
 from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid, not_supported, translate
@@ -32,17 +33,23 @@ _FEW = 1 << 16
 """Numbers that are written as JSON in the event loop; more are left to a thread."""
 
 Make = Callable[[list[Embedding]], Any]
+Submitted = tuple[Future[list[Embedding]], int]
+"""The vectors to come, and how many tokens they are made of."""
 
 
 class Vectors(Response):
     """A response made of embeddings when they are there; the client's going away gives them up."""
 
-    def __init__(self, future: Future[list[Embedding]], make: Make) -> None:
+    def __init__(self, texts: Submitted, make: Make) -> None:
         super().__init__(media_type="application/json")
-        self._future = future
+        self._future, self._n_tokens = texts
         self._make = make
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = current.get()
+        if record is not None:
+            record.n_prompt += self._n_tokens
+            record.prompt_tokens += self._n_tokens
         waiting = asyncio.wrap_future(self._future)
         watcher = asyncio.ensure_future(watch(receive, lambda: _cancel(waiting)))
         response: Response
@@ -67,6 +74,11 @@ class Vectors(Response):
         return orjson.dumps(self._make(found), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
+def submit(embeddings: ServedEmbeddings, texts: list[list[int]]) -> Submitted:
+    """Have vectors made of texts."""
+    return embeddings.embedder.submit(texts), sum(map(len, texts))
+
+
 def _cancel(waiting: asyncio.Future[list[Embedding]]) -> None:
     waiting.cancel()
 
@@ -88,14 +100,11 @@ async def _embed(state: ServerState, request: Request, *, openai: bool) -> Respo
     as_base64 = _as_base64(body)
     kind = _norm(body, embeddings)
 
-    def work() -> Future[list[Embedding]]:
-        return embeddings.embedder.submit(_texts(given, served.tokenizer))
-
-    future = await off_loop(work, size_of(given))
+    texts = await off_loop(lambda: submit(embeddings, _texts(given, served.tokenizer)), size_of(given))
     name = text(body, "model", served.info.name)
     if openai:
-        return Vectors(future, lambda found: _openai_body(found, name, kind, as_base64))
-    return Vectors(future, lambda found: _native_body(found, kind, embeddings.pooling))
+        return Vectors(texts, lambda found: _openai_body(found, name, kind, as_base64))
+    return Vectors(texts, lambda found: _native_body(found, kind, embeddings.pooling))
 
 
 async def _rerank(state: ServerState, request: Request) -> Response:
@@ -114,15 +123,15 @@ async def _rerank(state: ServerState, request: Request) -> Response:
     if top_n < 0:
         raise invalid(f'"top_n" must be 0 or more, but is {top_n}')
 
-    def work() -> Future[list[Embedding]]:
-        return embeddings.embedder.submit([embeddings.pair(query, document) for document in documents])
+    def work() -> Submitted:
+        return submit(embeddings, [embeddings.pair(query, document) for document in documents])
 
-    future = await off_loop(work, len(documents) * len(query) + size_of(documents))
+    texts = await off_loop(work, len(documents) * len(query) + size_of(documents))
     name = text(body, "model", served.info.name)
     if "texts" not in body:
-        return Vectors(future, lambda found: _jina_body(found, name, top_n))
+        return Vectors(texts, lambda found: _jina_body(found, name, top_n))
     shown = documents if flag(body, "return_text") else None
-    return Vectors(future, lambda found: _ranked(found, "score", top_n, shown))
+    return Vectors(texts, lambda found: _ranked(found, "score", top_n, shown))
 
 
 def embeddings_router(state: ServerState) -> Routes:
