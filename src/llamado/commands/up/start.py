@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
 
 from llamado.cluster.file import ELSEWHERE, ClusterConfig, LinkConfig, WorkerConfig, cluster_of, read_cluster
@@ -32,6 +31,8 @@ from llamado.cluster.table import cluster_table
 from llamado.errors import LlamadoError
 from llamado.flags import FLAGS, FlagError, Parsed
 from llamado.installation import own_command
+from llamado.terminal.console import Console
+from llamado.terminal.text import print
 
 _POLL = 0.05  # seconds between looks at the state of a cluster that starts in the background
 
