@@ -128,7 +128,7 @@ def _tools(given: Any) -> list[dict[str, Any]]:
     for tool in given:
         fields = tool if isinstance(tool, dict) else {}
         if fields.get("type") == "function":  # others, such as a search of the web, run at OpenAI only
-            function = {"strict": True} | {k: v for k, v in fields.items() if k != "type"}
+            function = {"strict": True} | {k: v for k, v in fields.items() if k != "type" and v is not None}
             tools.append({"type": "function", "function": function})
     return tools
 
