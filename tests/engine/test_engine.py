@@ -94,6 +94,7 @@ def test_result_and_events(make: Make) -> None:
     assert client.text == result.content == "".join(chr(t + 32) for t in result.tokens)
     assert [p.processed for p in client.progress] == [0, 8, 16, 20]
     assert all(p.total == 20 and p.cache == 0 for p in client.progress)
+    assert [p.timings and p.timings.prompt_n for p in client.progress] == [0, 8, 16, 20]
     assert (result.stop_type, result.truncated, result.stopping_word) == ("limit", False, "")
     assert (result.n_prompt, result.n_cached, result.n_predicted, result.n_tokens_cached) == (20, 0, 5, 24)
     assert (result.seed, result.id_slot, result.id_task) == (7, 0, client.id)
@@ -118,7 +119,7 @@ def test_progress_of_a_prompt_that_was_partly_cached(make: Make) -> None:
     assert client.result.n_cached == 20
     assert [(p.total, p.cache, p.processed) for p in client.progress] == [(30, 20, 20), (30, 20, 28), (30, 20, 30)]
     assert [p.time_ms for p in client.progress] == sorted(p.time_ms for p in client.progress)
-    assert [event.timings for event in client.tokens] == [None, None]
+    assert [event.timings for event in [*client.tokens, *client.progress]] == [None] * 5
 
 
 def test_post_sampling_probs(make: Make) -> None:

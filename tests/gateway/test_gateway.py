@@ -427,6 +427,13 @@ def test_what_is_about_one_replica_is_not_passed_on(stand_in: Make, start_gatewa
     assert not a.requests
 
 
+def test_one_model(stand_in: Make, start_gateway: Start) -> None:
+    gateway = start_gateway(stand_in("a", models=("m", "n")))
+    for name in ("n", "n-alias"):
+        assert gateway.http.get(f"/v1/models/{name}").json() == {"id": name, "aliases": ["n-alias"], "replicas": ["a"]}
+    assert gateway.http.get("/v1/models/no").status_code == 404
+
+
 def test_only_own_names_are_served_without_a_key(start_gateway: Start) -> None:
     gateway = start_gateway(ready=False, access=AccessRules(allowed_hosts=("my.gateway",)))
     for path in ("/livez", "/v1/models", "/metrics", "/gateway/replicas"):

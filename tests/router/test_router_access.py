@@ -123,6 +123,18 @@ def test_the_model_that_answered_tells_what_was_used(start_router: Start) -> Non
     assert here.http.get("/usage", params={"id": "../"}).status_code == 400
 
 
+def test_one_model_and_an_unknown_one(start_router: Start) -> None:
+    here = start_router(config({"a": fake("A")}))
+    listed = here.http.get("/v1/models").json()["data"][0]
+    assert here.http.get("/v1/models/a").json() == {
+        **listed,
+        "created": here.http.get("/v1/models/a").json()["created"],
+    }
+    assert here.http.get("/v1/models/no/such").status_code == 404
+    error = here.http.post("/v1/messages", json={"model": "no"}).json()
+    assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
+
+
 def test_any_site_where_that_is_asked_for(start_router: Start) -> None:
     here = start_router(config({"a": fake("A")}), "--cors-origins", "*")
     status, told, _ = ask(here.http, "POST", "/models/unload", {"Origin": FOREIGN})

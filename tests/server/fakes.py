@@ -202,7 +202,8 @@ class FakeEngine:
             return
         n_prompt, n_cached = len(request.prompt), self.n_cached
         if request.return_progress:
-            emit(Progress(n_prompt, n_cached, n_prompt, 1))
+            timings = Timings(n_cached, n_prompt - n_cached, 1.0) if request.timings_per_token else None
+            emit(Progress(n_prompt, n_cached, n_prompt, 1, timings))
         text, stop, word = self.answer, "eos", ""
         for candidate in request.stop:
             if candidate in text:

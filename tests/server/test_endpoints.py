@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
@@ -120,6 +121,36 @@ def test_stream_progress_and_timings() -> None:
     parts = [orjson.loads(e) for e in events(post("/completion", body)[1])]
     assert parts[0]["prompt_progress"] == {"total": 2, "cache": 0, "processed": 2, "time_ms": 1}
     assert set(parts[1]["timings"]) == TIMING_KEYS
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_progress_has_timings_for_those_who_want_them(path: str) -> None:
+    given = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}], "input": "hi", "stream": True}
+    for wanted in (False, True):
+        _, text = post(path, {**given, "return_progress": True, "timings_per_token": wanted})
+        parts = [orjson.loads(e) for e in re.findall(r"^data: (\{.*)$", text, re.MULTILINE)]
+        (progress,) = [part for part in parts if "prompt_progress" in part]
+        assert set(progress.get("timings", {})) == (TIMING_KEYS if wanted else set())
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions", "/v1/messages"])
+def test_booleans_may_be_spelled_out(path: str) -> None:
+    given = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    for spelled in (True, False, "true", "false"):
+        _, answer = post(path, {**given, "stream": spelled}, FakeEngine("a"))
+        assert isinstance(answer, str) == (spelled in (True, "true")), spelled
+    assert post(path, {**given, "stream": "yes"})[0] == 400
+
+
+def test_ollamas_stream_may_be_spelled_out() -> None:
+    body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "stream": "false"}
+    assert post("/api/chat", body, FakeEngine("a"))[1]["done"] is True
+
+
+def test_one_model() -> None:
+    status, body = get("/v1/models/fake")
+    assert status == 200 and body == get("/v1/models")[1]["data"][0] | {"created": body["created"]}
+    assert get("/v1/models/no/such") == error("not_found_error", 404, "model 'no/such' not found")
 
 
 def test_several_prompts_give_a_list() -> None:
@@ -379,7 +410,7 @@ def test_chat_stream(usage: bool) -> None:
     *parts, last = events(post("/v1/chat/completions", body)[1])
     parsed = [orjson.loads(p) for p in parts]
     assert last == "[DONE]"
-    assert parsed[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert parsed[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
     assert [p["choices"][0]["delta"] for p in parsed[1:3]] == [{"content": "H"}, {"content": "e"}]
     assert parsed[3]["choices"] == [{"finish_reason": "length", "index": 0, "delta": {}}]
     assert all(p["object"] == "chat.completion.chunk" for p in parsed)

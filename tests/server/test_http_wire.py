@@ -72,6 +72,20 @@ def test_a_request_to_upgrade_keeps_its_body(upgrade: str, framing: str) -> None
         assert b"parse error" in answers[0][2] and json.loads(answers[1][2])["data"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_of_http_1_0_gets_no_chunks(stream: bool) -> None:
+    """It would take their lengths for text: the end of the connection is the end of the body."""
+    body = json.dumps({"prompt": "a", "n_predict": 3, "stream": stream}).encode()
+    with serving() as wire, wire.connect() as sock:
+        sock.sendall(b"POST /completion HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        head, _, answer = sock.makefile("rb").read().partition(b"\r\n\r\n")
+        assert b" 200 " in head and b"chunked" not in head.lower() and b"connection: close" in head.lower()
+        parts = answer.split(b"\n\n") if stream else [answer]
+        told = [json.loads(part.removeprefix(b"data: ")) for part in parts if part]
+        assert len(told) == (4 if stream else 1) and told[-1]["stop"] is True
+        assert told[-1]["tokens_predicted"] == 3
+
+
 def test_there_is_no_tunnel() -> None:
     with serving() as wire, wire.connect() as sock:
         sock.sendall(b"CONNECT x:80 HTTP/1.1\r\nHost: localhost\r\n\r\n" + SECOND)

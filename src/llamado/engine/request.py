@@ -256,6 +256,8 @@ class Progress:
     processed: int
     """Tokens of the prompt in the cache now, reused ones included."""
     time_ms: int
+    timings: Timings | None = None
+    """If the request asks for them in every part."""
 
 
 @dataclass(frozen=True, slots=True)

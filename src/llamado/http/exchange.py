@@ -26,6 +26,9 @@ MODEL_POSTS = frozenset(
 )
 """What llama-server's router passes on to a model, and other servers' endpoints that name a model in the same way."""
 
+MODEL = "/v1/models/"
+"""Before the name of a model, of which GET tells."""
+
 OLLAMA_POSTS = frozenset({"/api/chat", "/api/generate", "/api/embed", "/api/embeddings"})
 """Those of Ollama's API; a model's name may have a tag there."""
 

@@ -28,7 +28,7 @@ from llamado.http.answer import Receive, Scope, Send, answer, answer_faults, err
 from llamado.http.bodies import body_of
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
 from llamado.http.errors import OLLAMA, ApiError, invalid, not_found
-from llamado.http.exchange import MODEL_POSTS
+from llamado.http.exchange import MODEL, MODEL_POSTS
 from llamado.http.exposition import CONTENT_TYPE, merge
 from llamado.http.json_body import parse_json
 from llamado.http.metrics import USAGE_PATH, ask_usage, is_usage_id
@@ -132,6 +132,8 @@ class Router:
             await self._get(scope, receive, send)
         elif handler := self._handlers.get((method, path)):
             await handler(scope, receive, send)
+        elif method == "GET" and path.startswith(MODEL):
+            await self._one(scope, receive, send)
         elif path in OLLAMA:
             await self._ollama(scope, receive, send)
         elif path.startswith("/upstream/"):
@@ -298,6 +300,17 @@ class Router:
             self.fleet.replace(await asyncio.to_thread(self._reread))
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, orjson.dumps({"data": await self._listed(scope), "object": "list"}))
+
+    async def _one(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`/v1/models/NAME`: one of them."""
+        name = scope["path"].removeprefix(MODEL)
+        found = next((one for one in await self._listed(scope) if name in (one["id"], *one.get("aliases", ()))), None)
+        if found is None:
+            raise ApiError("not_found_error", f"model '{name[:1000]}' not found")
+        await answer(send, orjson.dumps({**found, "id": name}))
+
+    async def _listed(self, scope: Scope) -> list[dict[str, Any]]:
         if self._stale or _query(scope).get("reload"):
             await self._refresh()
         instances = list(self.fleet.instances.values())
@@ -320,7 +333,7 @@ class Router:
         for name, progress in self._downloads.progress.items():
             if self.fleet.find(name) is None:
                 data.append(_downloading(name, progress, now))
-        await answer(send, orjson.dumps({"data": data, "object": "list"}))
+        return data
 
     async def _asked(self, scope: Scope, receive: Receive) -> str:
         """The model a body names."""

@@ -20,7 +20,7 @@ from llamado import __version__
 from llamado.errors import LlamadoError
 from llamado.http.access import HEALTH, OWN, Access
 from llamado.http.answer import error_response, json_response
-from llamado.http.errors import OLLAMA
+from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
 from llamado.http.metrics import USAGE_HEADER, is_usage_id
 from llamado.http.request_log import Record, current, request_id
 from llamado.page.files import START, page_paths, page_routes
@@ -123,7 +123,9 @@ class ServerApp:
         """Let the routes answer, with a model that is awake where they need one."""
         try:
             sleep = self._state.sleep
-            quiet = scope["path"] in (QUIET | self._page if scope["method"] == "GET" else MEMBERS) | OWN
+            path = scope["path"]
+            quiet = path in (QUIET | self._page if scope["method"] == "GET" else MEMBERS) | OWN
+            quiet = quiet or path.startswith("/v1/models/")
             if sleep is None or quiet or (sleep.asleep and not self._exists(scope)):
                 await self._app(scope, receive, send)
                 return
@@ -149,6 +151,9 @@ class ServerApp:
         status, body = health_body(self._state)
         if path in OLLAMA:
             body = orjson.dumps({"error": reason_of(body)})
+        elif path in ANTHROPIC:
+            told = orjson.loads(body)
+            body = orjson.dumps(told | anthropic_error(ApiError("unavailable_error", told["error"]["message"])))
         return status, body
 
     def _note(self, record: Record, number: int) -> None:

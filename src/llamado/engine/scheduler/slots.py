@@ -14,7 +14,7 @@ from llamado.engine.cache.snapshots import Snapshots
 from llamado.engine.drafts.ahead import Ahead
 from llamado.engine.drafts.drafts import Followed
 from llamado.engine.forward.contract import Activated, Scales, alike, scales_at
-from llamado.engine.request import Event, Request, SlotSnapshot, Timings, TokenProbs
+from llamado.engine.request import Event, Progress, Request, SlotSnapshot, Timings, TokenProbs
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.rng import Seed
 from llamado.engine.scheduler.stop_text import AnswerText
@@ -83,6 +83,14 @@ class Task:
     def tell(self, event: Event) -> None:
         """Have an event handed to whoever asked, once there is time (Queue.hand_over)."""
         self.outbox.append((self, event))
+
+    def tell_progress(self, processed: int, now: float) -> None:
+        """Have the progress of the prompt handed over: `processed` tokens of it are in the cache."""
+        timings = None
+        if self.request.timings_per_token:
+            timings = self.timings()._replace(prompt_ms=1e3 * (now - self.t_start))
+        elapsed = round(1e3 * (now - self.t_start))
+        self.tell(Progress(self.n_prompt, self.n_cached, processed, elapsed, timings))
 
     def hand_over(self, event: Event) -> None:
         """Hand an event to whoever asked."""

@@ -448,8 +448,7 @@ def describe(name: str) -> dict[str, Any]:
     ollama = name.startswith("ollama")
     stream = {"application/x-ndjson": {"schema": _OBJECT}} if ollama else {"text/event-stream": {"schema": _EVENT}}
     content = _json(answer) | (stream if streams else {})
-    # What is in front of the endpoints (`Access`) does not know Anthropic's form.
-    error = {"anyOf": [_ANTHROPIC_ERROR, ERROR]} if name.startswith("messages") else _OLLAMA_ERROR if ollama else ERROR
+    error = _ANTHROPIC_ERROR if name.startswith("messages") else _OLLAMA_ERROR if ollama else ERROR
     responses: dict[int, Any] = {200: {"description": "the answer", "content": content}}
     responses |= {status: {"description": why, "content": _json(error)} for status, why in _FAILURES.items()}
     described: dict[str, Any] = {"responses": responses}

@@ -318,6 +318,8 @@ class ResponsesFormat:
     def progress(self, index: int, event: Progress) -> bytes:
         events = list(self._begin()) or [self._event("response.in_progress", {"response": self._response(None, [])})]
         events[-1]["prompt_progress"] = progress_json(event)
+        if event.timings is not None:
+            events[-1]["timings"] = timings_json(event.timings)
         return _written(events)
 
     def final(self, index: int, result: Result) -> bytes:

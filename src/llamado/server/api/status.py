@@ -298,6 +298,13 @@ def monitor_router(state: ServerState) -> Routes:
     async def models(_: Request) -> Response:
         return json_response(orjson.dumps(models_json(state.loaded().info)))
 
+    @router.get("/v1/models/{name:path}", responses=_answers(_MODEL, 404))
+    async def model(request: Request) -> Response:
+        info, name = state.loaded().info, request.path_params["name"]
+        if name not in (info.name, *info.aliases):
+            raise ApiError("not_found_error", f"model '{name[:1000]}' not found")
+        return json_response(orjson.dumps(model_json(info) | {"id": name}))
+
     @router.get("/props", responses=_PROPS)
     async def props(_: Request) -> Response:
         return json_response(orjson.dumps(props_json(state.loaded(), state)))

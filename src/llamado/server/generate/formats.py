@@ -42,9 +42,8 @@ def timings_json(t: Timings) -> dict[str, Any]:
 
 
 _MANY = 1024  # likeliest tokens of one place
-# The first part of a stream, as OpenAI sends it: who prints every "content" prints nothing for it. llama-server's null
-# is printed as "None" by the loops of many guides.
-_FIRST = {"role": "assistant", "content": ""}
+_FIRST = {"role": "assistant", "content": None}
+"""The first delta of a stream, as llama-server and OpenAI's own service send it."""
 
 
 def _prob_json(p: TokenProb, post_sampling: bool) -> dict[str, Any]:
@@ -77,6 +76,12 @@ def _top_json(top: Sequence[TokenProb], post_sampling: bool) -> Any:
 def progress_json(p: Progress) -> dict[str, Any]:
     """The `prompt_progress` object."""
     return {"total": p.total, "cache": p.cache, "processed": p.processed, "time_ms": p.time_ms}
+
+
+def _progress(event: Progress) -> dict[str, Any]:
+    """What a part of a stream says of a prompt under way."""
+    found = {"prompt_progress": progress_json(event)}
+    return found if event.timings is None else {**found, "timings": timings_json(event.timings)}
 
 
 def usage_json(results: Sequence[Result], per_prompt: int = 1) -> dict[str, Any]:
@@ -153,7 +158,7 @@ def native_part(asked: GenerationRequest, index: int, event: Token | Progress) -
         "tokens_evaluated": len(asked.prompt(index)),
     }
     if isinstance(event, Progress):
-        return {**part, "prompt_progress": progress_json(event)}
+        return {**part, **_progress(event)}
     n_predicted = event.index + len(event.tokens)
     part |= {"content": event.text, "tokens": event.tokens, "tokens_predicted": n_predicted}
     if event.timings is not None:
@@ -279,7 +284,7 @@ class CompletionsFormat(_OpenAIFormat):
 
     def progress(self, index: int, event: Progress) -> bytes:
         chunk = self._chunk(index, "", None, None) | self._verbose(index, event)
-        return data({**chunk, "prompt_progress": progress_json(event)})
+        return data({**chunk, **_progress(event)})
 
     def final(self, index: int, result: Result) -> bytes:
         chunk = self._chunk(index, "", None, finish_reason(result))
@@ -344,7 +349,7 @@ class ChatFormat(_OpenAIFormat):
     def progress(self, index: int, event: Progress) -> bytes:
         self._begun.add(index)
         chunk = self._chunk(index, dict(_FIRST))
-        return data({**chunk, "prompt_progress": progress_json(event)})
+        return data({**chunk, **_progress(event)})
 
     def final(self, index: int, result: Result) -> bytes:
         self._results.append(result)
