@@ -122,6 +122,25 @@ def test_progress_of_a_prompt_that_was_partly_cached(make: Make) -> None:
     assert [event.timings for event in [*client.tokens, *client.progress]] == [None] * 5
 
 
+@pytest.mark.parametrize(("n_prompt", "max_batch"), [(1, 8), (5, 64), (20, 8), (40, 64), (32, 64), (33, 64)])
+def test_tokens_of_a_prompt_have_their_probabilities(make: Make, n_prompt: int, max_batch: int) -> None:
+    """Those that the model gives them as an answer, whatever is in the cache and however the prompt is divided."""
+    engine, _ = make(max_batch=max_batch)
+    prompt = [3 * i % 50 for i in range(n_prompt)]
+    for _ in range(2):  # the second time all of it would be in the cache
+        result = ask(engine, req(prompt, 2, n_probs=2, prompt_probs=True, cache_prompt=False))
+        assert [one.token.id for one in result.prompt_probs] == prompt and len(result.probs) == 2
+        assert math.isnan(result.prompt_probs[0].token.logprob) and len(result.prompt_probs[0].top) == 0
+        for place, one in enumerate(result.prompt_probs[1:], 1):
+            (answered,) = ask(engine, req(prompt[:place], 1, n_probs=97)).probs
+            likely = [(p.id, p.logprob) for p in answered.top]
+            assert (one.token.id, pytest.approx(one.token.logprob)) in [(i, pytest.approx(p)) for i, p in likely]
+            assert [(p.id, p.logprob) for p in one.top] == likely[:2]
+    alone = ask(engine, req(prompt, 0, n_probs=1, prompt_probs=True, cache_prompt=False))
+    assert len(alone.prompt_probs) == n_prompt and not alone.tokens
+    assert ask(engine, req(prompt, 1, n_probs=1)).prompt_probs == []
+
+
 def test_post_sampling_probs(make: Make) -> None:
     engine, _ = make()
     two = {"top_k": 2, "top_p": 1.0, "min_p": 0.0}

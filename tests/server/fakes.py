@@ -236,6 +236,11 @@ class FakeEngine:
             timings = Timings(n_cached, n_prompt - n_cached, 1.0, i + 1, 1.0) if request.timings_per_token else None
             emit(Token(piece, [token], probs, i, timings))
         kind: StopType = stop  # type: ignore[assignment]
+        prompt_probs = [
+            TokenProbs(TokenProb(token, bytes([token]), math.nan, math.nan), ()) if not i
+            else TokenProbs(one := TokenProb(token, bytes([token]), 0.25, math.log(0.25)), (one,)[: request.n_probs])
+            for i, token in enumerate(request.prompt if request.prompt_probs else ())
+        ]  # fmt: skip
         timings = Timings(n_cached, n_prompt - n_cached, 2.0, len(tokens), 3.0)
         seed = request.sampling.seed
         emit(
@@ -245,6 +250,7 @@ class FakeEngine:
                     truncated=False, n_prompt=n_prompt, n_cached=n_cached, n_predicted=len(tokens),
                     n_tokens_cached=n_prompt + len(tokens), has_new_line="\n" in content, timings=timings, id_slot=0,
                     id_task=task, seed=42 if seed is None else seed, request=request,
+                    prompt_probs=prompt_probs,
                 )
             )
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -145,6 +146,38 @@ def test_booleans_may_be_spelled_out(path: str) -> None:
 def test_ollamas_stream_may_be_spelled_out() -> None:
     body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "stream": "false"}
     assert post("/api/chat", body, FakeEngine("a"))[1]["done"] is True
+
+
+def test_echo_shows_the_prompt_with_its_probabilities() -> None:
+    """As evaluation harnesses read them: the log-probability of a text is the sum over its tokens."""
+    engine = FakeEngine("yz")
+    body = {"prompt": ["ab", [99, 100, 101]], "echo": True, "logprobs": 1, "max_tokens": 1, "n": 2}
+    status, answer = post("/v1/completions", body, engine)
+    assert status == 200 and [choice["text"] for choice in answer["choices"]] == ["aby", "aby", "cdey", "cdey"]
+    logprobs = answer["choices"][0]["logprobs"]
+    quarter, half = math.log(0.25), math.log(0.5)
+    assert logprobs["tokens"] == ["a", "b", "y"] and logprobs["text_offset"] == [0, 1, 2]
+    assert logprobs["token_logprobs"] == [None, quarter, half]
+    assert logprobs["top_logprobs"] == [None, {"b": quarter}, {"y": half}]
+    assert [(one["token"], one["logprob"]) for one in logprobs["content"]] == [("a", None), ("b", quarter), ("y", half)]
+    assert all(request.prompt_probs and not request.cache_prompt for request in engine.requests)
+    alone = post("/v1/completions", {**body, "max_tokens": 0}, FakeEngine(""))[1]["choices"][3]
+    assert alone["text"] == "cde" and alone["logprobs"]["token_logprobs"] == [None, quarter, quarter]
+
+
+def test_echo_without_probabilities() -> None:
+    assert post("/v1/completions", {"prompt": "ab", "echo": True}, FakeEngine("y"))[1]["choices"][0]["text"] == "aby"
+    _, text = post("/v1/completions", {"prompt": "ab", "echo": True, "stream": True}, FakeEngine("yz"))
+    parts = [orjson.loads(part)["choices"][0]["text"] for part in events(text) if part != "[DONE]"]
+    assert "".join(parts) == "abyz"
+    assert post("/completion", {"prompt": "ab", "echo": True}, FakeEngine("y"))[1]["content"] == "y"
+
+
+@pytest.mark.parametrize(("more", "named"), [({"stream": True}, "echo"), ({"prompt": "a" * 4000}, "logprobs")])
+def test_what_echo_cannot_show(more: dict[str, Any], named: str) -> None:
+    body = {"prompt": "ab", "echo": True, "logprobs": 257, "max_tokens": 1, **more}
+    status, answer = post("/v1/completions", body | ({"n": 2} if named == "logprobs" else {}))
+    assert status == 400 and f"'{named}'" in answer["error"]["message"]
 
 
 def test_one_model() -> None:

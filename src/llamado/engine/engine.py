@@ -531,9 +531,12 @@ class Engine:
             return
         now = time.perf_counter()
         self._stats.evaluated(flight.n_prompt, now - flight.began, sum(slot.task is not None for slot in self._slots))
-        for slot, task, handle, n, *_ in flight.shares:
+        for share in flight.shares:
+            slot, task, handle, n, *_ = share
             if slot.task is task and not task.generated:
                 task.n_processed += n
+                if slot.handle is handle:
+                    self._answering.note_prompt(task, share.end - n, rows[share.prompt_rows])
                 if task.request.return_progress:
                     task.tell_progress(handle.used, now)
         n_yielded = 0

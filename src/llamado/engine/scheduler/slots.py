@@ -22,6 +22,8 @@ from llamado.models.memory import Handle
 
 log = logging.getLogger(__name__)
 
+_ROWS = 32
+"""Tokens of a prompt in a batch of which each gets logits: those of a large batch take gigabytes."""
 _MUCH = 64
 """Tokens of a sequence that are worth a slot of their own."""
 
@@ -31,8 +33,8 @@ class Task:
 
     __slots__ = (
         "ahead", "answer", "cancelled", "emit", "followed", "generated", "id", "n_cached", "n_processed", "n_prompt",
-        "outbox", "probs", "probs_at", "request", "sampler", "scales", "seed", "t_arrival", "t_first", "t_last",
-        "t_start", "t_submit", "taken", "truncated",
+        "outbox", "probs", "probs_at", "prompt_probs", "request", "sampler", "scales", "seed", "t_arrival", "t_first",
+        "t_last", "t_start", "t_submit", "taken", "truncated",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +62,8 @@ class Task:
         self.cancelled = False
         self.generated: list[int] = []
         self.probs: list[TokenProbs] = []
+        self.prompt_probs: dict[int, TokenProbs] = {}
+        """By their places in the prompt."""
         self.probs_at: list[int] = []
         """Where in the text each of `probs` begins."""
         self.ahead = Ahead()
@@ -73,6 +77,11 @@ class Task:
         self.t_arrival = time.perf_counter()
         self.truncated = False
         """Whether part of the sequence was dropped to make room."""
+
+    @property
+    def wants_prompt_rows(self) -> bool:
+        """Whether the logits of all tokens that are evaluated next are wanted."""
+        return self.request.prompt_probs and not self.generated
 
     @property
     def budget(self) -> int:
@@ -178,11 +187,13 @@ class Slot:
 
     @property
     def together(self) -> int:
-        """How many of the pending tokens are computed with the same scales as the first of them."""
-        used = self.used
+        """How many of the pending tokens may be in one batch: those with the same scales as the first of them."""
+        used, most = self.used, self.length
         if isinstance(self.scales, Activated) and used < self.scales.start:
-            return min(self.length, self.scales.start) - used
-        return self.length - used
+            most = min(most, self.scales.start)
+        if self.task is not None and self.task.wants_prompt_rows:
+            most = min(most, used + _ROWS)
+        return most - used
 
     def common_prefix(self, prompt: NDArray[np.int32], scales: Scales, length: int | None = None) -> int:
         """How many first tokens of the prompt are in the cells (or in the first `length` tokens of the sequence).

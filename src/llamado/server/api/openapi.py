@@ -153,7 +153,7 @@ _TIMINGS = _record(
     draft_n=_WHOLE,
     draft_n_accepted=_WHOLE,
 )
-_PROBABILITY = _record({"id": _WHOLE, "token": _TEXT, "bytes": _list(_WHOLE)}, logprob=_NUMBER, prob=_NUMBER)
+_PROBABILITY = _record({"id": _WHOLE, "token": _TEXT, "bytes": _list(_WHOLE)}, logprob=_maybe(_NUMBER), prob=_NUMBER)
 _NATIVE = _record(
     {
         "index": _WHOLE,
@@ -183,7 +183,15 @@ _USAGE = _record(
         "prompt_tokens_details": _record({"cached_tokens": _WHOLE}),
     }
 )
-_LOGPROBS = _maybe(_record({"content": _list(_PROBABILITY)}))
+_LOGPROBS = _maybe(
+    _record(
+        {"content": _list(_PROBABILITY)},
+        tokens=_list(_TEXT),
+        token_logprobs=_list(_maybe(_NUMBER)),
+        top_logprobs=_list(_maybe(_OBJECT)),
+        text_offset=_list(_WHOLE),
+    )
+)
 
 
 def _openai(object: str, choice: Schema) -> Schema:
