@@ -162,6 +162,8 @@ def test_pages_of_other_sites_change_nothing(open_server: httpx.Client, path: st
         (AccessRules(), "http://localhost.evil.example", 403, None),
         (AccessRules(), "http://[::1]:80", 200, "http://[::1]:80"),
         (AccessRules(), "http://[", 403, None),
+        (AccessRules(), "localhost:5173", 200, "localhost:5173"),
+        (AccessRules(), "localhost.evil.example", 403, None),
         (AccessRules(api_keys=(b"k",)), FOREIGN, 200, None),
     ],
 )

@@ -223,6 +223,15 @@ def test_deep_json_is_refused() -> None:
     assert "choices" in ask({"json_schema": deep(150)}, FakeEngine())
 
 
+def test_logprobs_of_a_stream_with_tools() -> None:
+    body = {"tools": [TOOL], "stream": True, "logprobs": True, "top_logprobs": 1}
+    chunks = ask(body, FakeEngine(CALLING))
+    deltas = [choice for chunk in chunks for choice in chunk["choices"]]
+    shown = [one["token"] for delta in deltas for one in (delta.get("logprobs") or {"content": []})["content"]]
+    assert "".join(shown) == CALLING
+    assert any("tool_calls" in delta["delta"] for delta in deltas)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("switched", [False, True])
 def test_where_the_native_form_is(switched: bool) -> None:

@@ -152,6 +152,18 @@ def test_norms(encoder: Served) -> None:
     np.testing.assert_allclose(vector(0), plain / np.abs(plain).max() * 32760, rtol=1e-5)
 
 
+def test_vectors_are_cut_and_of_length_one_again(encoder: Served) -> None:
+    def vector(**more: Any) -> Any:
+        status, answer = ask(encoder, "/v1/embeddings", {"input": "a", **more})
+        return np.array(answer["data"][0]["embedding"]) if status == 200 else answer["error"]["message"]
+
+    whole, cut = vector(), vector(dimensions=8)
+    np.testing.assert_allclose(cut, whole[:8] / np.linalg.norm(whole[:8]), rtol=1e-5)
+    np.testing.assert_allclose(vector(dimensions=whole.size), whole)
+    for wrong in (0, whole.size + 1, 1.5, "8", True):
+        assert f"from 1 to {whole.size}" in vector(dimensions=wrong)
+
+
 def test_null_is_absent(encoder: Served) -> None:
     plain = ask(encoder, "/v1/embeddings", {"input": "a"})
     nulls = dict.fromkeys(("encoding_format", "embd_normalize", "model", "content", "dimensions"))
@@ -187,9 +199,9 @@ def test_a_text_that_is_too_long(folder: Path) -> None:
     served = load(make_bert(folder / "long.gguf", n_ctx=64), embeddings=True, n_ubatch=48)
     try:
         status, body = ask(served, "/v1/embeddings", {"input": ["a", "a " * 60]})
-        assert (status, body["error"]["type"]) == (500, "server_error")
+        assert (status, body["error"]["type"]) == (400, "exceed_context_size_error")
         message = "input (62 tokens) is too large to process. increase the physical batch size (current batch size: 48)"
-        assert body["error"]["message"] == message
+        assert body["error"]["message"].startswith(message) and "-b 62 -ub 62" in body["error"]["message"]
     finally:
         served.close(1)
 

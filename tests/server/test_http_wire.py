@@ -86,6 +86,15 @@ def test_a_client_of_http_1_0_gets_no_chunks(stream: bool) -> None:
         assert told[-1]["tokens_predicted"] == 3
 
 
+def test_a_compressed_body_is_refused_by_name() -> None:
+    with serving() as wire:
+        for coding, status in (("gzip", 415), ("br", 415), ("identity", 200)):
+            headers = {"Content-Encoding": coding}
+            answer = httpx.post(f"{wire.url}/tokenize", content=b'{"content": "a"}', headers=headers)
+            assert answer.status_code == status
+            assert status == 200 or coding in answer.json()["error"]["message"]
+
+
 def test_there_is_no_tunnel() -> None:
     with serving() as wire, wire.connect() as sock:
         sock.sendall(b"CONNECT x:80 HTTP/1.1\r\nHost: localhost\r\n\r\n" + SECOND)

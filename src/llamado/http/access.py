@@ -87,7 +87,7 @@ class AccessRules:
 
 def _is_local(origin: str) -> bool:
     try:
-        return urlsplit(origin).hostname in _LOCAL
+        return urlsplit(origin if "://" in origin else f"//{origin}").hostname in _LOCAL
     except ValueError:
         return False
 

@@ -98,12 +98,13 @@ async def _embed(state: ServerState, request: Request, *, openai: bool) -> Respo
     else:
         raise invalid('"input" or "content" must be provided')
     as_base64 = _as_base64(body)
+    n_dimensions = _dimensions(body, served.info.n_embd) if openai else None
     kind = _norm(body, embeddings)
 
     texts = await off_loop(lambda: submit(embeddings, _texts(given, served.tokenizer)), size_of(given))
     name = text(body, "model", served.info.name)
     if openai:
-        return Vectors(texts, lambda found: _openai_body(found, name, kind, as_base64))
+        return Vectors(texts, lambda found: _openai_body(found, name, kind, as_base64, n_dimensions))
     return Vectors(texts, lambda found: _native_body(found, kind, embeddings.pooling))
 
 
@@ -143,7 +144,9 @@ def embeddings_router(state: ServerState) -> Routes:
     async def native_embeddings(request: Request) -> Response:
         return await _embed(state, request, openai=False)
 
-    @router.post("/v1/embeddings", operation=_schema("input", "model", "encoding_format", "embd_normalize"))
+    @router.post(
+        "/v1/embeddings", operation=_schema("input", "model", "encoding_format", "embd_normalize", "dimensions")
+    )
     async def openai_embeddings(request: Request) -> Response:
         return await _embed(state, request, openai=True)
 
@@ -159,6 +162,7 @@ def embeddings_router(state: ServerState) -> Routes:
 
 _TYPES: Mapping[str, dict[str, Any]] = {
     "embd_normalize": {"type": "number", "description": "-1 none, 0 largest absolute, 1 taxicab, 2 Euclidean, p"},
+    "dimensions": {"type": "integer", "minimum": 1},
     "encoding_format": {"type": "string", "enum": ["float", "base64"]},
     "query": {"type": "string"},
     "documents": {"type": "array", "items": {"type": "string"}},
@@ -186,6 +190,16 @@ def _as_base64(body: Mapping[str, Any]) -> bool:
     if given not in ("float", "base64"):
         raise invalid("The format to return the embeddings in. Can be either float or base64")
     return given == "base64"
+
+
+def _dimensions(body: Mapping[str, Any], n_embd: int) -> int | None:
+    """How many of a vector's numbers are wanted, for models that were trained to be cut; None: all. Raises ApiError."""
+    if "dimensions" not in body:
+        return None
+    given = body["dimensions"]
+    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= n_embd:
+        raise invalid(f'"dimensions" must be a whole number from 1 to {n_embd}')
+    return given
 
 
 def _norm(body: Mapping[str, Any], embeddings: ServedEmbeddings) -> int:
@@ -250,10 +264,12 @@ def _native_body(found: Sequence[Embedding], kind: int, pooling: Pooling) -> lis
     return [{"index": i, "embedding": normalize(embedding.vectors, kind)} for i, embedding in enumerate(found)]
 
 
-def _openai_body(found: Sequence[Embedding], model: str, kind: int, as_base64: bool) -> dict[str, Any]:
+def _openai_body(
+    found: Sequence[Embedding], model: str, kind: int, as_base64: bool, n_dimensions: int | None
+) -> dict[str, Any]:
     data: list[dict[str, Any]] = []
     for i, embedding in enumerate(found):
-        vector = normalize(embedding.vectors[:1], kind)[0]
+        vector = normalize(embedding.vectors[:1, :n_dimensions], kind)[0]
         item: dict[str, Any] = {"embedding": vector, "index": i, "object": "embedding"}
         if as_base64:
             encoded = base64.b64encode(vector.astype("<f4").tobytes()).decode()

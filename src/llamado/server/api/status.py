@@ -99,7 +99,7 @@ _PROPS = _answers(
 )
 _LIVE: dict[int | str, Any] = {200: _answers(_BUSY)[200], 503: {"description": "the engine hangs", **_json(_ERROR)}}
 _CHANGED = _answers(_object({"success": _FLAG}), 501)
-_USAGE = _answers(_object({"total_tokens": _NUMBER}), 404)
+_USAGE = _answers(_object({"total_tokens": _NUMBER}), 400, 404)
 _SLOT = _object({"id": _NUMBER, "n_ctx": _NUMBER, "speculative": _FLAG, "is_processing": _FLAG})
 _SLOTS = _answers({"type": "array", "items": _SLOT}, 501)
 _METRICS: dict[int | str, Any] = {
