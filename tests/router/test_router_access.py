@@ -135,6 +135,25 @@ def test_one_model_and_an_unknown_one(start_router: Start) -> None:
     assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
 
 
+def test_models_are_unloaded_by_llama_swaps_paths(start_router: Start) -> None:
+    here = start_router(config({"a": fake("A"), "b": fake("B")}))
+
+    def running() -> set[str]:
+        return {one["model"] for one in here.http.get("/running").json()["running"]}
+
+    for model in ("a", "b"):
+        assert here.http.post("/completion", json={"model": model}).status_code == 200
+    both = running()
+    assert "b" in both
+    if "a" not in both:  # one may be swapped for the other
+        assert here.http.post("/api/models/unload/a").text == "OK"
+    assert here.http.post("/api/models/unload/b").text == "OK" and "b" not in running()
+    assert here.http.post("/api/models/unload/no").status_code == 404
+    assert here.http.post("/api/models/unload").text == "OK" and not running()
+    page = {"Origin": FOREIGN}
+    assert here.http.post("/api/models/unload", headers=page).status_code == 403
+
+
 def test_any_site_where_that_is_asked_for(start_router: Start) -> None:
     here = start_router(config({"a": fake("A")}), "--cors-origins", "*")
     status, told, _ = ask(here.http, "POST", "/models/unload", {"Origin": FOREIGN})

@@ -59,6 +59,7 @@ log = logging.getLogger("llamado.router")
 _GET = frozenset({"/metrics", "/slots", "/lora-adapters", "/props", "/v1/audio/voices"})
 CHANGING = frozenset({"/unload"})
 """Paths that change something though they are asked for by GET, as llama-swap has it."""
+UNLOAD = "/api/models/unload"
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8"), (b"x-content-type-options", b"nosniff")]
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _HEALTHY = b'{"status":"ok"}'
@@ -111,6 +112,7 @@ class Router:
             ("GET", USAGE_PATH): self._usage,
             ("GET", "/unload"): self._unload_all,
             ("POST", "/unload"): self._unload_all,
+            ("POST", UNLOAD): self._unload_all,
             ("GET", "/logs"): self._logs,
             ("GET", LIVE_EVENTS): self._live,
             ("GET", "/tools"): _answering(tools.list_tools),
@@ -132,6 +134,8 @@ class Router:
             await self._get(scope, receive, send)
         elif handler := self._handlers.get((method, path)):
             await handler(scope, receive, send)
+        elif method == "POST" and path.startswith(f"{UNLOAD}/"):
+            await self._unload_one(scope, receive, send)
         elif method == "GET" and path.startswith(MODEL):
             await self._one(scope, receive, send)
         elif path in OLLAMA:
@@ -362,6 +366,17 @@ class Router:
                 raise invalid("model is not running")
             self.fleet.unload(instance)
         await answer(send, _DONE)
+
+    async def _unload_one(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`/api/models/unload/NAME` of llama-swap."""
+        name = scope["path"].removeprefix(f"{UNLOAD}/")
+        instance = self.fleet.find(name)
+        if instance is None:
+            raise ApiError("not_found_error", f"model '{name[:1000]}' not found")
+        if instance.running:
+            self.fleet.unload(instance)
+            await self.fleet.unloaded([instance])
+        await answer(send, b"OK", 200, _TEXT)
 
     async def _unload_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         instances = [instance for instance in self.fleet.instances.values() if instance.running]
