@@ -503,6 +503,9 @@ SERVER = _group(
           env="LLAMA_ARG_SSL_CERT_FILE", commands=_HTTP),
     _used("--cors-origins --cors-origin", "origins that browsers may call from, comma-separated (*: any; localhost)",
           type="str", default="localhost", metavar="ORIGINS", env="LLAMA_ARG_CORS_ORIGINS", commands=_HTTP),
+    _used("--allowed-hosts", "host names (also .example.com for all below it; *: any) that are served without a key, "
+          "besides addresses and localhost; comma-separated; may be repeated", type="str", many=True, metavar="NAMES",
+          env="LLAMADO_ALLOWED_HOSTS", commands=_HTTP),
     _used("--cors-methods", "methods that browsers may use", type="str", default="GET, POST, DELETE, OPTIONS",
           metavar="METHODS", env="LLAMA_ARG_CORS_METHODS", commands=_HTTP),
     _used("--cors-headers", "headers that browsers may send", type="str", default="*", metavar="HEADERS",

@@ -19,11 +19,12 @@ import yaml
 from doctor_stand_ins import listening
 
 from llamado.cluster.deploy import monitoring
-from llamado.cluster.deploy.deployment import Deployment, DeploymentError, spelled
+from llamado.cluster.deploy.deployment import Deployment, DeploymentError, spelled, variable
 from llamado.cluster.deploy.kubernetes import WAITING
 from llamado.cluster.deploy.targets import TARGETS, files_for
 from llamado.commands import cli
 from llamado.flags import FLAGS, FlagError, Kind, Parsed, parse
+from llamado.http.access import AccessRules
 
 SERVE = ("-m", "/models/m.gguf", "-c", "8192", "-np", "4", "--alias", "a $b")
 KINDS: dict[str, dict[str, Any]] = {
@@ -163,6 +164,7 @@ def test_compose(what: Deployment, compose_schema: Any) -> None:
         service = services[name]
         flags = is_as_asked(service["command"], what, host="0.0.0.0", rpc=[f"{worker}:50052" for worker in workers])
         assert set(service.get("depends_on", {})) == set(workers)
+        assert service["environment"] == what.allowed_hosts(name)
         assert flags.port == 8080 and ("memlock" in service["ulimits"]) == what.mlock
         secrets = [path for path in (flags.api_key_file, flags.ssl_key_file, flags.ssl_cert_file) if path]
         assert [Path(path).name for path in secrets] == service.get("secrets", [])
@@ -417,10 +419,13 @@ def test_kubernetes(what: Deployment) -> None:
     assert server["startupProbe"]["httpGet"]["path"] == server["livenessProbe"]["httpGet"]["path"] == "/livez"
     assert server["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert found["HorizontalPodAutoscaler llamado-server"]["spec"]["minReplicas"] == what.replicas
-    assert ("Secret llamado-keys" in found) == what.key == ("env" in server)
+    environment = {one["name"]: one.get("value") for one in server["env"]}
+    hosts = AccessRules(allowed_hosts=tuple(environment[variable("serve", "allowed_hosts")].split(",")))
+    for name in ("llamado-server", "llamado-server-0.llamado-server", "llamado-server.default.svc.cluster.local"):
+        assert hosts.allows_host(f"{name}:8080")
+    assert not hosts.allows_host("llamado-server.evil.com")
+    assert ("Secret llamado-keys" in found) == what.key == (variable("serve", "api_key") in environment)
     assert ("Secret llamado-tls" in found) == what.tls
-    if what.key:
-        assert server["env"][0]["name"] in {env for flag in FLAGS if flag.key == "api_key" for env in flag.env}
     pods = [one["spec"]["template"]["spec"] for one in found.values() if "template" in one.get("spec", {})]
     for pod in pods:
         assert pod["securityContext"]["runAsNonRoot"]
@@ -456,7 +461,8 @@ def test_kubernetes(what: Deployment) -> None:
         assert (
             found["Service llamado-server"]["spec"]["clusterIP"] == "None" and not read(server["args"])[1].ssl_cert_file
         )
-        assert gateway["env"][0]["name"] in {env for flag in FLAGS if flag.key == "replica_key" for env in flag.env}
+        names = [one["name"] for one in gateway["env"]]
+        assert names == [variable("gateway", "allowed_hosts"), variable("gateway", "replica_key")]
         assert found["NetworkPolicy llamado-gateway"] and found["PodDisruptionBudget llamado-gateway"]
 
 

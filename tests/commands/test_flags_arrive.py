@@ -311,7 +311,8 @@ ROWS: dict[str, Row] = {
         )
     },
     # the server
-    "serve --host": Row("::1,h", {"listen.hosts": ("::1", "h")}),
+    "serve --host": Row("::1,h", {"listen.hosts": ("::1", "h"), "state.access.allowed_hosts": ("h",)}, elsewhere={
+        "gateway": {"listen.hosts": ("::1", "h"), "gateway.options.access.allowed_hosts": ("h",)}}),
     "serve --port": Row("99", {"listen.port": 99}),
     "serve --reuse-port": Row(None, {"listen.reuse_port": True}),
     "serve --api-key": both("a,b", {"state.access.api_keys": (b"a", b"b")}, access__api_keys=(b"a", b"b")),
@@ -323,6 +324,8 @@ ROWS: dict[str, Row] = {
                                  **{"tls.checked": ("k.pem", "c.pem")})._replace(elsewhere={"gateway": OF_TLS}),
     "serve --cors-origins": both("http://a", {"state.access.cors_origins": "http://a"}, access__cors_origins="http://a"),
     "serve --cors": both(None, {"state.access.cors_origins": "*"}, access__cors_origins="*"),
+    "serve --allowed-hosts": both("a,.b", {"state.access.allowed_hosts": ("a", ".b")},
+                                  access__allowed_hosts=("a", ".b")),
     "serve --cors-methods": both("PUT", {"state.access.cors_methods": "PUT"}, access__cors_methods="PUT"),
     "serve --cors-headers": both("X-A", {"state.access.cors_headers": "X-A"}, access__cors_headers="X-A"),
     "serve --cors-credentials": both(None, {"state.access.cors_credentials": False}, access__cors_credentials=False),

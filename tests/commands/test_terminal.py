@@ -29,10 +29,11 @@ from llamado.commands.chat import run
 from llamado.commands.chat.conversation import SETTABLE, Chat
 from llamado.commands.chat.keyboard import Keyboard, OrderCompleter, is_open, unfenced
 from llamado.commands.chat.markdown import MarkdownScreen, _Tail, blocks
-from llamado.commands.chat.screen import PlainScreen, Shown, printable
+from llamado.commands.chat.screen import PlainScreen, Shown
 from llamado.commands.chat.speaker import Figures, Said
 from llamado.commands.chat.talk import ORDERS, Talk, told
 from llamado.engine.errors import EngineError
+from llamado.terminal.text import printable
 
 FIGURES = Figures(n_prompt=20, n_cached=15, n_predicted=4, tokens_per_second=50.0, first_seconds=0.25)
 
@@ -400,7 +401,7 @@ def test_a_stop_shows_nothing_that_was_not_on_the_screen(monkeypatch: pytest.Mon
 
 
 def test_models_do_not_steer_the_terminal() -> None:
-    assert printable("a\x1b]0;x\x07\r\n\tb\x9b") == "a\\x1b]0;x\\x07\n\tb\\x9b"
+    assert printable("a\x1b]0;x\x07\r\n\tb\x9b") == "a\\x1b]0;x\\x07\\x0d\n\tb\\u009b"
     console = Console(file=Terminal(), width=60, height=40, force_terminal=True)
     MarkdownScreen(console).show(pieces("\x1b[2J\x1b]52;c;x\x07"))
     file = console.file

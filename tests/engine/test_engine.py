@@ -86,6 +86,7 @@ def test_result_and_events(make: Make) -> None:
     assert client.text == result.content == "".join(chr(t + 32) for t in result.tokens)
     assert [p.processed for p in client.progress] == [0, 8, 16, 20]
     assert all(p.total == 20 and p.cache == 0 for p in client.progress)
+    assert [p.timings and p.timings.prompt_n for p in client.progress] == [0, 8, 16, 20]
     assert (result.stop_type, result.truncated, result.stopping_word) == ("limit", False, "")
     assert (result.n_prompt, result.n_cached, result.n_predicted, result.n_tokens_cached) == (20, 0, 5, 24)
     assert (result.seed, result.id_slot, result.id_task) == (7, 0, client.id)
@@ -110,7 +111,26 @@ def test_progress_of_a_prompt_that_was_partly_cached(make: Make) -> None:
     assert client.result.n_cached == 20
     assert [(p.total, p.cache, p.processed) for p in client.progress] == [(30, 20, 20), (30, 20, 28), (30, 20, 30)]
     assert [p.time_ms for p in client.progress] == sorted(p.time_ms for p in client.progress)
-    assert [event.timings for event in client.tokens] == [None, None]
+    assert [event.timings for event in [*client.tokens, *client.progress]] == [None] * 5
+
+
+@pytest.mark.parametrize(("n_prompt", "max_batch"), [(1, 8), (5, 64), (20, 8), (40, 64), (32, 64), (33, 64)])
+def test_tokens_of_a_prompt_have_their_probabilities(make: Make, n_prompt: int, max_batch: int) -> None:
+    """Those that the model gives them as an answer, whatever is in the cache and however the prompt is divided."""
+    engine, _ = make(max_batch=max_batch)
+    prompt = [3 * i % 50 for i in range(n_prompt)]
+    for _ in range(2):  # the second time all of it would be in the cache
+        result = ask(engine, req(prompt, 2, n_probs=2, prompt_probs=True, cache_prompt=False))
+        assert [one.token.id for one in result.prompt_probs] == prompt and len(result.probs) == 2
+        assert math.isnan(result.prompt_probs[0].token.logprob) and len(result.prompt_probs[0].top) == 0
+        for place, one in enumerate(result.prompt_probs[1:], 1):
+            (answered,) = ask(engine, req(prompt[:place], 1, n_probs=97)).probs
+            likely = [(p.id, p.logprob) for p in answered.top]
+            assert (one.token.id, pytest.approx(one.token.logprob)) in [(i, pytest.approx(p)) for i, p in likely]
+            assert [(p.id, p.logprob) for p in one.top] == likely[:2]
+    alone = ask(engine, req(prompt, 0, n_probs=1, prompt_probs=True, cache_prompt=False))
+    assert len(alone.prompt_probs) == n_prompt and not alone.tokens
+    assert ask(engine, req(prompt, 1, n_probs=1)).prompt_probs == []
 
 
 def test_post_sampling_probs(make: Make) -> None:

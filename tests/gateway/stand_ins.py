@@ -15,7 +15,8 @@ from waiting import GUARD, until
 class StandIn:
     """One replica: `/health`, `/v1/models`, `/props`, `/slots`, `/metrics`, and an answer to every POST.
 
-    A body may ask for `stream` events, `hold` (events are sent when the test says `go`), a `status`, `usage`.
+    A body may ask for `stream` events, `hold` (events are sent when the test says `go`), a `status`, `usage`, or `raw`
+    bytes instead of an answer. Where it says `used`, the replica keeps a count of the request's tokens (`/usage`).
     """
 
     def __init__(self, name: str, *, models: tuple[str, ...] = ("m",), build: str = "b11434-llamado-1.0") -> None:
@@ -32,6 +33,8 @@ class StandIn:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.cancelled = 0
+        self.used: dict[str, int] = {}
+        """Tokens by a request's id."""
         self.checks = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -107,10 +110,12 @@ class StandIn:
                 method, path = first.split(" ")[:2]
                 if method == "POST":
                     self.headers.append(headers)
-                    if not await self._answer(json.loads(body), reader, writer):
+                    if (asked := json.loads(body)).get("used") is not None:
+                        self.used[headers["x-llamado-usage-id"]] = asked["used"]
+                    if not await self._answer(asked, reader, writer):
                         return
                 else:
-                    self._look(path.partition("?")[0], writer)
+                    self._look(*path.partition("?")[::2], writer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -118,7 +123,7 @@ class StandIn:
             self._open.discard(writer)
             writer.transport.abort()
 
-    def _look(self, path: str, writer: asyncio.StreamWriter) -> None:
+    def _look(self, path: str, query: str, writer: asyncio.StreamWriter) -> None:
         if path == "/health":
             self.checks += 1
             self._reply(writer, *self.health)
@@ -126,6 +131,8 @@ class StandIn:
             self._reply(writer, 200, {"data": [{"id": m, "aliases": [f"{m}-alias"]} for m in self.models]})
         elif path == "/props":
             self._reply(writer, 200, {"total_slots": 4, "build_info": self.build, "who": self.name})
+        elif path == "/usage" and (used := self.used.get(query.removeprefix("id="))) is not None:
+            self._reply(writer, 200, {"total_tokens": used})
         elif path == "/slots":
             self._reply(writer, *((501, {}) if self.slots is None else (200, self.slots)))
         elif path == "/metrics":
@@ -145,6 +152,9 @@ class StandIn:
             self.drop -= 1
             return False
         usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+        if "raw" in asked:
+            writer.write(asked["raw"].encode("latin-1"))
+            return True
         status = asked.get("status", self.status)
         if status != 200:
             self._reply(writer, status, {"error": {"code": status, "message": f"said {self.name}"}})

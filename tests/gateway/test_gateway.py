@@ -14,6 +14,7 @@ from waiting import until
 
 from llamado.gateway import breaker
 from llamado.gateway.balance import REQUEST_BYTES
+from llamado.http.access import AccessRules
 
 Make = Callable[..., StandIn]
 Start = Callable[..., RunningGateway]
@@ -390,6 +391,33 @@ def test_metrics_of_all_with_labels(stand_in: Make, start_gateway: Start) -> Non
     b.thaw()
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "HTTP/1.1 999 X\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\n" + "x: y\r\n" * 20_000 + "\r\n",
+        "HTTP/1.1 200 OK\r\nx: " + "y" * 200_000,
+        "garbage\r\n\r\n",
+    ],
+)
+def test_a_malformed_answer_is_a_bad_gateway(stand_in: Make, start_gateway: Start, raw: str) -> None:
+    gateway = start_gateway(stand_in("a"))
+    answer = gateway.ask(raw=raw)
+    assert answer.status_code == 502 and answer.json()["error"]["type"] == "server_error"
+    assert gateway.ask().status_code == 200
+
+
+def test_what_follows_an_answer_is_not_passed_on(stand_in: Make, start_gateway: Start) -> None:
+    gateway = start_gateway(stand_in("a"))
+    one = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-{}: 1\r\n\r\n{}"
+    answer = gateway.ask(raw=one.format("a", "{}") + one.format("b", "[]"))
+    assert answer.json() == {} and "x-a" in answer.headers and "x-b" not in answer.headers
+    chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nset-cookie: a\r\n\r\n"
+    answer = gateway.ask(raw=chunked)
+    assert answer.json() == {} and "set-cookie" not in answer.headers
+    assert gateway.ask().json()["name"] == "a"
+
+
 def test_what_is_about_one_replica_is_not_passed_on(stand_in: Make, start_gateway: Start) -> None:
     a = stand_in("a")
     a.slots = [{"id": 0, "is_processing": False}]
@@ -400,6 +428,20 @@ def test_what_is_about_one_replica_is_not_passed_on(stand_in: Make, start_gatewa
     assert gateway.http.get("/props").json()["who"] == "a"
     assert gateway.http.get("/slots").json() == [{"replica": "a", "id": 0, "is_processing": False}]
     assert not a.requests
+
+
+def test_one_model(stand_in: Make, start_gateway: Start) -> None:
+    gateway = start_gateway(stand_in("a", models=("m", "n")))
+    for name in ("n", "n-alias"):
+        assert gateway.http.get(f"/v1/models/{name}").json() == {"id": name, "aliases": ["n-alias"], "replicas": ["a"]}
+    assert gateway.http.get("/v1/models/no").status_code == 404
+
+
+def test_only_own_names_are_served_without_a_key(start_gateway: Start) -> None:
+    gateway = start_gateway(ready=False, access=AccessRules(allowed_hosts=("my.gateway",)))
+    for path in ("/livez", "/v1/models", "/metrics", "/gateway/replicas"):
+        assert gateway.http.get(path, headers={"Host": "evil.com"}).status_code == 403
+        assert gateway.http.get(path, headers={"Host": "my.gateway:80"}).status_code != 403
 
 
 def test_bodies_are_passed_as_they_came(stand_in: Make, start_gateway: Start) -> None:

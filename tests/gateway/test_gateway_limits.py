@@ -14,7 +14,8 @@ from waiting import until
 
 from llamado.gateway import limits
 from llamado.gateway.breaker import FAILURES, LONGEST_PAUSE, Breaker, Circuit
-from llamado.gateway.limits import KeyLimits, KeyUse, TokenCount
+from llamado.gateway.limits import KeyLimits, KeyUse
+from llamado.gateway.meter import TokenCount
 from llamado.gateway.options import GatewayError, GatewayOptions, KeyOptions, ReplicaOptions, read_config, read_keys
 from llamado.gateway.prefixes import BLOCK, LEAST_KNOWN, Prefixes, chain_of
 from llamado.http.errors import ApiError
@@ -163,11 +164,12 @@ def test_a_gateway_keeps_quotas_while_it_runs_and_when_it_ends(
             39,
         ),
         ([b"data: 1\n\n", b"data: 2\n\ndata: 3\n\n"], 28),  # cut off: 25 of the prompt, about, and three events
+        ([b'{"content":"' + b"x" * 400 + b'"}'], 128),  # nothing but its size tells
         ([b'{"content":"\\"prompt_tokens\\": 1000000","usage":{"prompt_tokens":5,"completion_tokens":1}}'], 6),
     ],
 )
 def test_tokens_of_answers(parts: list[bytes], total: int) -> None:
-    count = TokenCount(b"x" * 100)
+    count = TokenCount(25)
     for part in parts:
         count.see(part)
     assert count.total == total
@@ -193,6 +195,24 @@ def test_keys_are_limited_each_for_itself(stand_in: Make, start_gateway: Start) 
     assert 'llamado_gateway_key_tokens_total{key="small"} 16.0' in text
     assert 'llamado_gateway_key_refused_total{key="small",limit="tokens_per_day"} 1.0' in text
     assert all("authorization" not in headers for headers in a.headers)  # replicas do not see clients' keys
+
+
+def test_the_count_of_the_replica_is_charged(stand_in: Make, start_gateway: Start) -> None:
+    """Whatever the answer says, and if the client has gone, too; a replica without a count is charged by its answer."""
+    a = stand_in("a")
+    gateway = start_gateway(a, keys=(KeyOptions(name="k", key="s", tokens_per_day=100_000),))
+    (use,) = gateway.server.gateway._limits.uses
+    gateway.http.headers.update({"Authorization": "Bearer s", "X-Llamado-Usage-Id": "0" * 32, "X-Request-Id": "same"})
+    for body, tokens in (({"used": 1000}, 1000), ({"used": 500, "stream": 3}, 1500), ({}, 1508), ({"used": 0}, 1508)):
+        assert gateway.ask(**body).status_code == 200 and use.tokens == tokens
+    with gateway.streaming(hold="rest", used=300) as answer:
+        next(answer.iter_text())
+    until(lambda: use.tokens == 1808)
+    assert "0" * 32 not in a.used
+    assert gateway.ask(status=400).status_code == 400 and use.tokens == 1808
+    with gateway.streaming(hold="rest") as answer:  # one event of an answer without `usage`
+        next(answer.iter_text())
+    until(lambda: 1808 < use.tokens < 1900 and not a.cancelled < 2)
 
 
 def test_a_circuit() -> None:

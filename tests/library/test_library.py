@@ -104,6 +104,17 @@ def test_a_streamed_completion_is_the_same(llm: Llama, ends: bool) -> None:
     assert together == whole["choices"][0]["logprobs"]
 
 
+def test_echoed_logprobs(llm: Llama) -> None:
+    choice = llm("Q: 1", max_tokens=2, temperature=0.0, logprobs=1, echo=True)["choices"][0]
+    found, tokens = choice["logprobs"], llm.tokenize(b"Q: 1")
+    assert len(found["tokens"]) == len(tokens) + 2
+    assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+    assert all(value < 0 for value in found["token_logprobs"][1:])
+    plain = llm("Q: 1", max_tokens=2, temperature=0.0, logprobs=1)["choices"][0]["logprobs"]
+    assert found["token_logprobs"][-2:] == plain["token_logprobs"]
+    assert found["text_offset"][0] == 0 and found["text_offset"] == sorted(found["text_offset"])
+
+
 def test_logprobs(llm: Llama) -> None:
     found = llm("Q: 1", max_tokens=6, temperature=0.0, logprobs=3)["choices"][0]["logprobs"]
     assert len({len(entries) for entries in found.values()}) == 1

@@ -40,6 +40,10 @@ def reply(status: int, body: object, kind: str = "application/json") -> bytes:
     return head.encode() + data
 
 
+USED: set[str] = set()
+"""Requests that a gateway named."""
+
+
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while True:
         try:
@@ -51,6 +55,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         path = first.split(" ")[1]
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         route = path.partition("?")[0]
+        USED.add(headers.get("x-llamado-usage-id", ""))
         if route in ("/health", "/ready"):
             if loads():
                 writer.write(reply(503, {"error": {"code": 503}, "progress": 0.5, "stage": "pretending"}))
@@ -60,6 +65,9 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             writer.write(reply(200, {"data": [{"id": NAME, "meta": {"n_params": 7}}]}))
         elif route == "/props":
             writer.write(reply(200, {"name": NAME, "pid": os.getpid(), "is_sleeping": STATE["asleep"]}))
+        elif route == "/usage":
+            known = path.partition("id=")[2] in USED
+            writer.write(reply(200, {"total_tokens": 42}) if known else reply(404, {"error": {"code": 404}}))
         elif route == "/state":
             writer.write(reply(200, {**STATE, "name": NAME, "pid": os.getpid()}))
         elif route == "/metrics" and OPTIONS.get("metrics") == "hang":

@@ -198,19 +198,25 @@ def test_vision_of_a_preset_is_left_out(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "said", "left"),
     [
-        ("[a\nmodel = x", "line 1: expected"),
-        ("[a]\nmodel x", "line 2: expected"),
-        ("[a]\n1x = 2", "line 2: expected"),
-        ("[a]\nctx-size = 5", "which model"),
+        ("[a\nmodel = x", "line 1: expected", ["good"]),
+        ("[a]\nmodel x", "line 2: expected", ["good"]),
+        ("[a]\nmodel = y\n1x = 2", "line 3: expected", ["good"]),
+        ("[a]\nctx-size = 5", "which model", ["good"]),
+        ("[a]\nmodel x\n[a]\nmodel = x", "line 2: expected", ["a", "good"]),
     ],
 )
-def test_mistakes_in_presets(tmp_path: Path, text: str, said: str) -> None:
+def test_a_bad_section_leaves_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, said: str, left: list[str]
+) -> None:
+    """It stops no router: it is named in the log, and its model is not served."""
+    logging.getLogger("llamado").propagate = True
     path = tmp_path / "p.ini"
-    path.write_text(text)
-    with pytest.raises(PresetError, match=said):
-        catalogue("--models-preset", str(path))
+    path.write_text(f"{text}\n[good]\nmodel = g\n")
+    assert sorted(catalogue("--models-preset", str(path)).models) == left
+    assert said in caplog.text
+    assert "left out" in caplog.text and str(path) in caplog.text
 
 
 def test_sections_replace_earlier_ones_of_their_name(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_hanging_up_cancels_at_once(start_router: Start, tmp_path: Path) -> None
         body = json.dumps({"model": model, "delay": 600}).encode()
         with socket.create_connection(("127.0.0.1", int(router.url.rpartition(":")[2]))) as sock:
             sock.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
             )
             until(asked)
 
@@ -620,15 +620,17 @@ def test_connections_are_kept_and_stale_ones_replaced(start_router: Start) -> No
 def test_a_request_to_upgrade_keeps_its_body(start_router: Start) -> None:
     """Nothing of it is taken for a request of its own, and the model's process is not asked to upgrade."""
     router = start_router(config({"a": fake("A")}))
-    body = json.dumps({"model": "a", "echo": True, "text": "\n\nGET /unload HTTP/1.1\r\nHost: x\r\n\r\n"}).encode()
+    body = json.dumps(
+        {"model": "a", "echo": True, "text": "\n\nGET /unload HTTP/1.1\r\nHost: localhost\r\n\r\n"}
+    ).encode()
     chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
     for upgrade in (
         b"Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAE",
         b"upgrade\r\nUpgrade: websocket",
     ):
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: " + upgrade + b"\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: " + upgrade + b"\r\n"
         for framed in (b"Content-Length: %d\r\n\r\n%b" % (len(body), body), chunked):
-            last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             with socket.create_connection(("127.0.0.1", int(router.url.rpartition(":")[2])), timeout=GUARD) as raw:
                 raw.sendall((head + framed) * 2 + last)
                 answer = b"".join(iter(lambda: raw.recv(65536), b""))
@@ -685,7 +687,7 @@ def test_a_body_is_held_exactly_as_long_as_it_may_be_sent(
 
     # Nothing of the answer is there: it may have to be sent again.
     body = body_with(delay=600)
-    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body))
+    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body))
     with socket.create_connection(("127.0.0.1", int(router.url.rpartition(":")[2]))) as sock:
         sock.sendall(head + body)
         until(lambda: count.exists() and requests_of(count) == 1)

@@ -106,6 +106,55 @@ def test_pages_of_other_sites_change_nothing(start_router: Start) -> None:
     assert not {"origin", "sec-fetch-site"} & set(told)
 
 
+def test_only_own_names_are_served_without_a_key(start_router: Start) -> None:
+    here = start_router(config({"a": fake("A")}), "--allowed-hosts", "my.router")
+    for path in ("/health", "/v1/models", "/running", "/unload"):
+        assert ask(here.http, "GET", path, {"Host": "evil.com"})[0] == 403
+        assert ask(here.http, "GET", path, {"Host": "my.router:80"})[0] == 200
+
+
+def test_the_model_that_answered_tells_what_was_used(start_router: Start) -> None:
+    here = start_router(config({"a": fake("A"), "b": fake("B")}))
+    id = "0" * 32
+    for model in ("a", "b"):
+        assert here.http.get("/usage", params={"id": id}).status_code == 404
+        headers = {"X-Llamado-Usage-Id": id} if model == "b" else {}
+        assert here.http.post("/completion", json={"model": model}, headers=headers).status_code == 200
+    assert here.http.get("/usage", params={"id": id}).json() == {"total_tokens": 42}
+    assert here.http.get("/usage", params={"id": "../"}).status_code == 400
+
+
+def test_one_model_and_an_unknown_one(start_router: Start) -> None:
+    here = start_router(config({"a": fake("A")}))
+    listed = here.http.get("/v1/models").json()["data"][0]
+    assert here.http.get("/v1/models/a").json() == {
+        **listed,
+        "created": here.http.get("/v1/models/a").json()["created"],
+    }
+    assert here.http.get("/v1/models/no/such").status_code == 404
+    error = here.http.post("/v1/messages", json={"model": "no"}).json()
+    assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
+
+
+def test_models_are_unloaded_by_llama_swaps_paths(start_router: Start) -> None:
+    here = start_router(config({"a": fake("A"), "b": fake("B")}))
+
+    def running() -> set[str]:
+        return {one["model"] for one in here.http.get("/running").json()["running"]}
+
+    for model in ("a", "b"):
+        assert here.http.post("/completion", json={"model": model}).status_code == 200
+    both = running()
+    assert "b" in both
+    if "a" not in both:  # one may be swapped for the other
+        assert here.http.post("/api/models/unload/a").text == "OK"
+    assert here.http.post("/api/models/unload/b").text == "OK" and "b" not in running()
+    assert here.http.post("/api/models/unload/no").status_code == 404
+    assert here.http.post("/api/models/unload").text == "OK" and not running()
+    page = {"Origin": FOREIGN}
+    assert here.http.post("/api/models/unload", headers=page).status_code == 403
+
+
 def test_any_site_where_that_is_asked_for(start_router: Start) -> None:
     here = start_router(config({"a": fake("A")}), "--cors-origins", "*")
     status, told, _ = ask(here.http, "POST", "/models/unload", {"Origin": FOREIGN})

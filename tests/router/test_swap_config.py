@@ -53,8 +53,8 @@ models:
       --model '${home}/gpt 20b.gguf'
         # another
       ${default_args} --temp ${temp} --flag "a b" --say '"x"'
-    name: "GPT"
-    description: "one of OpenAI's"
+    name: "GPT ${temp}"
+    description: "one of OpenAI's, ${MODEL_ID} on ${PORT}"
     env: ["CUDA_VISIBLE_DEVICES=0,1", "EMPTY="]
     proxy: http://127.0.0.1:${PORT}/base/
     checkEndpoint: /custom
@@ -65,7 +65,7 @@ models:
       setParams: {top_k: 3}
       setParamsByID:
         "${MODEL_ID}:low": {effort: low}
-    aliases: ["gpt-4o-mini", {id: g, name: "G!", unlisted: false}, {id: hidden, unlisted: true}]
+    aliases: ["gpt-4o-mini", {id: g, name: "G ${temp}!", unlisted: false}, {id: hidden, unlisted: true}]
     metadata:
       port: ${PORT}
       note: "on ${PORT} with ${temp}"
@@ -109,8 +109,8 @@ def test_full_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpt.launch.env["CUDA_VISIBLE_DEVICES"] == "0,1" and gpt.launch.env["EMPTY"] == ""
     assert "LLAMA_ARG_PORT" not in gpt.launch.env
     assert gpt.aliases == ("gpt-4o-mini", "g", "hidden", "gpt:low")
-    assert gpt.alias_titles == {"gpt-4o-mini": "", "g": "G!"}
-    assert (gpt.title, gpt.description) == ("GPT", "one of OpenAI's")
+    assert gpt.alias_titles == {"gpt-4o-mini": "", "g": "G 0.7!"}
+    assert (gpt.title, gpt.description) == ("GPT 0.7", "one of OpenAI's, gpt on 10001")
     assert gpt.metadata == {"port": 10001, "note": "on 10001 with 0.7", "list": [1, 0.7, {"a": "gpt"}]}
     body = {"model": "gpt:low", "temperature": 1, "x": 1}
     gpt.rewrite.apply(body, "gpt:low")

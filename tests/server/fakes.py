@@ -202,7 +202,8 @@ class FakeEngine:
             return
         n_prompt, n_cached = len(request.prompt), self.n_cached
         if request.return_progress:
-            emit(Progress(n_prompt, n_cached, n_prompt, 1))
+            timings = Timings(n_cached, n_prompt - n_cached, 1.0) if request.timings_per_token else None
+            emit(Progress(n_prompt, n_cached, n_prompt, 1, timings))
         text, stop, word = self.answer, "eos", ""
         for candidate in request.stop:
             if candidate in text:
@@ -235,6 +236,11 @@ class FakeEngine:
             timings = Timings(n_cached, n_prompt - n_cached, 1.0, i + 1, 1.0) if request.timings_per_token else None
             emit(Token(piece, [token], probs, i, timings))
         kind: StopType = stop  # type: ignore[assignment]
+        prompt_probs = [
+            TokenProbs(TokenProb(token, bytes([token]), math.nan, math.nan), ()) if not i
+            else TokenProbs(one := TokenProb(token, bytes([token]), 0.25, math.log(0.25)), (one,)[: request.n_probs])
+            for i, token in enumerate(request.prompt if request.prompt_probs else ())
+        ]  # fmt: skip
         timings = Timings(n_cached, n_prompt - n_cached, 2.0, len(tokens), 3.0)
         seed = request.sampling.seed
         emit(
@@ -244,6 +250,7 @@ class FakeEngine:
                     truncated=False, n_prompt=n_prompt, n_cached=n_cached, n_predicted=len(tokens),
                     n_tokens_cached=n_prompt + len(tokens), has_new_line="\n" in content, timings=timings, id_slot=0,
                     id_task=task, seed=42 if seed is None else seed, request=request,
+                    prompt_probs=prompt_probs,
                 )
             )
         )  # fmt: skip
@@ -286,7 +293,7 @@ async def client(
     if tools is not None:
         state.tools = ToolsApi.open(tools, state.access, ["127.0.0.1"])
     transport = httpx.ASGITransport(app=create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         http.state, http.engine = state, engine  # type: ignore[attr-defined]
         try:
             yield http

@@ -53,7 +53,7 @@ def test_thoughts_content_and_calls() -> None:
 def test_a_stream_says_the_same_in_deltas() -> None:
     chunks = ask({"tools": [TOOL], "stream": True}, FakeEngine(CALLING))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert deltas[0] == {"role": "assistant", "content": None}
     assert "".join(d.get("reasoning_content", "") for d in deltas) == "hm"
     assert "".join(d.get("content") or "" for d in deltas).strip() == "Well."
     calls = [d["tool_calls"][0] for d in deltas if "tool_calls" in d]
@@ -221,6 +221,15 @@ def test_deep_json_is_refused() -> None:
         answer = ask(body, FakeEngine(), "/completion" if "prompt" in body else "/v1/chat/completions")
         assert answer["error"]["code"] == 400 and "200 levels" in answer["error"]["message"]
     assert "choices" in ask({"json_schema": deep(150)}, FakeEngine())
+
+
+def test_logprobs_of_a_stream_with_tools() -> None:
+    body = {"tools": [TOOL], "stream": True, "logprobs": True, "top_logprobs": 1}
+    chunks = ask(body, FakeEngine(CALLING))
+    deltas = [choice for chunk in chunks for choice in chunk["choices"]]
+    shown = [one["token"] for delta in deltas for one in (delta.get("logprobs") or {"content": []})["content"]]
+    assert "".join(shown) == CALLING
+    assert any("tool_calls" in delta["delta"] for delta in deltas)
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ class Server:
         async def asking() -> None:
             transport = httpx.ASGITransport(app=create_app(self.state), client=("10.0.0.9", 1234))
             headers = {} if token is None else {"X-Cluster-Token": token}
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 found.append(await client.request(method, path, json=body, headers=headers))
 
         run(asking())

@@ -16,6 +16,24 @@ PROXY = ToolSettings(proxy=True)
 PREFIX = "x-llama-server-proxy-header-"
 
 
+PASSED_BACK = {"mcp-session-id": "7", "mcp-protocol-version": "2025-06-18", "retry-after": "9"}
+KEPT_AWAY = {
+    "access-control-allow-origin": "http://evil.example",
+    "alt-svc": 'h2="evil.example:443"',
+    "clear-site-data": '"*"',
+    "link": "</a>; rel=preload",
+    "location": "http://evil.example",
+    "nel": "{}",
+    "refresh": "0; url=http://evil.example",
+    "report-to": "{}",
+    "service-worker-allowed": "/",
+    "set-cookie": "a=b",
+    "strict-transport-security": "max-age=99",
+    "www-authenticate": "Basic",
+    "x-own": "any other",
+}
+
+
 class Other(BaseHTTPRequestHandler):
     """Another server: says what it was asked, leads elsewhere, or answers bit by bit."""
 
@@ -28,9 +46,8 @@ class Other(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         self.send_response(418)
         self.send_header("content-type", "text/html")
-        self.send_header("x-own", "kept")
-        self.send_header("set-cookie", "a=b")
-        self.send_header("access-control-allow-origin", "http://evil.example")
+        for name, value in {**PASSED_BACK, **KEPT_AWAY}.items():
+            self.send_header(name, value)
         self.end_headers()
         names = ",".join(sorted(name.lower() for name in self.headers))
         self.wfile.write(f"{self.command} {self.path} {names} {self.headers.get('x-key')} ".encode() + body)
@@ -68,7 +85,8 @@ def test_requests_are_passed_on(other: str) -> None:
                 "accept", "accept-encoding", "connection", "content-length", "host", "user-agent", "x-key",
             }  # fmt: skip
             told = answer.headers
-            assert told["x-own"] == "kept" and "set-cookie" not in told and "access-control-allow-origin" not in told
+            assert told["content-type"] == "text/html" and PASSED_BACK.items() <= told.items()
+            assert not KEPT_AWAY.keys() & told.keys()
             assert told["content-security-policy"] == "sandbox" and told["x-content-type-options"] == "nosniff"
             answer = await http.get("/cors-proxy", params={"url": f"{other}/from"}, headers=LOCAL)
             assert answer.text.startswith("GET /to?a=b ")
@@ -104,7 +122,8 @@ def test_strangers_are_not_served(other: str) -> None:
             for headers in ({"host": "evil.example"}, cross, LOCAL | {"origin": "null"}):
                 for method in ("GET", "POST"):
                     answer = await http.request(method, "/cors-proxy", params={"url": other}, headers=headers)
-                    assert (answer.status_code == 403 and "need a key" in answer.text) or "not called" in answer.text
+                    assert answer.status_code == 403
+                    assert "need a key" in answer.text or "--allowed-hosts" in answer.text
         async with client() as http:
             answer = await http.get("/cors-proxy", params={"url": other}, headers=LOCAL)
             assert answer.status_code == 403 and answer.json()["error"]["type"] == "feature_disabled"

@@ -73,7 +73,7 @@ def reranker(folder: Path) -> Iterator[Served]:
 async def client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
     state = ServerState(switches=Switches(metrics=True), served=served)
     transport = httpx.ASGITransport(app=create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         yield http
 
 
@@ -153,6 +153,25 @@ def test_norms(encoder: Served) -> None:
     np.testing.assert_allclose(vector(0), plain / np.abs(plain).max() * 32760, rtol=1e-5)
 
 
+def test_vectors_are_cut_and_of_length_one_again(encoder: Served) -> None:
+    def vector(**more: Any) -> Any:
+        status, answer = ask(encoder, "/v1/embeddings", {"input": "a", **more})
+        return np.array(answer["data"][0]["embedding"]) if status == 200 else answer["error"]["message"]
+
+    whole, cut = vector(), vector(dimensions=8)
+    np.testing.assert_allclose(cut, whole[:8] / np.linalg.norm(whole[:8]), rtol=1e-5)
+    np.testing.assert_allclose(vector(dimensions=whole.size), whole)
+    for wrong in (0, whole.size + 1, 1.5, "8", True):
+        assert f"from 1 to {whole.size}" in vector(dimensions=wrong)
+
+
+def test_null_is_absent(encoder: Served) -> None:
+    plain = ask(encoder, "/v1/embeddings", {"input": "a"})
+    nulls = dict.fromkeys(("encoding_format", "embd_normalize", "model", "content", "dimensions"))
+    assert ask(encoder, "/v1/embeddings", {"input": "a", **nulls}) == plain
+    assert plain[0] == 200
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -160,14 +179,13 @@ def test_norms(encoder: Served) -> None:
         ({"input": []}, '"input" must not be empty'),
         ({"input": [[]]}, "Input content cannot be empty"),
         ({"input": 5}, "elements must be a string"),
-        ({"input": None}, "elements must be a string"),
+        ({"input": None}, '"input" or "content" must be provided'),
         ({"input": ["a", True]}, "elements must be a string"),
         ({"input": [1.5]}, "elements must be a string"),
         ({"input": [10_000_000]}, "invalid tokens"),
         ({"input": {"content": "a"}}, '"content" must be an array'),
         ({"input": {"content": [{"type": "x"}]}}, "unsupported content"),
         ({"input": "a", "encoding_format": "xml"}, "Can be either float or base64"),
-        ({"input": "a", "encoding_format": None}, "type must be string, but is null"),
         ({"input": "a", "embd_normalize": "x"}, "type must be number, but is string"),
     ],
 )
@@ -182,9 +200,9 @@ def test_a_text_that_is_too_long(folder: Path) -> None:
     served = load(make_bert(folder / "long.gguf", n_ctx=64), embeddings=True, n_ubatch=48)
     try:
         status, body = ask(served, "/v1/embeddings", {"input": ["a", "a " * 60]})
-        assert (status, body["error"]["type"]) == (500, "server_error")
+        assert (status, body["error"]["type"]) == (400, "exceed_context_size_error")
         message = "input (62 tokens) is too large to process. increase the physical batch size (current batch size: 48)"
-        assert body["error"]["message"] == message
+        assert body["error"]["message"].startswith(message) and "-b 62 -ub 62" in body["error"]["message"]
     finally:
         served.close(1)
 
@@ -350,7 +368,7 @@ def test_a_client_that_goes_away_gives_its_texts_up() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(Vectors(future, lambda found: found)({"type": "http"}, receive, send))
+    asyncio.run(Vectors((future, 1), lambda found: found)({"type": "http"}, receive, send))
     assert future.cancelled() and not sent
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import orjson
@@ -120,6 +122,68 @@ def test_stream_progress_and_timings() -> None:
     parts = [orjson.loads(e) for e in events(post("/completion", body)[1])]
     assert parts[0]["prompt_progress"] == {"total": 2, "cache": 0, "processed": 2, "time_ms": 1}
     assert set(parts[1]["timings"]) == TIMING_KEYS
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_progress_has_timings_for_those_who_want_them(path: str) -> None:
+    given = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}], "input": "hi", "stream": True}
+    for wanted in (False, True):
+        _, text = post(path, {**given, "return_progress": True, "timings_per_token": wanted})
+        parts = [orjson.loads(e) for e in re.findall(r"^data: (\{.*)$", text, re.MULTILINE)]
+        (progress,) = [part for part in parts if "prompt_progress" in part]
+        assert set(progress.get("timings", {})) == (TIMING_KEYS if wanted else set())
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions", "/v1/messages"])
+def test_booleans_may_be_spelled_out(path: str) -> None:
+    given = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    for spelled in (True, False, "true", "false"):
+        _, answer = post(path, {**given, "stream": spelled}, FakeEngine("a"))
+        assert isinstance(answer, str) == (spelled in (True, "true")), spelled
+    assert post(path, {**given, "stream": "yes"})[0] == 400
+
+
+def test_ollamas_stream_may_be_spelled_out() -> None:
+    body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "stream": "false"}
+    assert post("/api/chat", body, FakeEngine("a"))[1]["done"] is True
+
+
+def test_echo_shows_the_prompt_with_its_probabilities() -> None:
+    """As evaluation harnesses read them: the log-probability of a text is the sum over its tokens."""
+    engine = FakeEngine("yz")
+    body = {"prompt": ["ab", [99, 100, 101]], "echo": True, "logprobs": 1, "max_tokens": 1, "n": 2}
+    status, answer = post("/v1/completions", body, engine)
+    assert status == 200 and [choice["text"] for choice in answer["choices"]] == ["aby", "aby", "cdey", "cdey"]
+    logprobs = answer["choices"][0]["logprobs"]
+    quarter, half = math.log(0.25), math.log(0.5)
+    assert logprobs["tokens"] == ["a", "b", "y"] and logprobs["text_offset"] == [0, 1, 2]
+    assert logprobs["token_logprobs"] == [None, quarter, half]
+    assert logprobs["top_logprobs"] == [None, {"b": quarter}, {"y": half}]
+    assert [(one["token"], one["logprob"]) for one in logprobs["content"]] == [("a", None), ("b", quarter), ("y", half)]
+    assert all(request.prompt_probs and not request.cache_prompt for request in engine.requests)
+    alone = post("/v1/completions", {**body, "max_tokens": 0}, FakeEngine(""))[1]["choices"][3]
+    assert alone["text"] == "cde" and alone["logprobs"]["token_logprobs"] == [None, quarter, quarter]
+
+
+def test_echo_without_probabilities() -> None:
+    assert post("/v1/completions", {"prompt": "ab", "echo": True}, FakeEngine("y"))[1]["choices"][0]["text"] == "aby"
+    _, text = post("/v1/completions", {"prompt": "ab", "echo": True, "stream": True}, FakeEngine("yz"))
+    parts = [orjson.loads(part)["choices"][0]["text"] for part in events(text) if part != "[DONE]"]
+    assert "".join(parts) == "abyz"
+    assert post("/completion", {"prompt": "ab", "echo": True}, FakeEngine("y"))[1]["content"] == "y"
+
+
+@pytest.mark.parametrize(("more", "named"), [({"stream": True}, "echo"), ({"prompt": "a" * 4000}, "logprobs")])
+def test_what_echo_cannot_show(more: dict[str, Any], named: str) -> None:
+    body = {"prompt": "ab", "echo": True, "logprobs": 257, "max_tokens": 1, **more}
+    status, answer = post("/v1/completions", body | ({"n": 2} if named == "logprobs" else {}))
+    assert status == 400 and f"'{named}'" in answer["error"]["message"]
+
+
+def test_one_model() -> None:
+    status, body = get("/v1/models/fake")
+    assert status == 200 and body == get("/v1/models")[1]["data"][0] | {"created": body["created"]}
+    assert get("/v1/models/no/such") == error("not_found_error", 404, "model 'no/such' not found")
 
 
 def test_several_prompts_give_a_list() -> None:
@@ -379,7 +443,7 @@ def test_chat_stream(usage: bool) -> None:
     *parts, last = events(post("/v1/chat/completions", body)[1])
     parsed = [orjson.loads(p) for p in parts]
     assert last == "[DONE]"
-    assert parsed[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert parsed[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
     assert [p["choices"][0]["delta"] for p in parsed[1:3]] == [{"content": "H"}, {"content": "e"}]
     assert parsed[3]["choices"] == [{"finish_reason": "length", "index": 0, "delta": {}}]
     assert all(p["object"] == "chat.completion.chunk" for p in parsed)

@@ -17,7 +17,7 @@ KEY = [(b"authorization", b"Bearer secret")]
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
     """Fails as the routes and the router fail."""
-    await error_response(ApiError("unavailable_error", "busy", retry_after=7))(scope, receive, send)
+    await error_response(ApiError("unavailable_error", "busy", retry_after=7), scope["path"])(scope, receive, send)
 
 
 def asked(access: Access, path: str, headers: list[tuple[bytes, bytes]], method: str = "GET") -> tuple[Any, ...]:
@@ -58,6 +58,16 @@ def test_errors_have_one_form(
         b"content-length": str(len(body)).encode(),
         **more,
     }
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_errors_of_anthropics_api_have_its_form(path: str) -> None:
+    for headers, status, kind in (([], 401, "authentication_error"), (KEY, 503, "overloaded_error")):
+        access = Access(application, AccessRules(api_keys=(b"secret",)))
+        found, _, body = asked(access, path, headers)
+        told = json.loads(body)
+        assert found == status and told["type"] == "error"
+        assert (told["error"]["type"], told["error"]["code"]) == (kind, status)
 
 
 def test_a_page_of_another_site_may_not_change_anything() -> None:

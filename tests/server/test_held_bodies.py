@@ -244,7 +244,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
 
 
 def upload(size: int) -> bytes:
-    return b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+    return b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
 
 
 @pytest.mark.slow

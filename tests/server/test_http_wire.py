@@ -27,9 +27,9 @@ from llamado.server.generate.streaming import Generation, Mailbox
 from llamado.server.switches import Switches
 
 USER = [{"role": "user", "content": "Hi"}]
-SECOND = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+SECOND = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 # A request in the body of another: nothing of it may ever be answered.
-HIDDEN = b"GET /slots HTTP/1.1\r\nHost: x\r\n\r\n"
+HIDDEN = b"GET /slots HTTP/1.1\r\nHost: localhost\r\n\r\n"
 JAVA = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA\r\n"
 UPGRADES = {
     "java": JAVA,
@@ -52,7 +52,7 @@ def body_of(text: bytes, framing: str) -> bytes:
 @pytest.mark.parametrize("upgrade", UPGRADES)
 def test_a_request_to_upgrade_keeps_its_body(upgrade: str, framing: str) -> None:
     """In one piece, byte by byte, and with a second such request and another one behind it on the same connection."""
-    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\n" + UPGRADES[upgrade]
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + UPGRADES[upgrade]
     request = head + body_of(json.dumps({"content": HIDDEN.decode()}).encode(), framing)
     with serving() as wire:
         for pieces in ([request + request + SECOND], [bytes([b]) for b in request + request + SECOND]):
@@ -71,9 +71,32 @@ def test_a_request_to_upgrade_keeps_its_body(upgrade: str, framing: str) -> None
         assert b"parse error" in answers[0][2] and json.loads(answers[1][2])["data"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_of_http_1_0_gets_no_chunks(stream: bool) -> None:
+    """It would take their lengths for text: the end of the connection is the end of the body."""
+    body = json.dumps({"prompt": "a", "n_predict": 3, "stream": stream}).encode()
+    with serving() as wire, wire.connect() as sock:
+        sock.sendall(b"POST /completion HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        head, _, answer = sock.makefile("rb").read().partition(b"\r\n\r\n")
+        assert b" 200 " in head and b"chunked" not in head.lower() and b"connection: close" in head.lower()
+        parts = answer.split(b"\n\n") if stream else [answer]
+        told = [json.loads(part.removeprefix(b"data: ")) for part in parts if part]
+        assert len(told) == (4 if stream else 1) and told[-1]["stop"] is True
+        assert told[-1]["tokens_predicted"] == 3
+
+
+def test_a_compressed_body_is_refused_by_name() -> None:
+    with serving() as wire:
+        for coding, status in (("gzip", 415), ("br", 415), ("identity", 200)):
+            headers = {"Content-Encoding": coding}
+            answer = httpx.post(f"{wire.url}/tokenize", content=b'{"content": "a"}', headers=headers)
+            assert answer.status_code == status
+            assert status == 200 or coding in answer.json()["error"]["message"]
+
+
 def test_there_is_no_tunnel() -> None:
     with serving() as wire, wire.connect() as sock:
-        sock.sendall(b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n" + SECOND)
+        sock.sendall(b"CONNECT x:80 HTTP/1.1\r\nHost: localhost\r\n\r\n" + SECOND)
         assert [status for status, _, _ in read_answers(sock, 2)] == [400]
 
 
@@ -83,7 +106,7 @@ def test_there_is_no_tunnel() -> None:
 def test_names_of_headers_are_written_as_llama_server_writes_them(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<p>")
     rules = AccessRules(api_keys=(b"k",))
-    key = b"Host: x\r\nX-Api-Key: k\r\nOrigin: http://localhost\r\n"
+    key = b"Host: localhost\r\nX-Api-Key: k\r\nOrigin: http://localhost\r\n"
     seen: set[str] = set()
     with serving(access=rules, metrics=True, static_path=str(tmp_path)) as wire:
         for request in (
@@ -126,7 +149,9 @@ def test_a_stream_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     with serving(engine) as wire, wire.connect() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         body = b'{"prompt": "a", "stream": true, "n_probs": 2}'
-        sock.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        sock.sendall(
+            b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
         until(lambda: engine.cancelled)
         until(lambda: wire.gate.n_open == 0)
         assert wire.gate.unread == {}
@@ -172,7 +197,7 @@ def test_answers_nobody_reads_make_room(monkeypatch: pytest.MonkeyPatch) -> None
     """Whole answers, written at once: the connection that waited longest is closed first."""
     monkeypatch.setattr(connections, "MOST_UNREAD", 12_000_000)
     body = b'{"content": "%b"}' % (b"x" * 3_000_000)  # about 12 MB of numbers, less what the sockets take
-    request = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    request = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     with serving() as wire:
         socks: list[socket.socket] = []
         earlier: set[Any] = set()
@@ -274,7 +299,7 @@ def test_connections_that_are_open_when_the_end_begins_are_told() -> None:
         wire.connect() as new,
         wire.connect() as used,
     ):
-        used.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        used.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert [status for status, _, _ in read_answers(used, 1)] == [200]
         with http.stream("POST", "/completion", json={"prompt": "a", "stream": True}) as response:
             lines = response.iter_lines()
@@ -282,7 +307,7 @@ def test_connections_that_are_open_when_the_end_begins_are_told() -> None:
             wire.server.should_exit = True
             until(lambda: httpx.get(f"{wire.url}/health").status_code == 503)
             for sock in (new, used):
-                sock.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
+                sock.sendall(b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000\r\n\r\n")
                 assert select.select([sock], [], [], 30)[0]
                 for _ in range(300):
                     sock.sendall(b" " * 1000)
@@ -295,7 +320,7 @@ def test_connections_that_are_open_when_the_end_begins_are_told() -> None:
 def test_who_is_turned_away_gets_to_read_why() -> None:
     """Headers without end: what is still on its way is read, and nobody waits for ever for more of it."""
     with serving() as wire, wire.connect() as sock:
-        sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 70_000)
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000)
         assert select.select([sock], [], [], 30)[0]
         for _ in range(50):
             sock.sendall(b"x" * 1000)

@@ -58,7 +58,7 @@ def test_answers_and_streams_over_tls(fake_server: Start, authority: trustme.CA,
         httpx.get(f"{url}/health")  # from an authority this client does not know
     # One that speaks no TLS hears nothing of the server.
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=GUARD) as plain:
-        plain.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        plain.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"HTTP/1.1 200" not in plain.recv(1000)
     process.terminate()
     assert process.wait(60) == 0

@@ -46,7 +46,7 @@ def ask(engine: FakeEngine, lab: FakeLab | None, method: str, path: str, body: A
     async def asking() -> None:
         app = create_app(ServerState(served=served(engine), lab=lab))
         transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             found.append(await client.request(method, path, json=body))
 
     run(asking())

@@ -40,7 +40,7 @@ async def client(scales: tuple[float, ...]) -> AsyncIterator[tuple[httpx.AsyncCl
     state = ServerState()
     state.served = replace(model, engine=engine, info=replace(model.info, adapters=adapters))
     transport = httpx.ASGITransport(app=create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         try:
             yield http, engine
         finally:

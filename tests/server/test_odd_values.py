@@ -206,7 +206,7 @@ def test_no_value_makes_a_fault(tmp_path: Path) -> None:
                 state = ServerState(switches=switches, served=replace(served, n_slots=served.n_slots))
                 transport = httpx.ASGITransport(app=create_app(state), raise_app_exceptions=False)
                 https.append(
-                    await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://t"))
+                    await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://localhost"))
                 )
             https.append(await stack.enter_async_context(client(FakeEngine("ab"))))
             for http, asks in zip(https, (GENERATING, EMBEDDING, RANKING, FILLING), strict=True):

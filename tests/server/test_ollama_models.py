@@ -46,7 +46,7 @@ def ask(one: Served, path: str, body: dict[str, Any] | None = None) -> tuple[int
         state = ServerState()
         state.served = one
         transport = httpx.ASGITransport(app=create_app(state))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             response = await (http.post(path, json=body) if body is not None else http.get(path))
             return response.status_code, response.json()
 

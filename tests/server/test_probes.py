@@ -26,7 +26,7 @@ def ask(state: ServerState, *paths: str, draining: bool = False) -> list[httpx.R
         app: ServerApp = create_app(state)
         app.access.draining = draining
         transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             found.extend([await client.get(path) for path in paths])
 
     run(asking())

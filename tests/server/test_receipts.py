@@ -33,7 +33,7 @@ def ask(path: Path, *asked: tuple[str, dict[str, Any]]) -> list[str]:
         info = dataclasses.replace(model.info, path=str(path), instruction_set="avx2")
         state = ServerState(served=dataclasses.replace(model, info=info))
         transport = httpx.ASGITransport(app=create_app(state))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             found = [(await http.post(to, json=body)).text for to, body in asked]
         engine.close()
         return found

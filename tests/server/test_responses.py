@@ -9,6 +9,8 @@ import pytest
 from fakes import FakeEngine, client, run
 from test_chat_api import CALLING, HERMES, TOOL
 
+from llamado.server.api.responses import responses_to_chat
+
 FLAT_TOOL = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
 
 
@@ -82,6 +84,46 @@ def test_items_become_a_conversation() -> None:
     text = prompt({"instructions": "Be brief.", "input": [user, said, call, output], "tools": [FLAT_TOOL]})
     order = [text.index(part) for part in ("Be brief.", "Hi", "So.", '<tool_call>{"name": "f"', "3<|im_end|>")]
     assert order == sorted(order) and text.count("<|im_start|>assistant") == 2
+
+
+def test_a_second_turn_of_an_agent() -> None:
+    """What Codex sends back: items of tools that ran there, and thoughts that are encrypted or summed up."""
+    body = {
+        "input": [
+            {"role": "user", "content": "Fix it"},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA", "content": None},
+            {"type": "reasoning", "id": "rs_2", "summary": [{"type": "summary_text", "text": "It is red"}]},
+            {"type": "item_reference", "id": "rs_3"},
+            {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+            {"type": "custom_tool_call", "call_id": "1", "name": "apply_patch", "input": "*** Begin"},
+            {"type": "custom_tool_call_output", "call_id": "1", "output": "Done"},
+            {"type": "local_shell_call", "call_id": "2", "action": {"type": "exec", "command": ["ls", "-l"]}},
+            {"type": "local_shell_call_output", "id": "2", "output": "total 0"},
+            {"role": "user", "content": "And now?"},
+        ]
+    }
+    told = prompt(body)
+    assert responses_to_chat(body)["messages"][1]["reasoning_content"] == "It is red"
+    for text in ("apply_patch", "*** Begin", "Done", "local_shell", '"ls"', "total 0", "And now?"):
+        assert text in told, text
+    assert "gAAA" not in told
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "custom_tool_call", "call_id": "1", "name": "f", "input": 5},
+        {"type": "custom_tool_call", "name": "f", "input": "x"},
+        {"type": "local_shell_call", "call_id": "1", "action": "ls"},
+        {"type": "custom_tool_call_output", "output": "x"},
+        {"type": "no_such_call", "call_id": "1"},
+        {"type": "item_reference", "id": "msg_1"},
+    ],
+)
+def test_items_that_cannot_be_understood(item: dict[str, Any]) -> None:
+    answer = ask({"input": [{"role": "user", "content": "x"}, item]})
+    assert answer["error"]["code"] == 400
+    assert ("msg_1" if item["type"] == "item_reference" else "Cannot determine type") in answer["error"]["message"]
 
 
 def test_a_schema_of_the_text() -> None:

@@ -289,7 +289,7 @@ def test_the_rest_of_a_body_that_is_refused_is_not_read_for_ever(fake_server: St
     _, url = fake_server()
     wait_ready(url)
     with connect(url) as sock:
-        sock.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n")
+        sock.sendall(b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n")
         assert sock.recv(12).endswith(b"413")
         with pytest.raises(ConnectionError):
             for _ in range(1000):
@@ -335,7 +335,7 @@ def test_what_is_no_http_is_answered_and_closed(fake_server: Start) -> None:
 def test_requests_sent_ahead_are_answered_up_to_a_limit(fake_server: Start) -> None:
     _, url = fake_server()
     wait_ready(url)
-    request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     last = request[:-2] + b"Connection: close\r\n\r\n"
     assert send(url, request * 9 + last).count(b'{"status":"ok"}') == 10
     assert send(url, request * 10_000).count(b'{"status":"ok"}') <= MAX_PIPELINED + 1
@@ -347,7 +347,7 @@ def test_slow_connections_end(fake_server: Start) -> None:
     """With a time limit of 1 s: nothing, a part of the headers, a part of the body, an empty line, byte by byte."""
     _, url = fake_server("timeout=1")
     wait_ready(url)
-    post = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+    post = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
     starts = (b"", b"GET /health HT", post[:-2], post + b"{", b"\r\n")
     socks = [connect(url) for _ in starts]
     for sock, data in zip(socks, starts, strict=True):
@@ -361,7 +361,7 @@ def test_slow_connections_end(fake_server: Start) -> None:
         sock.close()
     # One that has been answered may begin late, but not without end either.
     with connect(url) as sock:
-        sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = b""
         while not answer.endswith(b'{"status":"ok"}'):
             answer += sock.recv(65536)
@@ -394,7 +394,7 @@ def test_without_any_room_only_health_is_answered(fake_server: Start) -> None:
     _, url = fake_server("connections=2", "delay=0.1")
     wait_ready(url)
     body = b'{"prompt": "a", "stream": true}'
-    post = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    post = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     busy = [connect(url) for _ in range(2)]
     for sock in busy:
         sock.sendall(post)

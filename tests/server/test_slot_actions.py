@@ -45,7 +45,7 @@ async def client(folder: Path | None) -> AsyncIterator[tuple[httpx.AsyncClient, 
     state.served = served(FakeEngine(n_slots=2))
     object.__setattr__(state.served, "engine", engine)
     transport = httpx.ASGITransport(app=create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         try:
             yield http, engine
         finally:

@@ -27,6 +27,7 @@ from llamado.flags import (
 )
 from llamado.loglines import LineFormatter
 from llamado.processes.secret_values import taken
+from llamado.terminal.text import print
 
 USAGE = """\
 llamado: serve and run GGUF language models, on one machine or on many
@@ -129,12 +130,11 @@ def _imatrix(flags: Parsed, _: argparse.Namespace) -> int:
 
 
 def _pull(flags: Parsed, namespace: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from llamado.commands.options import fit_options
     from llamado.engine.options import EngineOptions, ModelSource
     from llamado.engine.supported import fetch_model
     from llamado.gguf.sources.resolve import progress_bar
+    from llamado.terminal.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if not namespace.spec and not namespace.hf_repo:
@@ -148,12 +148,11 @@ def _pull(flags: Parsed, namespace: argparse.Namespace) -> int:
 
 
 def _inspect(_: Parsed, namespace: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from llamado.engine.options import EngineOptions, ModelSource
     from llamado.engine.supported import check_supported, what_it_takes
     from llamado.gguf.inspect import render
     from llamado.gguf.sources.resolve import progress_bar
+    from llamado.terminal.console import Console
 
     # A table that goes into a pipe or a file keeps its full width.
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)

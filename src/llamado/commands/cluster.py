@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.installation import install_command
+from llamado.terminal.text import print
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import httpx
 import orjson
-from rich.console import Console
 
 from llamado.cluster.state import GONE, StateFolder, all_clusters
 from llamado.commands.up.running import run_down
@@ -27,6 +26,8 @@ from llamado.gguf.errors import SourceError
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
 from llamado.gguf.sources.resolve import progress_bar
+from llamado.terminal.console import Console
+from llamado.terminal.text import print, printable
 
 NAME, FOLDER = "demo", ".demo"
 PORT, WORKERS = 8080, 2
@@ -143,7 +144,7 @@ def ask(url: str, text: str, *, chat: bool) -> float:
                 piece = message["content"]
             if piece:
                 first = first or time.perf_counter() - began
-                sys.stdout.write(piece)
+                sys.stdout.write(printable(piece))
                 sys.stdout.flush()
     print()
     return first

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamado.flags import Parsed
+from llamado.terminal.text import print
 
 if TYPE_CHECKING:
     from llamado.cluster.deploy.deployment import Deployment

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from llamado.commands.split_options import listed
 from llamado.flags import FlagError, Parsed
+from llamado.terminal.text import print
 
 
 def run_doctor(flags: Parsed, named: Sequence[str]) -> int:

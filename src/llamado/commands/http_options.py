@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 from llamado.commands.options import read_file
@@ -29,7 +30,29 @@ def access_rules(flags: Parsed) -> AccessRules:
         cors_methods=flags.cors_methods,
         cors_headers=flags.cors_headers,
         cors_credentials=flags.cors_credentials,
+        allowed_hosts=tuple(_allowed_hosts(flags)),
     )
+
+
+_HOST_RULE = re.compile(r"\*|\.?[^\s:/*@?#\[\]]+")
+
+
+def _allowed_hosts(flags: Parsed) -> list[str]:
+    """Names that requests without a key may use: those of `--allowed-hosts` and a name given as `--host`."""
+    found = listed(flags.allowed_hosts or [])
+    for rule in found:
+        if not _HOST_RULE.fullmatch(rule):
+            raise FlagError(f"--allowed-hosts: expected host names without scheme or port, got {rule!r}")
+    return [*found, *(host for host in hosts_of(flags) if _is_name(host))]
+
+
+def _is_name(host: str) -> bool:
+    """Return True if `--host` names a machine, rather than an address or a Unix socket."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host != "localhost" and not host.endswith(".sock")
+    return False
 
 
 def _keys(flags: Parsed) -> tuple[bytes, ...]:

@@ -27,6 +27,7 @@ from llamado.devices.split.rules import place
 from llamado.engine.options import EngineOptions
 from llamado.errors import LlamadoError
 from llamado.flags import Parsed
+from llamado.terminal.text import print
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -101,8 +102,6 @@ class Candidate(NamedTuple):
 
 def plan(flags: Parsed) -> int:
     """Print how the model would be divided, against other ways; 1 where it does not fit. Raises LlamadoError."""
-    from rich.console import Console
-
     from llamado.engine.drafts.sizes import planned_draft
     from llamado.engine.forward.fitting import context_size, fit, memory_options, read_text, sizes_for
     from llamado.engine.forward.sizes import usual_weights
@@ -110,6 +109,7 @@ def plan(flags: Parsed) -> int:
     from llamado.gguf.sources.resolve import progress_bar
     from llamado.models import load_model
     from llamado.models.hparams import override_metadata
+    from llamado.terminal.console import Console
 
     options, source = engine_options(flags), model_source(flags)
     errors = Console(stderr=True)

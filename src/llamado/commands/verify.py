@@ -14,6 +14,7 @@ from llamado.client import AsyncLlamaServerClient, RequestFailed, seed_of
 from llamado.commands.options import read_file
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
+from llamado.terminal.text import print
 
 TOP = 5
 """Likeliest tokens that are shown of both servers where they part."""

@@ -6,12 +6,13 @@ import sys
 import time
 from collections.abc import Callable
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from llamado.client.health import Phase, StartupWatch, State
 from llamado.client.synchronous import LlamaServerClient
 from llamado.cluster.greeting import greet
+from llamado.terminal.console import Console
+from llamado.terminal.text import print
 
 Told = Callable[[State, float], None]
 HELLO_TIMEOUT = 5.0

@@ -32,7 +32,7 @@ from llamado.engine.drafts.drafts import Drafts
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, compute_failed, constraint_failed
 from llamado.engine.forward.contract import Forward
 from llamado.engine.forward.lora_scales import DefaultScales
-from llamado.engine.request import EngineSnapshot, Event, Progress, Request
+from llamado.engine.request import EngineSnapshot, Event, Request
 from llamado.engine.sampling.candidates import Found, RowFinder, top_rows_numpy
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import RANDOM_SEED
@@ -507,7 +507,7 @@ class Engine:
         for _, task, handle, *_ in shares:
             if task.request.return_progress and not task.generated and handle.used == task.n_cached:
                 # Nothing is computed yet: how much of the prompt need not be.
-                task.tell(Progress(task.n_prompt, task.n_cached, handle.used, round(1e3 * (began - task.t_start))))
+                task.tell_progress(handle.used, began)
         features = None
         width = 0 if self._drafts is None else self._drafts.features_width
         if width:
@@ -531,12 +531,14 @@ class Engine:
             return
         now = time.perf_counter()
         self._stats.evaluated(flight.n_prompt, now - flight.began, sum(slot.task is not None for slot in self._slots))
-        for slot, task, handle, n, *_ in flight.shares:
+        for share in flight.shares:
+            slot, task, handle, n, *_ = share
             if slot.task is task and not task.generated:
                 task.n_processed += n
+                if slot.handle is handle:
+                    self._answering.note_prompt(task, share.end - n, rows[share.prompt_rows])
                 if task.request.return_progress:
-                    elapsed = round(1e3 * (now - task.t_start))
-                    task.tell(Progress(task.n_prompt, task.n_cached, handle.used, elapsed))
+                    task.tell_progress(handle.used, now)
         n_yielded = 0
         valid = [self._is_valid(share) for share in flight.shares] if flight.features is not None else []
         ready = [share for share in flight.shares if share.row is not None and not share.stale]

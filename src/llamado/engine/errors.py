@@ -30,7 +30,8 @@ class InputExceedsContext(ContextExceeded):
     def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
         super().__init__(n_prompt_tokens, n_ctx)
         self.args = (
-            f"input ({n_prompt_tokens} tokens) is larger than the max context size ({n_ctx} tokens). skipping",
+            f"input ({n_prompt_tokens} tokens) is larger than the max context size ({n_ctx} tokens): start the "
+            f"server with -c {n_prompt_tokens}, if the model was trained for so many, or send shorter texts",
         )
 
 
@@ -40,7 +41,7 @@ class InputTooLarge(EngineError):
     def __init__(self, n_tokens: int, n_batch: int) -> None:
         super().__init__(
             f"input ({n_tokens} tokens) is too large to process. increase the physical batch size "
-            f"(current batch size: {n_batch})"
+            f"(current batch size: {n_batch}): start the server with -b {n_tokens} -ub {n_tokens}, or send shorter ones"
         )
         self.n_tokens = n_tokens
         self.n_batch = n_batch

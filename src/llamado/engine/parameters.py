@@ -184,7 +184,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     _bool("verbose", "put the native form of the result into `__verbose`", keys=""),
     _bool("receipt", "put `llamado_receipt` into the answer: build, SHA-256 of the model, instruction set, settings",
           keys=""),
-    _bool("echo", "chat: begin with the client's prefill also in a stream", keys=""),
+    _bool("echo", "`/v1/completions`: begin with the prompt, whose tokens have `logprobs`, too; chat: begin with the "
+          "client's prefill also in a stream", keys=""),
 )
 # fmt: on
 

@@ -61,6 +61,8 @@ class Request:
     cache_prompt: bool = True
     id_slot: int = -1
     n_probs: int = 0
+    prompt_probs: bool = False
+    """Give the prompt's tokens their probabilities, too; nothing of it is taken from the cache (`cache_prompt`)."""
     post_sampling_probs: bool = False
     return_tokens: bool = False
     return_progress: bool = False
@@ -256,6 +258,8 @@ class Progress:
     processed: int
     """Tokens of the prompt in the cache now, reused ones included."""
     time_ms: int
+    timings: Timings | None = None
+    """If the request asks for them in every part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +287,8 @@ class Result:
     """The seed used: the request's, or where that left it open a number."""
     request: Request
     """The generation settings."""
+    prompt_probs: Sequence[TokenProbs] = ()
+    """Of the prompt's tokens, if they were asked for; the first has no probability (nan)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import orjson
 
 from llamado.gateway.balance import Balancer
 from llamado.gateway.forward import Forwarding
-from llamado.gateway.limits import KeyLimits, KeyUse, TokenCount
+from llamado.gateway.limits import KeyLimits
+from llamado.gateway.meter import Meter
 from llamado.gateway.metrics import GatewayMetrics
 from llamado.gateway.options import GatewayError, GatewayOptions, replica_options
 from llamado.gateway.prefixes import chain_of
@@ -22,7 +23,7 @@ from llamado.http.access import HEALTH, digest, key_is_valid
 from llamado.http.answer import Receive, Scope, Send, answer, answer_faults, error_response
 from llamado.http.bodies import body_of
 from llamado.http.errors import ApiError, invalid, not_found, not_supported
-from llamado.http.exchange import MODEL_POSTS, Exchange
+from llamado.http.exchange import MODEL, MODEL_POSTS, Exchange
 from llamado.http.exposition import CONTENT_TYPE
 from llamado.http.json_body import parse_body
 from llamado.http.upstream import UpstreamLost
@@ -76,6 +77,8 @@ class Gateway:
             await self._forward(scope, receive, send)
         elif handler := self._handlers.get((method, path)):
             await handler(scope, receive, send)
+        elif method == "GET" and path.startswith(MODEL):
+            await self._model(scope, receive, send)
         elif handler := self._administration.get((method, path)):
             self._check_administrator(dict(scope["headers"]))
             await handler(scope, receive, send)
@@ -107,22 +110,16 @@ class Gateway:
         model = told.get("model") if isinstance(told, dict) else None
         del told
         use = self._limits.of(dict(scope["headers"])) if scope["method"] == "POST" else None
-        tokens = None if use is None else TokenCount(body)
-        if use is not None and tokens is not None:
-            use.admit(tokens.estimate)
+        meter = None if use is None else Meter(use, body)
         exchange = Exchange(scope, receive, send, body, keys=not self._guarded)
         del body  # the exchange lets go of it when the answer begins
         forwarding = Forwarding(self.balancer, scope, exchange, self._retries, patience=self._options.patience)
         try:
             async with exchange:
-                await forwarding.run(chain, model if isinstance(model, str) else None, tokens)
+                await forwarding.run(chain, model if isinstance(model, str) else None, meter)
         finally:
-            if use is not None and tokens is not None:
-                self._settle(use, tokens, exchange.started)
-
-    @staticmethod
-    def _settle(use: KeyUse, tokens: TokenCount, answered: bool) -> None:
-        use.settle(tokens.total if answered else 0, tokens.estimate)
+            if meter is not None:
+                await meter.settle(charged=exchange.started or (exchange.gone and exchange.sent))
 
     # About all of them
 
@@ -139,13 +136,24 @@ class Gateway:
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Each model once, with the replicas that serve it."""
+        await answer(send, orjson.dumps({"object": "list", "data": self._merged()}))
+
+    async def _model(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`/v1/models/NAME`: one of them."""
+        name = scope["path"].removeprefix(MODEL)
+        found = next((one for one in self._merged() if name in (one["id"], *(one.get("aliases") or ()))), None)
+        if found is None:
+            raise ApiError("not_found_error", f"model '{name[:1000]}' not found")
+        await answer(send, orjson.dumps({**found, "id": name}))
+
+    def _merged(self) -> list[dict[str, Any]]:
         merged: dict[str, dict[str, Any]] = {}
         for replica in self.balancer.replicas.values():
             if replica.ready and not replica.draining:
                 for model in replica.models:
                     entry = merged.setdefault(model["id"], {**model, "replicas": []})
                     entry["replicas"].append(replica.name)
-        await answer(send, orjson.dumps({"object": "list", "data": list(merged.values())}))
+        return list(merged.values())
 
     async def _scrape(self, scope: Scope, receive: Receive, send: Send) -> None:
         await answer(send, (await self._metrics.text()).encode(), 200, [(b"content-type", CONTENT_TYPE)])

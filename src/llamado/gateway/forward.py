@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from llamado.gateway.balance import Balancer
-from llamado.gateway.limits import TokenCount
+from llamado.gateway.meter import Meter
 from llamado.gateway.prefixes import Chain
 from llamado.gateway.replica import Replica
 from llamado.http.answer import Scope
@@ -47,7 +47,7 @@ class Forwarding:
         self._patience = patience
         self._tried: set[Replica] = set()
 
-    async def run(self, chain: Chain, model: str | None, tokens: TokenCount | None) -> None:
+    async def run(self, chain: Chain, model: str | None, meter: Meter | None) -> None:
         """Answer the request. Raises ApiError while nothing of the answer is sent."""
         lost = 0
         end: float | None = None
@@ -63,7 +63,7 @@ class Forwarding:
                 self._tried.clear()
                 continue
             self._tried.add(replica)
-            reason = await self._try(replica, chain, model, tokens)
+            reason = await self._try(replica, chain, model, meter)
             if reason is None:
                 return
             asked[replica.name] = reason
@@ -81,13 +81,14 @@ class Forwarding:
         except TimeoutError:
             pass
 
-    async def _try(self, replica: Replica, chain: Chain, model: str | None, tokens: TokenCount | None) -> str | None:
+    async def _try(self, replica: Replica, chain: Chain, model: str | None, meter: Meter | None) -> str | None:
         """Ask a replica and pass its answer on; else the reason why another one is to be asked."""
         exchange = self._exchange
         self._balancer.note(chain, replica)
         probe = replica.begin(exchange)
+        more = [] if meter is None else meter.begin(replica)
         try:
-            connection = await exchange.ask(replica.pool, self._path, self._query, key=replica.key)
+            connection = await exchange.ask(replica.pool, self._path, self._query, key=replica.key, more=more)
             status = connection.status
             self._judge(replica, probe, status)
             if status in NOT_NOW and self._balancer.choose(chain, model, self._tried) is not None:
@@ -95,7 +96,11 @@ class Forwarding:
                 return "failed" if status in _FAILED else "busy"
             replica.answering(exchange)
             name = (REPLICA_HEADER, replica.name.encode("ascii", "replace"))
-            await exchange.deliver(connection, [name], None if tokens is None else tokens.see)
+            if meter is None:
+                await exchange.deliver(connection, [name])
+            else:
+                meter.refused = status >= 400
+                await exchange.deliver(connection, [name], meter.see, meter.settle)
             return None
         except UpstreamLost as error:
             return await self._lost(replica, probe, error)

@@ -1,4 +1,4 @@
-"""What each key may use: requests and tokens a minute, and a day; counted from what answers say they took."""
+"""What each key may use: requests and tokens a minute, and a day."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import datetime
 import logging
 import math
 import os
-import re
 import threading
 import time
 from collections import Counter
@@ -26,44 +25,6 @@ log = logging.getLogger("llamado.gateway")
 KEPT_EVERY = 1.0
 """Seconds from one writing of the quotas' file to the next: what a gateway that is killed forgets."""
 _DAY = 86400
-_BYTES_PER_TOKEN = 4  # of English text, about; only until the answer says better
-# As OpenAI's, Anthropic's and llama-server's own answers name the tokens of prompt and answer. In JSON no text can hold
-# a name between quotation marks that nothing escapes.
-_PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens|tokens_evaluated)"\s*:\s*(\d{1,12})')
-_ANSWER = re.compile(rb'"(?:completion_tokens|output_tokens|tokens_predicted)"\s*:\s*(\d{1,12})')
-_TIMINGS = re.compile(rb'"(cache_n|prompt_n|predicted_n)"\s*:\s*(\d{1,12})')
-_CARRIED = 64  # bytes of the last part, where a name may have been cut
-
-
-class TokenCount:
-    """The tokens of one answer, read from its parts as they pass."""
-
-    def __init__(self, body: bytes) -> None:
-        self.estimate = len(body) // _BYTES_PER_TOKEN
-        """Of the prompt, before anything is known."""
-        self._tail = b""
-        self._events = 0
-        self._prompt = self._answer = 0
-        self._timings: dict[bytes, int] = {}
-
-    def see(self, part: bytes) -> None:
-        """A part of the answer."""
-        text = self._tail + part
-        self._events += part.count(b"data: ")
-        for match in _PROMPT.finditer(text):
-            self._prompt = max(self._prompt, int(match[1]))
-        for match in _ANSWER.finditer(text):
-            self._answer = max(self._answer, int(match[1]))
-        if b'_n"' in text:
-            self._timings |= {match[1]: int(match[2]) for match in _TIMINGS.finditer(text)}
-        self._tail = text[-_CARRIED:]
-
-    @property
-    def total(self) -> int:
-        """All tokens; of a stream that ended early, those that were seen."""
-        prompt = self._prompt or self._timings.get(b"cache_n", 0) + self._timings.get(b"prompt_n", 0)
-        answer = self._answer or self._timings.get(b"predicted_n", 0) or self._events
-        return (prompt or self.estimate) + answer
 
 
 class _Bucket:

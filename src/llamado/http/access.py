@@ -36,6 +36,8 @@ class AccessRules:
     api_keys: tuple[bytes, ...] = ()
     cors_origins: str = "localhost"
     """`*`, `localhost`, or origins separated by commas."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in `Host` that are served without a key: `name`, `.suffix` for a domain and its subdomains, `*` for all."""
     cors_methods: str = "GET, POST, DELETE, OPTIONS"
     cors_headers: str = "*"
     cors_credentials: bool = True
@@ -57,6 +59,27 @@ class AccessRules:
             return origin if _is_local(origin) else ""
         return origin if origin in self._origins else self._origins[0]
 
+    def allows_host(self, host: str) -> bool:
+        """Return True if a request without a key may name this server `host` (name and port).
+
+        Addresses and names of the loopback interface always pass: no DNS server can point them at another machine.
+        """
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        except ValueError:
+            return False
+        if (
+            name == "localhost"
+            or name.endswith(".localhost")
+            or any(_covers(rule, name) for rule in self.allowed_hosts)
+        ):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
     @property
     def _origins(self) -> list[str]:
         return [origin.strip() for origin in self.cors_origins.split(",")]
@@ -64,30 +87,22 @@ class AccessRules:
 
 def _is_local(origin: str) -> bool:
     try:
-        return urlsplit(origin).hostname in _LOCAL
+        return urlsplit(origin if "://" in origin else f"//{origin}").hostname in _LOCAL
     except ValueError:
         return False
 
 
-def _is_own_name(host: str) -> bool:
-    """Whether a Host is an address, which nobody else can let a name stand for, or localhost."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return False
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+def _covers(rule: str, name: str) -> bool:
+    """Return True if a rule of `allowed_hosts` covers a name in lower case."""
+    rule = rule.lower().rstrip(".")
+    return rule == "*" or name == rule.removeprefix(".") or (rule.startswith(".") and name.endswith(rule))
 
 
 class Access:
     """Checks every request before `app` sees it.
 
-    `public`: paths that need no key. `changing`: paths that change something though they are asked for by GET.
+    `public`: paths that need no key. `guarded`: paths that check a secret of their own, so that any Host may name them.
+    `changing`: paths that change something though they are asked for by GET.
     `unready`: status and body of what is answered instead, for a path; None: the application answers.
     """
 
@@ -98,6 +113,7 @@ class Access:
         prefix: str = "",
         *,
         public: frozenset[str] = HEALTH,
+        guarded: frozenset[str] = frozenset(),
         changing: frozenset[str] = frozenset(),
         unready: Callable[[str], tuple[int, bytes] | None] = lambda path: None,
     ) -> None:
@@ -105,6 +121,7 @@ class Access:
         self._rules = rules
         self._prefix = prefix
         self._public = public
+        self._guarded = guarded
         self._changing = changing
         self._unready = unready
         self._keys = tuple(map(digest, rules.api_keys))
@@ -150,6 +167,9 @@ class Access:
                 return
             scope["raw_path"] = scope.get("raw_path", path.encode())[len(self._prefix) :]
             path = scope["path"] = path[len(self._prefix) :]
+        if (wrong := self._wrong_host(scope, headers, path)) is not None:
+            await error_response(wrong, path)(scope, receive, send)
+            return
         if scope["method"] == "OPTIONS":
             # Browsers send these without a key, before the request proper.
             await answer(send, b"", 200, self._preflight)
@@ -183,15 +203,25 @@ class Access:
         finally:
             self.n_running -= 1
 
-    def _stranger(self, headers: Headers) -> str:
-        """Why a request without a key is none of this machine's own programs' and pages'; "" for one that is.
+    def _wrong_host(self, scope: Scope, headers: Headers, path: str) -> ApiError | None:
+        """Return the error for a request whose Host does not name this server.
 
-        A page that has its name resolved to this machine's address (DNS rebinding) is of the same origin as this
-        server, as far as its browser knows; but the name is in Host.
+        A page can make its own name resolve to this machine's address (DNS rebinding). Its browser then takes this
+        server for the page's origin, so CORS does not apply; only Host still holds the page's name. A key stops such a
+        page, and no browser reaches a Unix socket.
         """
+        if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+            return ApiError("invalid_request_error", "the request has more than one Host header")
         host = headers.get(b"host", b"").decode("latin-1")[:200]
-        if host and not _is_own_name(host):
-            return f"this server is not called {host}: see --api-key"
+        if self._keys or not host or scope.get("client") is None or path in self._guarded:
+            return None
+        if self._rules.allows_host(host):
+            return None
+        message = f"this server does not serve the host name {host!r} without a key: see --allowed-hosts and --api-key"
+        return ApiError("permission_error", message)
+
+    def _stranger(self, headers: Headers) -> str:
+        """Return why a request without a key comes from no program or page of this machine; "" if it may."""
         if any(name in headers for name in _FORWARDED):
             return "requests that a proxy passes on need a key: see --api-key"
         if self._is_foreign(headers):

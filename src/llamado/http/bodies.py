@@ -106,7 +106,12 @@ class Body:
 
         Raises ClientGone; ApiError: 413 for one larger than MAX_BODY, 503 without room, 408 where it came too slowly.
         """
-        given = dict(scope["headers"]).get(b"content-length", b"")
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        coding = headers.get(b"content-encoding", b"identity").strip().lower().decode("latin-1")[:100]
+        if coding not in ("", "identity"):
+            why = f"the request's body is compressed ({coding}), which this server does not accept: send it as it is"
+            raise ApiError("invalid_request_error", why, status=415)
+        given = headers.get(b"content-length", b"")
         declared = int(given) if given.isdigit() else None
         if declared is not None and declared > MAX_BODY:
             raise _too_large()

@@ -257,7 +257,7 @@ class HttpConnection(HttpToolsProtocol):
         self._answered = cycle
         cycle.transport = _Spelled(self.transport, self._end)  # type: ignore[assignment]
         cycle.scope["extensions"][WRITE] = partial(self._write_more, cycle)  # type: ignore[assignment]
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
 
     def _write_more(self, cycle: RequestResponseCycle, data: bytes) -> bool:
         if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding or cycle.response_complete:
@@ -384,6 +384,27 @@ class HttpConnection(HttpToolsProtocol):
         """Close at once: somebody else needs the place."""
         self.gate.resting.pop(self, None)
         self.transport.abort()
+
+
+def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """`app` for a client that knows no chunks (HTTP/1.0): a body without a length ends with the connection."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        endless = False
+
+        async def sending(message: Any) -> None:
+            nonlocal endless
+            if message["type"] == "http.response.start":
+                endless = all(name.lower() != b"content-length" for name, _ in message["headers"])
+                if endless:
+                    cycle.chunked_encoding, cycle.keep_alive = False, False
+            elif endless:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return answer
 
 
 def protocol(gate: ConnectionLimits, refuse: ASGI3Application) -> type[HttpConnection]:

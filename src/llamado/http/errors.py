@@ -59,8 +59,29 @@ OLLAMA = frozenset(
 """The paths of Ollama's API, where errors are a text."""
 
 
+ANTHROPIC = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
+"""The paths of Anthropic's API, where an error's object has a type and error types are others."""
+# By HTTP status; others are `api_error`.
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_error(error: ApiError) -> dict[str, Any]:
+    """An error in Anthropic's form, with llama-server's fields beside."""
+    return {"type": "error", "error": {**error.error, "type": _ANTHROPIC_TYPES.get(error.status, "api_error")}}
+
+
 def error_body(error: ApiError, path: str) -> bytes:
     """The JSON body of an error in the form of the API that a path belongs to."""
+    if path in ANTHROPIC:
+        return orjson.dumps(anthropic_error(error))
     return orjson.dumps({"error": error.message}) if path in OLLAMA else error.body
 
 

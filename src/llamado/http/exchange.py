@@ -26,6 +26,9 @@ MODEL_POSTS = frozenset(
 )
 """What llama-server's router passes on to a model, and other servers' endpoints that name a model in the same way."""
 
+MODEL = "/v1/models/"
+"""Before the name of a model, of which GET tells."""
+
 OLLAMA_POSTS = frozenset({"/api/chat", "/api/generate", "/api/embed", "/api/embeddings"})
 """Those of Ollama's API; a model's name may have a tag there."""
 
@@ -49,6 +52,9 @@ _KEYS = frozenset({b"authorization", b"x-api-key"})
 _FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
 
 
+_NONE: Headers = []
+
+
 def _named(headers: Headers) -> frozenset[bytes]:
     """Further headers that the Connection header makes hop-by-hop."""
     named = [value for name, value in headers if name == b"connection"]
@@ -56,11 +62,23 @@ def _named(headers: Headers) -> frozenset[bytes]:
 
 
 def request_head(
-    scope: Scope, address: UpstreamAddress, path: bytes, query: bytes, length: int, *, keys: bool, key: bytes = b""
+    scope: Scope,
+    address: UpstreamAddress,
+    path: bytes,
+    query: bytes,
+    length: int,
+    *,
+    keys: bool,
+    key: bytes = b"",
+    more: Headers = _NONE,
 ) -> bytes:
-    """The request's head as the process gets it. `keys`: whether the client's key is passed on. `key`: sent instead."""
+    """The request's head as the process gets it. `keys`: whether the client's key is passed on. `key`: sent instead.
+
+    `more`: headers that replace the client's of the same names.
+    """
     headers: Headers = scope["headers"]
     dropped = _REQUEST | _named(headers) | _FORWARDED | (frozenset() if keys and not key else _KEYS)
+    dropped |= {name for name, _ in more}
     earlier = b", ".join(value for name, value in headers if name == b"x-forwarded-for")
     client = scope.get("client")
     peer = client[0].encode("latin-1", "replace") if client else b"unix"
@@ -74,6 +92,7 @@ def request_head(
         b"x-forwarded-proto: " + (given.get(b"x-forwarded-proto") or scope.get("scheme", "http").encode()),
         b"x-forwarded-host: " + (given.get(b"x-forwarded-host") or host),
         *(name + b": " + value for name, value in headers if name not in dropped),
+        *(name + b": " + value for name, value in more),
     ]
     if key:
         lines.append(b"authorization: Bearer " + key)
@@ -158,14 +177,18 @@ class Exchange:
         query: bytes,
         *,
         key: bytes = b"",
+        more: Headers = _NONE,
         ended: Callable[[], bool] = lambda: False,
     ) -> UpstreamConnection:
         """Send the request; returns the connection once the answer has begun on it, which `deliver` then takes.
 
-        A kept connection that was closed meanwhile is replaced, unless the process has `ended`. Raises UpstreamLost.
+        `more`: further headers. A kept connection that was closed meanwhile is replaced, unless the process has
+        `ended`. Raises UpstreamLost.
         """
         self.sent = self.was_cut = False
-        head = request_head(self._scope, pool.address, path, query, len(self._body), keys=self._keys, key=key)
+        head = request_head(
+            self._scope, pool.address, path, query, len(self._body), keys=self._keys, key=key, more=more
+        )
         for fresh in (False, True):
             connection = await pool.connect(fresh=fresh)
             self._connection = connection
@@ -203,8 +226,12 @@ class Exchange:
         connection: UpstreamConnection,
         more: Headers | None = None,
         seen: Callable[[bytes], None] | None = None,
+        before_end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Pass the answer on as it comes. `more`: further headers; `seen` is told each part. Raises UpstreamLost."""
+        """Pass the answer on as it comes. Raises UpstreamLost.
+
+        `more`: further headers. `seen`: called with each part. `before_end`: awaited before the last one is sent.
+        """
         try:
             kind = next((value for name, value in connection.headers if name == b"content-type"), b"")
             self._stream, self._lines = b"event-stream" in kind, b"ndjson" in kind
@@ -219,6 +246,8 @@ class Exchange:
             if connection.finished:
                 connection.release()
                 self._connection = None
+                if before_end is not None:
+                    await before_end()
                 await send({"type": "http.response.body", "body": first, "more_body": False})
                 return
             await send({"type": "http.response.body", "body": first, "more_body": True})
@@ -230,6 +259,8 @@ class Exchange:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             connection.release()
             self._connection = None
+            if before_end is not None:
+                await before_end()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self.drop()

@@ -137,10 +137,13 @@ async def parse_body(body: bytes) -> Any:
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The body as a JSON object; null and an empty array count as an empty one. Raises ApiError."""
+    """Return the body as a JSON object without the fields that are null: they count as absent, whatever the endpoint.
+
+    Null and an empty array count as an empty object. Raises ApiError.
+    """
     value = await read_json(request)
     if value is None or value == []:
         return {}
     if not isinstance(value, dict):
         raise invalid("the request body must be a JSON object")
-    return value
+    return {name: given for name, given in value.items() if given is not None}

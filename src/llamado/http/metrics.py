@@ -1,10 +1,28 @@
-"""HTTP requests counted by endpoint, status and duration; on the event loop only."""
+"""Counts of HTTP requests by endpoint, status and duration, and the token usage of single ones; event loop only.
+
+A gateway meters its clients by the usage of single requests. It names each request in a header of its own and asks for
+the count by that name, so nothing that a client puts into its request, and no early hang-up, changes what is charged.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import re
+import secrets
 from bisect import bisect_left
+from collections import OrderedDict
+
+import orjson
 
 from llamado.engine.request import Histogram
+from llamado.http.upstream import Pool, UpstreamLost, get
+
+USAGE_HEADER = b"x-llamado-usage-id"
+USAGE_PATH = "/usage"
+_ID = re.compile("[0-9a-f]{32}")
+_MOST_KEPT = 4096
+_WAIT_SECONDS = 4.0  # for a request whose client has just gone
+_ASK_SECONDS = _WAIT_SECONDS + 1
 
 # Seconds. Answers take from a millisecond (a health check) to minutes (long generations).
 BOUNDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -36,3 +54,53 @@ class Traffic:
             endpoint: Histogram(BOUNDS, tuple(counts), total[0])
             for endpoint, (counts, total) in self._durations.items()
         }
+
+
+def new_usage_id() -> str:
+    """Return a name for a request that no client can guess."""
+    return secrets.token_hex(16)
+
+
+def is_usage_id(text: str) -> bool:
+    """Return True if `text` can name a request."""
+    return _ID.fullmatch(text) is not None
+
+
+class UsageReports:
+    """Tokens of the last requests that a gateway named; event loop only."""
+
+    def __init__(self) -> None:
+        self._tokens: OrderedDict[str, asyncio.Future[int]] = OrderedDict()
+
+    def begin(self, id: str) -> None:
+        """Start a report for a request."""
+        self._tokens[id] = asyncio.get_running_loop().create_future()
+        if len(self._tokens) > _MOST_KEPT:
+            self._tokens.popitem(last=False)[1].cancel()
+
+    def end(self, id: str, tokens: int) -> None:
+        """Note the tokens of prompts and answers of a request that is over."""
+        found = self._tokens.get(id)
+        if found is not None and not found.done():
+            found.set_result(tokens)
+
+    async def take(self, id: str) -> int | None:
+        """Return the tokens of a request once it is over, and forget it; None if it is unknown or goes on."""
+        found = self._tokens.get(id)
+        if found is None:
+            return None
+        await asyncio.wait([found], timeout=_WAIT_SECONDS)
+        if not found.done() or found.cancelled():
+            return None
+        self._tokens.pop(id, None)
+        return found.result()
+
+
+async def ask_usage(pool: Pool, id: str, key: bytes = b"") -> int | None:
+    """Return the tokens that a server counted for a request; None if it does not answer or keeps no count."""
+    try:
+        status, body = await get(pool, f"{USAGE_PATH}?id={id}", timeout=_ASK_SECONDS, key=key)
+        found = orjson.loads(body)["total_tokens"] if status == 200 else None
+    except (UpstreamLost, TimeoutError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None

@@ -54,6 +54,8 @@ class Record:
     reason: str = ""
     """Why it was refused."""
     n_prompt: int = 0
+    prompt_tokens: int = 0
+    """Of the prompts, each counted once however many answers it has."""
     n_cached: int = 0
     """Tokens of the prompts that were not computed anew."""
     n_predicted: int = 0
@@ -75,6 +77,11 @@ class Record:
         self.n_predicted += result.n_predicted
         self.tokens_per_second += result.timings.predicted_per_second
         self.stops += (result.stop_type,)
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens that the client is charged for."""
+        return self.prompt_tokens + self.n_predicted
 
     def cancelled(self, n_prompt: int, n_predicted: int) -> None:
         """An answer ended before it was complete, because nobody wants it any more."""

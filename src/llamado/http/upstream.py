@@ -1,4 +1,4 @@
-"""HTTP/1.1 to another process: kept connections, bodies as they come, back-pressure, and a fault that has a name.
+"""HTTP/1.1 client for other processes: kept connections, streamed bodies, back-pressure, and bounded, checked answers.
 
 One Python object per connection and one callback per packet: what a general client costs per chunk would be a good part
 of what a token costs.
@@ -24,10 +24,16 @@ CONNECT_SECONDS = 5.0
 """Seconds until a connection that nobody takes or refuses is given up."""
 _KEEP = 3.5  # seconds; llama-server and uvicorn both close after 5
 _IDLE = 256  # kept connections
+_MAX_HEAD = 64 * 1024  # bytes of an answer's headers, of its trailers, and of what frames a part of its body
+_MAX_HEADERS = 200
 
 
 class UpstreamLost(LlamadoError):
     """The process closed the connection, or sent no HTTP, before the answer was complete."""
+
+
+class _Malformed(Exception):
+    """The process sent an answer that cannot be passed on."""
 
 
 class UpstreamRefused(UpstreamLost):
@@ -96,6 +102,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._complete = False
         self._keep = False
         self._framed = False
+        self._unread = 0  # bytes since the answer's start or the last part of its body: the parser may keep them all
 
     # asyncio.Protocol
 
@@ -104,11 +111,20 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._begun = True
+        if self._complete:
+            self._pool.forget(self)  # nothing was asked: what comes is no answer to the next request
+            self.abort()
+            return
+        self._unread += len(data)
         try:
             self._parser.feed_data(data)
+            if self._unread > _MAX_HEAD and not self._complete:
+                self._fail(f"it sent more than {_MAX_HEAD} bytes of headers or trailers")
         except httptools.HttpParserUpgrade:
             self._fail("it wants to speak another protocol")
-        except (httptools.HttpParserError, httptools.HttpParserCallbackError) as error:
+        except httptools.HttpParserCallbackError as error:
+            self._fail(f"it sent {error.__context__ or error}")
+        except httptools.HttpParserError as error:
             self._fail(f"it sent something that is no HTTP answer: {error}")
         if self._size > _HIGH and not self._paused and self._transport is not None and not self._complete:
             self._paused = True
@@ -128,31 +144,45 @@ class UpstreamConnection(asyncio.Protocol):
 
     # httptools
 
-    def on_status(self, _: bytes) -> None:
-        self.status = self._parser.get_status_code()
+    # After the answer's end they are called for what was sent behind it, which belongs to no request.
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            self._keep = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._headed:
+            return  # a trailer
         self.headers.append((name.lower(), value))
+        if len(self.headers) > _MAX_HEADERS:
+            raise _Malformed(f"more than {_MAX_HEADERS} headers")
 
     def on_headers_complete(self) -> None:
+        if self._complete:
+            return
         self.status = self._parser.get_status_code()
         if 100 <= self.status < 200:
             return
+        names = [name for name, _ in self.headers]
+        if not 200 <= self.status < 600:
+            raise _Malformed(f"the status {self.status}")
+        if sum(len(name) + len(value) for name, value in self.headers) > _MAX_HEAD:
+            raise _Malformed(f"more than {_MAX_HEAD} bytes of headers")
         self._headed = True
         self._keep = self._parser.should_keep_alive()
-        self._framed = self.status in (204, 304) or any(
-            name in (b"content-length", b"transfer-encoding") for name, _ in self.headers
-        )
+        self._framed = self.status in (204, 304) or b"content-length" in names or b"transfer-encoding" in names
 
     def on_body(self, body: bytes) -> None:
-        self._chunks.append(body)
-        self._size += len(body)
+        self._unread = 0
+        if not self._complete:
+            self._chunks.append(body)
+            self._size += len(body)
 
     def on_message_complete(self) -> None:
-        if 100 <= self.status < 200:
-            self.headers = []  # the answer proper follows
-            return
-        self._complete = True
+        if self._headed:
+            self._complete = True
+        else:
+            self.headers = []  # 1xx: the answer proper follows
 
     # The request's side
 

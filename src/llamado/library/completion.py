@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Generator, Iterator, Sequence
@@ -41,7 +42,11 @@ def _text(prob: TokenProb) -> str:
 
 
 class Completion:
-    """One completion. `text_offset` counts from the end of `prompt`; `before` and `after` stand around the answer."""
+    """One completion.
+
+    `text_offset` counts from the end of `prompt`, or of an echoed one from its beginning; `before` and `after` stand
+    around the answer.
+    """
 
     def __init__(self, model: str, prompt: str, *, before: str = "", after: str = "", logprobs: bool = False) -> None:
         self._head = {
@@ -61,7 +66,7 @@ class Completion:
         choice = {
             "text": text,
             "index": 0,
-            "logprobs": self._logprobs(result.probs),
+            "logprobs": self._logprobs([*result.prompt_probs, *result.probs]),
             "finish_reason": finish_reason(result),
         }
         return {**self._head, "choices": [choice], "usage": usage(result)}
@@ -85,12 +90,17 @@ class Completion:
         """OpenAI's older form: four lists with an entry for each token."""
         if not self._shows:
             return None
-        tokens, offsets, values, top = list[str](), list[int](), list[float](), list[dict[str, float]]()
+        tokens, offsets, values = list[str](), list[int](), list[float | None]()
+        top = list[dict[str, float] | None]()
         for one in probs or ():
             text = _text(one.token)
             offsets.append(self._offset)
             self._offset += len(text)
             tokens.append(text)
+            if math.isnan(one.token.logprob):  # the first of a prompt
+                values.append(None)
+                top.append(None)
+                continue
             values.append(one.token.logprob)
             top.append({_text(other): other.logprob for other in one.top} | {text: one.token.logprob})
         return {"tokens": tokens, "text_offset": offsets, "token_logprobs": values, "top_logprobs": top}

@@ -292,16 +292,20 @@ class Llama:
 
         `max_tokens`: None or 0 for as many as the context holds. `suffix` is what follows the gap that is filled in,
         with models that know how; behind others' answers it is put. `logprobs`: how many likeliest tokens are shown at
-        each place. `echo`: the whole answer begins with the prompt. Raises LlamadoError.
+        each place. `echo`: the whole answer begins with the prompt, whose tokens have `logprobs`, too. Raises
+        LlamadoError.
         """
         text = prompt if isinstance(prompt, str) else self._model.detokenize(prompt)
         tokens, after = self._prompt(prompt, suffix)
         fields = self._fields(temperature, max_tokens, stop, sampling, grammar)
         fields["n_probs"] = logprobs or 0
+        whole = echo and not stream
+        if whole and logprobs:
+            fields |= {"prompt_probs": True, "cache_prompt": False}
         answer = Completion(
             model or self.model_path,
-            text,
-            before=text if echo and not stream else "",
+            "" if whole else text,
+            before=text if whole else "",
             after=after,
             logprobs=bool(logprobs),
         )

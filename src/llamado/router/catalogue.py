@@ -171,16 +171,16 @@ def _entries(flags: Parsed) -> list[_Entry]:
     for name, path in local.items():
         entries[name] = _Entry(name=name, source="models_dir", options={"model": (str(path),)})
     for name, (options, extra) in sections.items():
-        entry = entries.setdefault(name, _Entry(name=name, source="preset", options={}))
-        entry.source = "preset"
-        entry.options = entry.options | options
+        known = entries.get(name)
+        entry = _Entry(name=name, source="preset", options=({} if known is None else known.options) | options)
         entry.extra = extra
         if not presets.WHICH & set(entry.options):
             if not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", name, re.ASCII):
-                raise presets.PresetError(
-                    f"{flags.models_preset} [{name}]: which model? Give model = FILE or hf-repo ="
-                )
+                told = "%s [%s]: which model? Give model = FILE or hf-repo = REPOSITORY; the section is left out"
+                log.error(told, flags.models_preset, name)
+                continue
             entry.options["hf_repo"] = (name,)
+        entries[name] = entry
     for entry in _command_line(flags):
         if entry.name in entries:
             raise CatalogueError(f"two models are called {entry.name!r}: name them apart with --alias NAME=FILE")

@@ -39,10 +39,11 @@ TRUE = frozenset({"on", "enabled", "true", "1", "yes"})
 # What the router itself decides about a model's process: where it listens, what it is called, who may call it, and how
 # its log looks.
 _CONTROLLED = (
-    "alias api_key api_key_file api_prefix cors cors_credentials cors_headers cors_methods cors_origins hf_token host "
-    "list_devices llama_swap log_colors log_disable log_file log_format log_jsonl log_prefix log_timestamps "
-    "max_connections models_autoload models_dir models_max models_preset path port reuse_port ssl_cert_file "
-    "ssl_key_file tags tools tools_folder tools_runtime mcp_servers_config mcp_servers_json agent ui_mcp_proxy"
+    "alias allowed_hosts api_key api_key_file api_prefix cors cors_credentials cors_headers cors_methods "
+    "cors_origins hf_token host list_devices llama_swap log_colors log_disable log_file log_format log_jsonl "
+    "log_prefix log_timestamps max_connections models_autoload models_dir models_max models_preset path port "
+    "reuse_port ssl_cert_file ssl_key_file tags tools tools_folder tools_runtime mcp_servers_config "
+    "mcp_servers_json agent ui_mcp_proxy"
 )
 CONTROLLED = frozenset(_CONTROLLED.split())
 WHICH = frozenset({"model", "model_url", "hf_repo", "hf_file"})
@@ -189,8 +190,12 @@ _ENTRY = re.compile(r"([a-zA-Z_][a-zA-Z0-9_.-]*)[ \t]*=[ \t]*(.*)")
 
 
 def _parse(text: str, path: str | Path) -> dict[str, dict[str, str]]:
-    """Sections of an INI text. A later section of the same name replaces an earlier one; `;` and `#` start comments."""
+    """Sections of an INI text. A later section of the same name replaces an earlier one; `;` and `#` start comments.
+
+    A section with a line that cannot be read is left out: the models of the others are served.
+    """
     sections: dict[str, dict[str, str]] = {}
+    bad: set[str] = set()
     current = "default"
     for number, line in enumerate(re.split(r"\r\n|\n|\r", text), 1):
         line = re.split("[;#]", line, maxsplit=1)[0].rstrip(" \t")
@@ -199,13 +204,14 @@ def _parse(text: str, path: str | Path) -> dict[str, dict[str, str]]:
         if header := _HEADER.fullmatch(line):
             current = canonical(header[1])
             sections[current] = {}
+            bad.discard(current)
         elif entry := _ENTRY.fullmatch(line):
             sections.setdefault(current, {})[entry[1]] = entry[2]
         else:
-            raise PresetError(
-                f"--models-preset {path}, line {number}: expected [NAME] or KEY = VALUE, got {line[:80]!r}"
-            )
-    return sections
+            bad.add(current)
+            told = "%s, line %d: expected [NAME] or KEY = VALUE, got %r; [%s] is left out"
+            log.error(told, path, number, line[:80], current)
+    return {name: values for name, values in sections.items() if name not in bad}
 
 
 def canonical(name: str) -> str:

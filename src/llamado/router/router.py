@@ -28,9 +28,10 @@ from llamado.http.answer import Receive, Scope, Send, answer, answer_faults, err
 from llamado.http.bodies import body_of
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
 from llamado.http.errors import OLLAMA, ApiError, invalid, not_found
-from llamado.http.exchange import MODEL_POSTS
+from llamado.http.exchange import MODEL, MODEL_POSTS
 from llamado.http.exposition import CONTENT_TYPE, merge
 from llamado.http.json_body import parse_json
+from llamado.http.metrics import USAGE_PATH, ask_usage, is_usage_id
 from llamado.http.running import announced
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
@@ -58,6 +59,7 @@ log = logging.getLogger("llamado.router")
 _GET = frozenset({"/metrics", "/slots", "/lora-adapters", "/props", "/v1/audio/voices"})
 CHANGING = frozenset({"/unload"})
 """Paths that change something though they are asked for by GET, as llama-swap has it."""
+UNLOAD = "/api/models/unload"
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8"), (b"x-content-type-options", b"nosniff")]
 _EVENTS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _HEALTHY = b'{"status":"ok"}'
@@ -107,8 +109,10 @@ class Router:
             ("POST", "/models/unload"): self._unload,
             ("GET", "/models/sse"): self._events,
             ("GET", "/running"): self._running,
+            ("GET", USAGE_PATH): self._usage,
             ("GET", "/unload"): self._unload_all,
             ("POST", "/unload"): self._unload_all,
+            ("POST", UNLOAD): self._unload_all,
             ("GET", "/logs"): self._logs,
             ("GET", LIVE_EVENTS): self._live,
             ("GET", "/tools"): _answering(tools.list_tools),
@@ -130,6 +134,10 @@ class Router:
             await self._get(scope, receive, send)
         elif handler := self._handlers.get((method, path)):
             await handler(scope, receive, send)
+        elif method == "POST" and path.startswith(f"{UNLOAD}/"):
+            await self._unload_one(scope, receive, send)
+        elif method == "GET" and path.startswith(MODEL):
+            await self._one(scope, receive, send)
         elif path in OLLAMA:
             await self._ollama(scope, receive, send)
         elif path.startswith("/upstream/"):
@@ -274,6 +282,18 @@ class Router:
             raise ApiError("not_supported_error", message)
         await answer(send, merge(texts).encode(), 200, [(b"content-type", CONTENT_TYPE)])
 
+    async def _usage(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The tokens of a request that one of the models has answered."""
+        id = _query(scope).get("id", "")
+        if not is_usage_id(id):
+            raise invalid("id: expected 32 hexadecimal digits")
+        children = [one.child for one in self.fleet.instances.values() if one.child is not None]
+        found = await asyncio.gather(*(ask_usage(child.pool, id) for child in children))
+        tokens = next((count for count in found if count is not None), None)
+        if tokens is None:
+            raise ApiError("not_found_error", "no request of this id has ended")
+        await answer(send, orjson.dumps({"total_tokens": tokens}))
+
     def _mark_stale(self) -> None:
         self._stale = True
 
@@ -284,6 +304,17 @@ class Router:
             self.fleet.replace(await asyncio.to_thread(self._reread))
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, orjson.dumps({"data": await self._listed(scope), "object": "list"}))
+
+    async def _one(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`/v1/models/NAME`: one of them."""
+        name = scope["path"].removeprefix(MODEL)
+        found = next((one for one in await self._listed(scope) if name in (one["id"], *one.get("aliases", ()))), None)
+        if found is None:
+            raise ApiError("not_found_error", f"model '{name[:1000]}' not found")
+        await answer(send, orjson.dumps({**found, "id": name}))
+
+    async def _listed(self, scope: Scope) -> list[dict[str, Any]]:
         if self._stale or _query(scope).get("reload"):
             await self._refresh()
         instances = list(self.fleet.instances.values())
@@ -306,7 +337,7 @@ class Router:
         for name, progress in self._downloads.progress.items():
             if self.fleet.find(name) is None:
                 data.append(_downloading(name, progress, now))
-        await answer(send, orjson.dumps({"data": data, "object": "list"}))
+        return data
 
     async def _asked(self, scope: Scope, receive: Receive) -> str:
         """The model a body names."""
@@ -335,6 +366,17 @@ class Router:
                 raise invalid("model is not running")
             self.fleet.unload(instance)
         await answer(send, _DONE)
+
+    async def _unload_one(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`/api/models/unload/NAME` of llama-swap."""
+        name = scope["path"].removeprefix(f"{UNLOAD}/")
+        instance = self.fleet.find(name)
+        if instance is None:
+            raise ApiError("not_found_error", f"model '{name[:1000]}' not found")
+        if instance.running:
+            self.fleet.unload(instance)
+            await self.fleet.unloaded([instance])
+        await answer(send, b"OK", 200, _TEXT)
 
     async def _unload_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         instances = [instance for instance in self.fleet.instances.values() if instance.running]

@@ -248,6 +248,10 @@ def _model(
             raise reader.fail(f"{where}.{key}", f"expected a text, got {value!r:.60}")
         return str(_fill(reader, f"{where}.{key}", value, macros))
 
+    def shown(key: str) -> str:
+        """A text for people; numbers and the like are taken as they are written."""
+        return str(_fill(reader, f"{where}.{key}", str(body.get(key) or ""), macros)).strip()
+
     def words(key: str) -> list[str]:
         try:
             return command(filled(key))
@@ -288,8 +292,8 @@ def _model(
         group=group,
         limit=max(0, int(reader.number(f"{where}.concurrencyLimit", body.get("concurrencyLimit"), 0.0))),
         rewrite=rewrite,
-        title=str(body.get("name") or "").strip(),
-        description=str(body.get("description") or "").strip(),
+        title=shown("name"),
+        description=shown("description"),
         metadata=reader.mapping(f"{where}.metadata", _fill(reader, f"{where}.metadata", body.get("metadata"), macros)),
         alias_titles=titles if listed else {},
     )
@@ -310,7 +314,7 @@ def _aliases(
             raise reader.fail(f"{where}.aliases", f"expected a name, got {item!r:.60}")
         names.append(alias)
         if not body.get("unlisted"):
-            titles[alias] = str(body.get("name") or "")
+            titles[alias] = str(_fill(reader, f"{where}.aliases", str(body.get("name") or ""), macros))
     return names, titles
 
 

@@ -20,7 +20,8 @@ from llamado import __version__
 from llamado.errors import LlamadoError
 from llamado.http.access import HEALTH, OWN, Access
 from llamado.http.answer import error_response, json_response
-from llamado.http.errors import OLLAMA
+from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
+from llamado.http.metrics import USAGE_HEADER, is_usage_id
 from llamado.http.request_log import Record, current, request_id
 from llamado.page.files import START, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
@@ -86,7 +87,10 @@ class ServerApp:
         switches = state.switches
         self._page = frozenset(START if switches.static_path else page_paths() if switches.page else ())
         public = HEALTH | MEMBERS | frozenset(START) | self._page
-        self.access = Access(self._awake, state.access, self._prefix, public=public, unready=self._unready)
+        guarded = frozenset() if switches.cluster_token is None else MEMBERS
+        self.access = Access(
+            self._awake, state.access, self._prefix, public=public, guarded=guarded, unready=self._unready
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -97,6 +101,9 @@ class ServerApp:
         record = Record(request_id(headers.get(b"x-request-id", b"")), scope["method"], scope["path"])
         record.client = scope["client"][0] if scope.get("client") else _asked_for(headers)
         token = current.set(record)
+        usage_id = headers.get(USAGE_HEADER, b"").decode("latin-1")
+        if is_usage_id(usage_id):
+            state.usage.begin(usage_id)
         number = state.live.requests.begin(record)
         span = None if state.tracing is None else state.tracing.begin(record, headers)
         try:
@@ -106,6 +113,8 @@ class ServerApp:
             raise
         finally:
             self._note(record, number)
+            failed = record.status >= 400 and record.status != CLIENT_GONE
+            state.usage.end(usage_id, 0 if failed else record.used_tokens)
             if span is not None and state.tracing is not None:
                 state.tracing.end(span, record, record.route, state.served.info.name if state.served else "")
             current.reset(token)
@@ -114,7 +123,9 @@ class ServerApp:
         """Let the routes answer, with a model that is awake where they need one."""
         try:
             sleep = self._state.sleep
-            quiet = scope["path"] in (QUIET | self._page if scope["method"] == "GET" else MEMBERS) | OWN
+            path = scope["path"]
+            quiet = path in (QUIET | self._page if scope["method"] == "GET" else MEMBERS) | OWN
+            quiet = quiet or path.startswith("/v1/models/")
             if sleep is None or quiet or (sleep.asleep and not self._exists(scope)):
                 await self._app(scope, receive, send)
                 return
@@ -140,6 +151,9 @@ class ServerApp:
         status, body = health_body(self._state)
         if path in OLLAMA:
             body = orjson.dumps({"error": reason_of(body)})
+        elif path in ANTHROPIC:
+            told = orjson.loads(body)
+            body = orjson.dumps(told | anthropic_error(ApiError("unavailable_error", told["error"]["message"])))
         return status, body
 
     def _note(self, record: Record, number: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, QueueFull, Unavailable
+from llamado.engine.errors import ContextExceeded, EngineClosed, InputTooLarge, InvalidRequest, QueueFull, Unavailable
 from llamado.http.errors import STATUS, ApiError, ClientGone, invalid, loading, not_found, not_supported, unexpected
 from llamado.text.errors import TemplateError, TokenizerError
 from llamado.text.grammar.source import ConstraintError, GrammarError
@@ -20,6 +20,8 @@ def translate(error: Exception) -> ApiError:
     if isinstance(error, ContextExceeded):
         extra = {"n_prompt_tokens": error.n_prompt_tokens, "n_ctx": error.n_ctx}
         return ApiError("exceed_context_size_error", str(error), **extra)
+    if isinstance(error, InputTooLarge):
+        return ApiError("exceed_context_size_error", str(error), n_prompt_tokens=error.n_tokens, n_ctx=error.n_batch)
     if isinstance(error, (ClientGone, InvalidRequest, TemplateError, TokenizerError, GrammarError, ConstraintError)):
         return invalid(str(error))
     if isinstance(error, Unavailable):

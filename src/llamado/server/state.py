@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llamado.http.access import AccessRules
-from llamado.http.metrics import Traffic
+from llamado.http.metrics import Traffic, UsageReports
 from llamado.server.errors import loading
 from llamado.server.live.live import Live
 from llamado.server.loaded_model import Served, ServedLab
@@ -41,6 +41,7 @@ class ServerState:
     """None: `--lab` was not given."""
     tools: ToolsApi = field(default_factory=ToolsApi)
     live: Live = field(default_factory=Live)
+    usage: UsageReports = field(default_factory=UsageReports)
 
     def loaded(self) -> Served:
         """The model. Raises ApiError while it is not loaded."""

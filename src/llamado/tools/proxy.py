@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 _PREFIX = "x-llama-server-proxy-header-"
 """Headers that are passed on begin so; no others are."""
 _NOT_ASKED = frozenset({"accept-encoding", "connection", "content-length", "host", "transfer-encoding"})
-_NOT_TOLD = frozenset({"connection", "content-length", "keep-alive", "server", "set-cookie", "transfer-encoding"})
+# What MCP over HTTP needs. A browser applies an answer's headers to this server's origin, and some act on all of it:
+# Clear-Site-Data deletes the page's chats, Refresh and Strict-Transport-Security lead away, Set-Cookie is sent back.
+_PASSED_BACK = frozenset({"content-encoding", "content-type", "mcp-protocol-version", "mcp-session-id", "retry-after"})
 _SECONDS = 600.0
 # What another site sends is shown under this server's name: none of it may act as this server's page.
 _HARMLESS = {"content-security-policy": "sandbox", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
@@ -56,11 +58,7 @@ class McpProxy:
             told = await client.send(asked, stream=True)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             return error_response(ApiError("server_error", f"proxy error: {error or type(error).__name__}"))
-        shown = {
-            name: value
-            for name, value in told.headers.items()
-            if name not in _NOT_TOLD and not name.startswith("access-control-")
-        }
+        shown = {name: value for name, value in told.headers.items() if name in _PASSED_BACK}
         return StreamingResponse(_pieces(told), told.status_code, shown | _HARMLESS)
 
 

@@ -80,6 +80,7 @@ def compose(what: Deployment) -> dict[str, str]:
             "healthcheck": {"test": probe, "interval": "10s", "timeout": "10s", "retries": 3, "start_period": "30m"},
             **({"depends_on": {worker: {"condition": "service_healthy"} for worker in workers}} if workers else {}),
             **({"secrets": _named(secrets, more)} if _named(secrets, more) else {}),
+            "environment": what.allowed_hosts(name),
         }
         if what.mlock:
             services[name]["ulimits"]["memlock"] = -1
@@ -97,6 +98,7 @@ def compose(what: Deployment) -> dict[str, str]:
             },
             "depends_on": {name: {"condition": "service_healthy"} for name in servers},
             **({"secrets": _named(secrets, https)} if https else {}),
+            "environment": what.allowed_hosts("gateway"),
         }
         services["gateway"].pop("deploy", None)  # those limits are what a model takes
         services["gateway"].pop("volumes")

@@ -110,6 +110,11 @@ class Deployment:
         words += [spelled("gateway", "host"), host, spelled("gateway", "port"), str(self.port)]
         return [*words, spelled("gateway", "replica"), ",".join(f"http://{server}" for server in servers), *more]
 
+    def allowed_hosts(self, *names: str) -> dict[str, str]:
+        """Environment with the names under which servers and gateways without keys are reached: these and `domain`."""
+        found = [*names, *([self.domain] if self.domain != "_" else [])]
+        return {variable("serve", "allowed_hosts"): ",".join(found)} if found else {}
+
     @property
     def server_port(self) -> int:
         """Of the (first) server where all share an address: behind the gateway's, which clients know."""

@@ -109,10 +109,10 @@ def _server(what: Deployment, rpc: list[str]) -> Manifest:
         more += [spelled("serve", "rpc_ca"), f"{_TLS}/ca.crt", spelled("serve", "rpc_cert"), f"{_TLS}/tls.crt"]
         more += [spelled("serve", "rpc_key"), f"{_TLS}/tls.key"]
     container = _container(what, "server", what.serve_command(*more, rpc=rpc, host="0.0.0.0"), what.port)
+    container["env"] = _hosts(what, "group" if what.workers and what.leader_worker_set else "server")
     if what.key:
         source = {"secretKeyRef": {"name": f"{what.name}-keys", "key": "key"}}
-        container["env"] = [{"name": variable("serve", "api_key"), "valueFrom": source}]
-
+        container["env"].append({"name": variable("serve", "api_key"), "valueFrom": source})
     return {**container, **_http_probes(_START_SECONDS, tls=what.server_tls)}
 
 
@@ -125,10 +125,17 @@ def _gateway(what: Deployment) -> Manifest:
     container = _container(what, "gateway", what.gateway_command(*more, servers=servers, host="0.0.0.0"), what.port)
     container.pop("resources", None)  # those are what a model takes
     container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] in ("tmp", "tls")]
+    container["env"] = _hosts(what, "gateway")
     if what.key:  # what it asks of servers itself; requests bring their own
         source = {"secretKeyRef": {"name": f"{what.name}-keys", "key": "key"}}
-        container["env"] = [{"name": variable("gateway", "replica_key"), "valueFrom": source}]
+        container["env"].append({"name": variable("gateway", "replica_key"), "valueFrom": source})
     return {**container, **_http_probes(_START_SECONDS, tls=what.tls)}
+
+
+def _hosts(what: Deployment, part: str) -> list[Manifest]:
+    """Environment with the names of a service and its pods in the cluster: no DNS server outside can claim them."""
+    names = what.allowed_hosts(f".{what.name}-{part}", ".svc", ".cluster.local")
+    return [{"name": name, "value": value} for name, value in names.items()]
 
 
 def _https(command: str) -> list[str]:

@@ -130,7 +130,12 @@ def _service(what: Deployment, command: list[str]) -> Entries:
         "LimitNOFILE": "65536",
         "StateDirectory": what.name,
         "CacheDirectory": what.name,
-        "Environment": f"LLAMADO_CACHE=/var/cache/{what.name} HOME=/var/lib/{what.name}",
+        "Environment": " ".join(
+            [
+                f"LLAMADO_CACHE=/var/cache/{what.name} HOME=/var/lib/{what.name}",
+                *(f"{name}={hosts}" for name, hosts in what.allowed_hosts().items()),
+            ]
+        ),
         "NoNewPrivileges": "true",
         "PrivateTmp": "true",
         "ProtectSystem": "strict",

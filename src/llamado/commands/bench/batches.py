@@ -20,6 +20,7 @@ from llamado.commands.bench.speed import TestLengths, measured_model, whole_numb
 from llamado.flags import FlagError, Parsed
 from llamado.models.memory import Span
 from llamado.models.memory.pool import align
+from llamado.terminal.text import print
 
 if TYPE_CHECKING:
     from llamado.engine.forward.contract import Forward

@@ -42,6 +42,7 @@ from llamado.flags import FlagError, Parsed
 from llamado.http import logs
 from llamado.installation import install_command, own_command
 from llamado.rpc.endpoint import Endpoint
+from llamado.terminal.text import print
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,6 +19,7 @@ from llamado.commands.options import engine_options, model_source
 from llamado.flags import FlagError, Parsed
 from llamado.http import logs
 from llamado.models.memory import Span
+from llamado.terminal.text import print
 
 if TYPE_CHECKING:
     from llamado.engine.forward.contract import Forward

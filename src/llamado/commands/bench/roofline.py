@@ -20,6 +20,7 @@ from llamado.commands.bench.speed import TestLengths, measured_model, test_name
 from llamado.flags import FlagError, Parsed
 from llamado.ggml.ops import Op
 from llamado.gguf.types import TensorType
+from llamado.terminal.text import print
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -200,7 +201,7 @@ def bench_roofline(flags: Parsed) -> int:
     if not sys.stdout.isatty():
         print("\n\n".join(markdown(*one) for one in found))
         return 0
-    from rich.console import Console
+    from llamado.terminal.console import Console
 
     console = Console()
     for one in found:

@@ -24,6 +24,7 @@ from llamado.flags import FlagError, Parsed
 from llamado.ggml.role import ModelPart
 from llamado.http import logs
 from llamado.models.memory import Span
+from llamado.terminal.text import print
 
 if TYPE_CHECKING:
     from llamado.engine.forward.contract import Forward

@@ -19,6 +19,7 @@ from prompt_toolkit.output.defaults import create_output
 
 from llamado.commands.chat.conversation import SETTABLE
 from llamado.commands.chat.talk import ORDERS
+from llamado.terminal.text import print
 
 _FENCE = '"""'
 

@@ -14,8 +14,9 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from llamado.commands.chat.screen import Shown, interruptible, printable
+from llamado.commands.chat.screen import Shown, interruptible
 from llamado.commands.chat.speaker import Answer
+from llamado.terminal.text import printable
 
 _FRAME = 0.05
 """Seconds between two pictures of an answer that comes, at least."""
@@ -84,7 +85,7 @@ class _Drawing:
         return _markdown(self._text)
 
     def add(self, text: str) -> None:
-        self._text += printable(text)
+        self._text += printable(text.replace("\r", ""))
 
     def settle(self) -> None:
         """Print the blocks that are whole; what is there now is in the picture."""

@@ -15,6 +15,7 @@ from llamado.engine.options import ModelSource, as_share
 from llamado.engine.parameters import PARAMETERS
 from llamado.flags import FlagError, Parsed
 from llamado.http import logs
+from llamado.terminal.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +51,6 @@ def _answer_once(speaker: Speaker, chat: Any, question: str, *, markdown: bool) 
 
 def _converse(speaker: Speaker, chat: Any, *, markdown: bool) -> None:
     from llamado.commands.chat.keyboard import Keyboard, history_file
-    from llamado.commands.chat.screen import printable
     from llamado.commands.chat.talk import Talk
 
     dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
@@ -81,9 +81,8 @@ def screen_of(*, markdown: bool) -> Screen:
 
         return PlainScreen(sys.stdout)
     # Drawing takes longer to import than everything else here.
-    from rich.console import Console
-
     from llamado.commands.chat.markdown import MarkdownScreen
+    from llamado.terminal.console import Console
 
     return MarkdownScreen(Console(highlight=False))
 

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Protocol, TextIO
 
 from llamado.commands.chat.speaker import Answer, Figures
+from llamado.terminal.text import printable
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -30,13 +31,6 @@ class Screen(Protocol):
     def show(self, answer: Answer) -> Shown:
         """Show an answer until it ends or is interrupted. Raises what ends it otherwise."""
         ...
-
-
-def printable(text: str) -> str:
-    """Text that cannot steer a terminal, whatever a model writes: escapes and other controls as they are spelled."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else "" if c == "\r" else repr(c)[1:-1] for c in text)
 
 
 @contextmanager
@@ -88,7 +82,7 @@ class PlainScreen:
                         if said.thought != thinking:
                             self._write(_DIM if said.thought else f"{_PLAIN}\n\n")
                             thinking = said.thought
-                        self._write(printable(said.text))
+                        self._write(printable(said.text.replace("\r", "")))
                     check()
         except StopIteration as end:
             shown.figures = end.value

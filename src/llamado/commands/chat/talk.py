@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamado.commands.chat.conversation import SETTABLE, Chat, ChatError, settable
-from llamado.commands.chat.screen import Screen, printable
+from llamado.commands.chat.screen import Screen
 from llamado.commands.chat.speaker import Figures, Message, Speaker
 from llamado.engine.errors import ContextExceeded
 from llamado.errors import LlamadoError
+from llamado.terminal.text import printable
 
 Say = Callable[[str], None]
 """Shows a line that is no answer."""

@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError
 from llamado.gguf.edit.keys import changed, header_with, rewrite, shown
@@ -22,6 +20,8 @@ from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources.resolve import progress_bar
 from llamado.gguf.sources.stored import file_of
 from llamado.models import load_model
+from llamado.terminal.console import Console
+from llamado.terminal.text import print
 from llamado.text.tokenizer.tokenizer import load_tokenizer
 
 VERBS = {

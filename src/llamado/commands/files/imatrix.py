@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.table import Table
 
 from llamado.commands.options import read_file
@@ -22,6 +21,8 @@ from llamado.commands.split_options import workers
 from llamado.flags import FlagError, Parsed
 from llamado.quantize.imatrix import Imatrix, Sums, is_observed, merged, read_imatrix, write_imatrix
 from llamado.quantize.statistics import SCHEMA, TensorSums, statistics
+from llamado.terminal.console import Console
+from llamado.terminal.text import print
 
 if TYPE_CHECKING:
     from llamado.devices.device import Device

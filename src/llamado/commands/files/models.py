@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +19,8 @@ from llamado.gguf.errors import SourceError
 from llamado.gguf.inspect import size_text, value_text
 from llamado.gguf.sources.stored import StoredModel, find_stored, models_in, parts_of, remove, stored_models
 from llamado.server.model_facts import ModelFacts, read_facts, timestamp
+from llamado.terminal.console import Console
+from llamado.terminal.text import print
 
 _PIPED = 160  # columns of what goes to a file or a pipe
 

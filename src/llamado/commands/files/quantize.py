@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from llamado.commands.options import metadata_overrides
@@ -20,6 +19,7 @@ from llamado.quantize.imatrix import Imatrix, read_imatrix
 from llamado.quantize.mixture import Wishes
 from llamado.quantize.plan import FilePlan, QuantizeRequest, plan
 from llamado.quantize.write import output_paths, write
+from llamado.terminal.console import Console
 
 
 def run_quantize(flags: Parsed, words: list[str]) -> int:

@@ -8,12 +8,13 @@ import time
 from typing import Any
 
 import httpx
-from rich.console import Console
 
 from llamado.commands.top.screen import screen
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.outgoing import open_client
+from llamado.terminal.console import Console
+from llamado.terminal.text import print
 
 _PIPED = 160
 """Columns of what goes to a file or a pipe."""

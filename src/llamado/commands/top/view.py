@@ -17,11 +17,12 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.layout import Layout, Window
 from prompt_toolkit.layout.controls import FormattedTextControl
 from prompt_toolkit.output import Output
-from rich.console import Console, Group
+from rich.console import Group
 from rich.text import Text
 
 from llamado.commands.top.screen import COLUMNS, screen
 from llamado.errors import LlamadoError
+from llamado.terminal.console import Console
 
 _KEYS = "q leaves · p pauses · ← → sort · r turns the order · ↑ ↓ scroll"
 

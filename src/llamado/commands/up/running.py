@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import orjson
-from rich.console import Console
 
 from llamado.cluster.state import (
     GONE,
@@ -27,6 +26,8 @@ from llamado.cluster.supervisor import DRAINED, DRAINING
 from llamado.cluster.table import cluster_table
 from llamado.commands.up.servers import servers_json, servers_table
 from llamado.http.running import running_servers
+from llamado.terminal.console import Console
+from llamado.terminal.text import print
 
 _PIPED = 160  # columns of what goes to a file or a pipe
 _POLL = 0.1  # seconds

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
 
 from llamado.cluster.file import ELSEWHERE, ClusterConfig, LinkConfig, WorkerConfig, cluster_of, read_cluster
@@ -34,6 +33,8 @@ from llamado.errors import LlamadoError
 from llamado.flags import FLAGS, UP_SERVER_FLAGS, FlagError, Parsed, refuse_broken_lines, secrets_of
 from llamado.installation import own_command
 from llamado.processes.secret_values import child_environment, secret
+from llamado.terminal.console import Console
+from llamado.terminal.text import print
 
 _POLL = 0.05  # seconds between looks at the state of a cluster that starts in the background
 

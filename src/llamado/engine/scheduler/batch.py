@@ -44,6 +44,8 @@ class BatchShare(NamedTuple):
     """Tokens of the sequence up to its first row."""
     epoch: int
     """Of what was on trust when it was started (see Ahead)."""
+    prompt_rows: slice = slice(0)
+    """Rows of the logits of tokens of the prompt, but for its last one."""
 
     @property
     def stale(self) -> bool:
@@ -296,12 +298,17 @@ class Planner:
             first, back = used + n_ahead, memory.n_before
             said = [*slot.tokens[max(used - back, 0) : used], *task.ahead.tokens[:n_ahead]] if back else []
             spans.append(Span(handle, first, count + len(draft), n_ahead, said[-back:]))
-            row = None
+            row, n_before = None, len(outputs)
+            if task.wants_prompt_rows:
+                outputs.extend(range(n - count, n - (end == slot.length)))
+            prompt_rows = slice(n_before, len(outputs))
             if end == slot.length:
                 row = len(outputs)
                 outputs.extend(range(n - len(draft) - bool(count), n))
             first_row = end + n_ahead + (not count)
-            shares.append(BatchShare(slot, task, handle, count, row, draft, memory.n_moves, first_row, epoch))
+            shares.append(
+                BatchShare(slot, task, handle, count, row, draft, memory.n_moves, first_row, epoch, prompt_rows)
+            )
             task.ahead.n_moves = memory.n_moves
             if not task.generated:
                 n_prompt += count

@@ -78,6 +78,11 @@ class Answering:
                 found[i] = one
         return found
 
+    def note_prompt(self, task: Task, first: int, rows: NDArray[np.float32]) -> None:
+        """Note the probabilities of tokens of a prompt, of the one behind place `first` and further ones."""
+        for place, row in enumerate(rows, first + 1):
+            task.prompt_probs[place] = self._raw_probs(task, row, task.request.prompt[place], special=True)
+
     def advance(self, slot: Slot, task: Task, row: F32, found: Found = None) -> int | None:
         """Choose the token at the end of a sequence from its logits; None where the answer is over with it.
 
@@ -147,16 +152,27 @@ class Answering:
         task.truncated = True
 
     def _probs(self, task: Task, row: NDArray[np.float32], token: int) -> TokenProbs:
-        request = task.request
-        if request.post_sampling_probs:
-            own, top = task.sampler.candidates(request.n_probs, token)
-            first, *others = [(i, p, math.log(p) if p > 0 else -math.inf) for i, p in [(token, own), *top]]
-        else:
-            own, top = log_softmax_top(row, request.n_probs, token)
-            first, *others = [(i, math.exp(logp), logp) for i, logp in [(token, own), *top]]
-        piece = partial(self._tokenizer.piece, special=request.special)
-        _, prob, logprob = first
+        if not task.request.post_sampling_probs:
+            return self._raw_probs(task, row, token, special=task.request.special)
+        own, top = task.sampler.candidates(task.request.n_probs, token)
+        found = [(i, p, math.log(p) if p > 0 else -math.inf) for i, p in [(token, own), *top]]
+        return self._named(found, special=task.request.special)
+
+    def _raw_probs(self, task: Task, row: NDArray[np.float32], token: int, *, special: bool) -> TokenProbs:
+        own, top = log_softmax_top(row, task.request.n_probs, token)
+        return self._named([(i, math.exp(logp), logp) for i, logp in [(token, own), *top]], special=special)
+
+    def _named(self, found: Sequence[tuple[int, float, float]], *, special: bool) -> TokenProbs:
+        """A token's probability, which comes first of those found, and those of the likeliest ones."""
+        (token, prob, logprob), *others = found
+        piece = partial(self._tokenizer.piece, special=special)
         return TokenProbs(TokenProb(token, piece(token), prob, logprob), TopTokens(others, piece))
+
+    def _prompt_probs(self, task: Task) -> list[TokenProbs]:
+        if not task.request.prompt_probs:
+            return []
+        first = self._named([(task.request.prompt[0], math.nan, math.nan)], special=True)
+        return [first, *(probs for _, probs in sorted(task.prompt_probs.items()))]
 
     def _finish(self, slot: Slot, task: Task, stop: StopType) -> None:
         content = task.answer.content
@@ -182,6 +198,7 @@ class Answering:
             id_task=task.id,
             seed=task.seed,
             request=task.request,
+            prompt_probs=self._prompt_probs(task),
         )
         self._queue.release(slot)
         task.tell(Done(result))

@@ -14,7 +14,7 @@ from llamado.engine.cache.snapshots import Snapshots
 from llamado.engine.drafts.ahead import Ahead
 from llamado.engine.drafts.drafts import Followed
 from llamado.engine.forward.contract import Activated, Scales, alike, scales_at
-from llamado.engine.request import Event, Request, SlotSnapshot, Timings, TokenProbs
+from llamado.engine.request import Event, Progress, Request, SlotSnapshot, Timings, TokenProbs
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.rng import Seed
 from llamado.engine.scheduler.stop_text import AnswerText
@@ -22,6 +22,8 @@ from llamado.models.memory import Handle
 
 log = logging.getLogger(__name__)
 
+_ROWS = 32
+"""Tokens of a prompt in a batch of which each gets logits: those of a large batch take gigabytes."""
 _MUCH = 64
 """Tokens of a sequence that are worth a slot of their own."""
 
@@ -31,8 +33,8 @@ class Task:
 
     __slots__ = (
         "ahead", "answer", "cancelled", "emit", "followed", "generated", "id", "n_cached", "n_processed", "n_prompt",
-        "outbox", "probs", "probs_at", "request", "sampler", "scales", "seed", "t_arrival", "t_first", "t_last",
-        "t_start", "t_submit", "taken", "truncated",
+        "outbox", "probs", "probs_at", "prompt_probs", "request", "sampler", "scales", "seed", "t_arrival", "t_first",
+        "t_last", "t_start", "t_submit", "taken", "truncated",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +62,8 @@ class Task:
         self.cancelled = False
         self.generated: list[int] = []
         self.probs: list[TokenProbs] = []
+        self.prompt_probs: dict[int, TokenProbs] = {}
+        """By their places in the prompt."""
         self.probs_at: list[int] = []
         """Where in the text each of `probs` begins."""
         self.ahead = Ahead()
@@ -75,6 +79,11 @@ class Task:
         """Whether part of the sequence was dropped to make room."""
 
     @property
+    def wants_prompt_rows(self) -> bool:
+        """Whether the logits of all tokens that are evaluated next are wanted."""
+        return self.request.prompt_probs and not self.generated
+
+    @property
     def budget(self) -> int:
         """Tokens still to generate, -1 without a limit."""
         n = self.request.n_predict
@@ -83,6 +92,14 @@ class Task:
     def tell(self, event: Event) -> None:
         """Have an event handed to whoever asked, once there is time (Queue.hand_over)."""
         self.outbox.append((self, event))
+
+    def tell_progress(self, processed: int, now: float) -> None:
+        """Have the progress of the prompt handed over: `processed` tokens of it are in the cache."""
+        timings = None
+        if self.request.timings_per_token:
+            timings = self.timings()._replace(prompt_ms=1e3 * (now - self.t_start))
+        elapsed = round(1e3 * (now - self.t_start))
+        self.tell(Progress(self.n_prompt, self.n_cached, processed, elapsed, timings))
 
     def hand_over(self, event: Event) -> None:
         """Hand an event to whoever asked."""
@@ -170,11 +187,13 @@ class Slot:
 
     @property
     def together(self) -> int:
-        """How many of the pending tokens are computed with the same scales as the first of them."""
-        used = self.used
+        """How many of the pending tokens may be in one batch: those with the same scales as the first of them."""
+        used, most = self.used, self.length
         if isinstance(self.scales, Activated) and used < self.scales.start:
-            return min(self.length, self.scales.start) - used
-        return self.length - used
+            most = min(most, self.scales.start)
+        if self.task is not None and self.task.wants_prompt_rows:
+            most = min(most, used + _ROWS)
+        return most - used
 
     def common_prefix(self, prompt: NDArray[np.int32], scales: Scales, length: int | None = None) -> int:
         """How many first tokens of the prompt are in the cells (or in the first `length` tokens of the sequence).

@@ -500,7 +500,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def run_tap(options: TapOptions) -> int:
     """The command: runs until SIGINT or SIGTERM, then prints what passed. Raises TapError, TraceError."""
-    from rich.console import Console
+    from llamado.terminal.console import Console
 
     # A thread that describes a graph must not keep one waiting that has a message to hand on.
     sys.setswitchinterval(0.0005)

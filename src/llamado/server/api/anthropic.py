@@ -16,15 +16,15 @@ from starlette.responses import Response
 
 from llamado.engine.parameters import PARAMETERS
 from llamado.engine.request import Progress, Result, Token
-from llamado.errors import LlamadoError
-from llamado.http.answer import json_response
+from llamado.http.answer import error_response, json_response
+from llamado.http.errors import anthropic_error
 from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
 from llamado.server.api.routes import Routes
-from llamado.server.errors import ApiError, invalid, translate
+from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.formats import answer_reader
 from llamado.server.generate.generator import Generator
-from llamado.server.generate.json_values import table, text, whole, written
+from llamado.server.generate.json_values import flag, table, text, whole, written
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import EVENTS
 from llamado.text.dialects.answer import AnswerReader, Part
@@ -33,17 +33,8 @@ from llamado.text.dialects.dialect import Content, Reasoning
 MAX_TOKENS = 4096
 """Where a body names no `max_tokens`, as llama-server."""
 _THINKING_BUDGET = 10_000
+_PATH = "/v1/messages"
 
-# Error types of Anthropic's API by HTTP status; others are `api_error`.
-_ERRORS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 # The line of Claude Code that differs in each request and so keeps a prompt's cache from being used.
 _BILLING = re.compile(r"(x-anthropic-billing-header:[^\n]*?\bcch=)[0-9a-f]{5}(?=;)")
 
@@ -174,16 +165,6 @@ def messages_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     return chat
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
-    """An error in Anthropic's form, with llama-server's fields beside."""
-    return {"type": "error", "error": {**error.error, "type": _ERRORS.get(error.status, "api_error")}}
-
-
-def _failure(error: ApiError) -> Response:
-    headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else None
-    return json_response(orjson.dumps(error_body(error)), error.status, headers)
-
-
 def _stop_reason(asked: GenerationRequest, result: Result, reader: AnswerReader) -> dict[str, Any]:
     word = result.stopping_word if result.stopping_word in asked.client_stops else None
     if result.stop_type not in ("eos", "word"):
@@ -310,10 +291,10 @@ class MessagesFormat:
         return b""
 
     def error(self, error: ApiError) -> bytes:
-        return _written([error_body(error)])
+        return _written([anthropic_error(error)])
 
     def failure(self, error: ApiError) -> Response:
-        return _failure(error)
+        return error_response(error, _PATH)
 
 
 def _input_usage(n_prompt: int, n_cached: int) -> dict[str, int]:
@@ -328,22 +309,16 @@ def messages_router(generator: Generator) -> Routes:
     """Anthropic's Messages API."""
     router = Routes("generate")
 
-    @router.post("/v1/messages", **describe("messages"))
+    @router.post(_PATH, **describe("messages"))
     async def messages(request: Request) -> Response:
-        try:
-            chat = messages_to_chat(await read_object(request))
-            if chat.get("stream") is True:
-                chat["timings_per_token"] = True  # the first event says how much of the prompt was cached
-            return await generator.chat(chat, MessagesFormat)
-        except LlamadoError as error:
-            return _failure(translate(error))
+        chat = messages_to_chat(await read_object(request))
+        if flag(chat, "stream"):
+            chat["timings_per_token"] = True  # the first event says how much of the prompt was cached
+        return await generator.chat(chat, MessagesFormat)
 
     @router.post("/v1/messages/count_tokens", **describe("messages_count"))
     async def count_tokens(request: Request) -> Response:
-        try:
-            n_tokens = await generator.count(messages_to_chat(await read_object(request)))
-        except LlamadoError as error:
-            return _failure(translate(error))
+        n_tokens = await generator.count(messages_to_chat(await read_object(request)))
         return json_response(orjson.dumps({"input_tokens": n_tokens}))
 
     return router

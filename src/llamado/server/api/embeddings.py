@@ -18,6 +18,7 @@ from llamado.engine.embedding.pooling import normalize
 from llamado.errors import LlamadoError
 from llamado.http.answer import error_response, json_response
 from llamado.http.json_body import read_object
+from llamado.http.request_log import current
 from llamado.models.hparams import Pooling
 from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid, not_supported, translate
@@ -32,17 +33,23 @@ _FEW = 1 << 16
 """Numbers that are written as JSON in the event loop; more are left to a thread."""
 
 Make = Callable[[list[Embedding]], Any]
+Submitted = tuple[Future[list[Embedding]], int]
+"""The vectors to come, and how many tokens they are made of."""
 
 
 class Vectors(Response):
     """A response made of embeddings when they are there; the client's going away gives them up."""
 
-    def __init__(self, future: Future[list[Embedding]], make: Make) -> None:
+    def __init__(self, texts: Submitted, make: Make) -> None:
         super().__init__(media_type="application/json")
-        self._future = future
+        self._future, self._n_tokens = texts
         self._make = make
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = current.get()
+        if record is not None:
+            record.n_prompt += self._n_tokens
+            record.prompt_tokens += self._n_tokens
         waiting = asyncio.wrap_future(self._future)
         watcher = asyncio.ensure_future(watch(receive, lambda: _cancel(waiting)))
         response: Response
@@ -67,6 +74,11 @@ class Vectors(Response):
         return orjson.dumps(self._make(found), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
+def submit(embeddings: ServedEmbeddings, texts: list[list[int]]) -> Submitted:
+    """Have vectors made of texts."""
+    return embeddings.embedder.submit(texts), sum(map(len, texts))
+
+
 def _cancel(waiting: asyncio.Future[list[Embedding]]) -> None:
     waiting.cancel()
 
@@ -86,16 +98,14 @@ async def _embed(state: ServerState, request: Request, *, openai: bool) -> Respo
     else:
         raise invalid('"input" or "content" must be provided')
     as_base64 = _as_base64(body)
+    n_dimensions = _dimensions(body, served.info.n_embd) if openai else None
     kind = _norm(body, embeddings)
 
-    def work() -> Future[list[Embedding]]:
-        return embeddings.embedder.submit(_texts(given, served.tokenizer))
-
-    future = await off_loop(work, size_of(given))
+    texts = await off_loop(lambda: submit(embeddings, _texts(given, served.tokenizer)), size_of(given))
     name = text(body, "model", served.info.name)
     if openai:
-        return Vectors(future, lambda found: _openai_body(found, name, kind, as_base64))
-    return Vectors(future, lambda found: _native_body(found, kind, embeddings.pooling))
+        return Vectors(texts, lambda found: _openai_body(found, name, kind, as_base64, n_dimensions))
+    return Vectors(texts, lambda found: _native_body(found, kind, embeddings.pooling))
 
 
 async def _rerank(state: ServerState, request: Request) -> Response:
@@ -114,15 +124,15 @@ async def _rerank(state: ServerState, request: Request) -> Response:
     if top_n < 0:
         raise invalid(f'"top_n" must be 0 or more, but is {top_n}')
 
-    def work() -> Future[list[Embedding]]:
-        return embeddings.embedder.submit([embeddings.pair(query, document) for document in documents])
+    def work() -> Submitted:
+        return submit(embeddings, [embeddings.pair(query, document) for document in documents])
 
-    future = await off_loop(work, len(documents) * len(query) + size_of(documents))
+    texts = await off_loop(work, len(documents) * len(query) + size_of(documents))
     name = text(body, "model", served.info.name)
     if "texts" not in body:
-        return Vectors(future, lambda found: _jina_body(found, name, top_n))
+        return Vectors(texts, lambda found: _jina_body(found, name, top_n))
     shown = documents if flag(body, "return_text") else None
-    return Vectors(future, lambda found: _ranked(found, "score", top_n, shown))
+    return Vectors(texts, lambda found: _ranked(found, "score", top_n, shown))
 
 
 def embeddings_router(state: ServerState) -> Routes:
@@ -134,7 +144,9 @@ def embeddings_router(state: ServerState) -> Routes:
     async def native_embeddings(request: Request) -> Response:
         return await _embed(state, request, openai=False)
 
-    @router.post("/v1/embeddings", operation=_schema("input", "model", "encoding_format", "embd_normalize"))
+    @router.post(
+        "/v1/embeddings", operation=_schema("input", "model", "encoding_format", "embd_normalize", "dimensions")
+    )
     async def openai_embeddings(request: Request) -> Response:
         return await _embed(state, request, openai=True)
 
@@ -150,6 +162,7 @@ def embeddings_router(state: ServerState) -> Routes:
 
 _TYPES: Mapping[str, dict[str, Any]] = {
     "embd_normalize": {"type": "number", "description": "-1 none, 0 largest absolute, 1 taxicab, 2 Euclidean, p"},
+    "dimensions": {"type": "integer", "minimum": 1},
     "encoding_format": {"type": "string", "enum": ["float", "base64"]},
     "query": {"type": "string"},
     "documents": {"type": "array", "items": {"type": "string"}},
@@ -177,6 +190,16 @@ def _as_base64(body: Mapping[str, Any]) -> bool:
     if given not in ("float", "base64"):
         raise invalid("The format to return the embeddings in. Can be either float or base64")
     return given == "base64"
+
+
+def _dimensions(body: Mapping[str, Any], n_embd: int) -> int | None:
+    """How many of a vector's numbers are wanted, for models that were trained to be cut; None: all. Raises ApiError."""
+    if "dimensions" not in body:
+        return None
+    given = body["dimensions"]
+    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= n_embd:
+        raise invalid(f'"dimensions" must be a whole number from 1 to {n_embd}')
+    return given
 
 
 def _norm(body: Mapping[str, Any], embeddings: ServedEmbeddings) -> int:
@@ -241,10 +264,12 @@ def _native_body(found: Sequence[Embedding], kind: int, pooling: Pooling) -> lis
     return [{"index": i, "embedding": normalize(embedding.vectors, kind)} for i, embedding in enumerate(found)]
 
 
-def _openai_body(found: Sequence[Embedding], model: str, kind: int, as_base64: bool) -> dict[str, Any]:
+def _openai_body(
+    found: Sequence[Embedding], model: str, kind: int, as_base64: bool, n_dimensions: int | None
+) -> dict[str, Any]:
     data: list[dict[str, Any]] = []
     for i, embedding in enumerate(found):
-        vector = normalize(embedding.vectors[:1], kind)[0]
+        vector = normalize(embedding.vectors[:1, :n_dimensions], kind)[0]
         item: dict[str, Any] = {"embedding": vector, "index": i, "object": "embedding"}
         if as_base64:
             encoded = base64.b64encode(vector.astype("<f4").tobytes()).decode()

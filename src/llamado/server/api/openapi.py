@@ -153,7 +153,7 @@ _TIMINGS = _record(
     draft_n=_WHOLE,
     draft_n_accepted=_WHOLE,
 )
-_PROBABILITY = _record({"id": _WHOLE, "token": _TEXT, "bytes": _list(_WHOLE)}, logprob=_NUMBER, prob=_NUMBER)
+_PROBABILITY = _record({"id": _WHOLE, "token": _TEXT, "bytes": _list(_WHOLE)}, logprob=_maybe(_NUMBER), prob=_NUMBER)
 _NATIVE = _record(
     {
         "index": _WHOLE,
@@ -183,7 +183,15 @@ _USAGE = _record(
         "prompt_tokens_details": _record({"cached_tokens": _WHOLE}),
     }
 )
-_LOGPROBS = _maybe(_record({"content": _list(_PROBABILITY)}))
+_LOGPROBS = _maybe(
+    _record(
+        {"content": _list(_PROBABILITY)},
+        tokens=_list(_TEXT),
+        token_logprobs=_list(_maybe(_NUMBER)),
+        top_logprobs=_list(_maybe(_OBJECT)),
+        text_offset=_list(_WHOLE),
+    )
+)
 
 
 def _openai(object: str, choice: Schema) -> Schema:
@@ -448,8 +456,7 @@ def describe(name: str) -> dict[str, Any]:
     ollama = name.startswith("ollama")
     stream = {"application/x-ndjson": {"schema": _OBJECT}} if ollama else {"text/event-stream": {"schema": _EVENT}}
     content = _json(answer) | (stream if streams else {})
-    # What is in front of the endpoints (`Access`) does not know Anthropic's form.
-    error = {"anyOf": [_ANTHROPIC_ERROR, ERROR]} if name.startswith("messages") else _OLLAMA_ERROR if ollama else ERROR
+    error = _ANTHROPIC_ERROR if name.startswith("messages") else _OLLAMA_ERROR if ollama else ERROR
     responses: dict[int, Any] = {200: {"description": "the answer", "content": content}}
     responses |= {status: {"description": why, "content": _json(error)} for status, why in _FAILURES.items()}
     described: dict[str, Any] = {"responses": responses}

@@ -23,7 +23,7 @@ from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.formats import answer_reader, progress_json, timings_json
 from llamado.server.generate.generator import Generator
-from llamado.server.generate.json_values import table, text
+from llamado.server.generate.json_values import table, text, written
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import EVENTS
 from llamado.text.dialects.answer import AnswerReader, CallSoFar, Part, random_id
@@ -69,6 +69,27 @@ def _tool_output(part: Any) -> dict[str, Any]:
     return _input_part(part)
 
 
+def _summary(parts: list[Any]) -> str:
+    """The text of a summary of thoughts."""
+    return "\n\n".join(text(part, "text") for part in parts if isinstance(part, dict))
+
+
+def _call(item: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The name of the tool that an item calls, and its arguments as JSON."""
+    kind, action, given = item["type"], item.get("action"), item.get("input")
+    if kind == "custom_tool_call":  # its input is a text of no form
+        return item.get("name"), written({"input": given}) if isinstance(given, str) else None
+    if kind == "local_shell_call":
+        return "local_shell", written(action) if isinstance(action, dict) else None
+    return item.get("name"), item.get("arguments")
+
+
+_CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+_HOSTED = ("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call")
+"""Calls of tools that ran at OpenAI: what came of them is in the messages behind them."""
+
+
 class _Messages:
     """Items of a conversation put together to messages: one of the assistant holds text, thoughts and calls."""
 
@@ -88,20 +109,34 @@ class _Messages:
             said = [_output_part(part) for part in parts] if isinstance(parts, list) else []
             message = self._assistant()
             message["content"] = [*message["content"], *said]
-        elif kind == "function_call" and all(isinstance(fields.get(k), str) for k in ("arguments", "call_id", "name")):
-            function = {"arguments": fields["arguments"], "name": fields["name"]}
+        elif kind in _CALLS:
+            name, arguments = _call(fields)
+            if not all(isinstance(given, str) for given in (name, arguments, fields.get("call_id"))):
+                raise invalid("Cannot determine type of 'item'")
             calls = self._assistant().setdefault("tool_calls", [])
+            function = {"arguments": arguments, "name": name}
             calls.append({"function": function, "id": fields["call_id"], "type": "function"})
-        elif kind == "function_call_output" and isinstance(fields.get("call_id"), str):
+        elif kind in _OUTPUTS and isinstance(fields.get("call_id", fields.get("id")), str):
             output = fields.get("output")
             if not isinstance(output, (str, list)):
                 raise invalid("Cannot determine type of 'item'")
             told = output if isinstance(output, str) else [_tool_output(part) for part in output]
-            self.messages.append({"role": "tool", "content": told, "tool_call_id": fields["call_id"]})
+            self.messages.append(
+                {"role": "tool", "content": told, "tool_call_id": fields.get("call_id", fields.get("id"))}
+            )
         elif kind == "reasoning" and isinstance(fields.get("summary"), list):
-            self._assistant()["reasoning_content"] = _thought(content)
-        else:
+            thought = _summary(fields["summary"]) if content is None else _thought(content)
+            if thought:  # what OpenAI's own models thought is encrypted
+                self._assistant()["reasoning_content"] = thought
+        elif kind == "item_reference":
+            self._refer(text(fields, "id"))
+        elif kind not in _HOSTED:
             raise invalid("Cannot determine type of 'item'")
+
+    def _refer(self, id: str) -> None:
+        """An item that OpenAI keeps. Raises ApiError for one without which the conversation is another."""
+        if not id.startswith(("rs_", "ws_")):
+            raise invalid(f"llamado keeps no items: send {id[:100]!r} itself instead of an 'item_reference' to it")
 
     def _assistant(self) -> dict[str, Any]:
         """The assistant's message that is being put together."""
@@ -128,7 +163,7 @@ def _tools(given: Any) -> list[dict[str, Any]]:
     for tool in given:
         fields = tool if isinstance(tool, dict) else {}
         if fields.get("type") == "function":  # others, such as a search of the web, run at OpenAI only
-            function = {"strict": True} | {k: v for k, v in fields.items() if k != "type"}
+            function = {"strict": True} | {k: v for k, v in fields.items() if k != "type" and v is not None}
             tools.append({"type": "function", "function": function})
     return tools
 
@@ -318,6 +353,8 @@ class ResponsesFormat:
     def progress(self, index: int, event: Progress) -> bytes:
         events = list(self._begin()) or [self._event("response.in_progress", {"response": self._response(None, [])})]
         events[-1]["prompt_progress"] = progress_json(event)
+        if event.timings is not None:
+            events[-1]["timings"] = timings_json(event.timings)
         return _written(events)
 
     def final(self, index: int, result: Result) -> bytes:

@@ -60,7 +60,7 @@ class Routes:
             **(operation or {}),
             "responses": {str(status): answer for status, answer in (responses or _UNDESCRIBED).items()},
         }
-        if fields := re.findall(r"\{(\w+)\}", path):
+        if fields := re.findall(r"\{(\w+)(?::path)?\}", path):
             inside = [{"name": field, "in": "path", "required": True, "schema": {"type": "string"}} for field in fields]
             found["parameters"] = [*inside, *found.get("parameters", [])]
         self.routes.append(ApiRoute(path, endpoint, method, None if hidden else found))
@@ -73,5 +73,5 @@ def document(families: Iterable[Routes], title: str, version: str) -> dict[str, 
     for family in families:
         for route in family.routes:
             if route.operation is not None:
-                paths.setdefault(route.path, {})[route.method.lower()] = route.operation
+                paths.setdefault(route.path.replace(":path}", "}"), {})[route.method.lower()] = route.operation
     return {"openapi": "3.1.0", "info": {"title": title, "version": version}, "paths": paths}

@@ -16,8 +16,9 @@ from llamado.build import BUILD
 from llamado.engine.request import Away, SlotSnapshot
 from llamado.engine.request import Request as EngineRequest
 from llamado.http.answer import json_response
+from llamado.http.metrics import USAGE_PATH, is_usage_id
 from llamado.server.api.routes import Routes
-from llamado.server.errors import RETRY_AFTER, ApiError, loading, not_supported
+from llamado.server.errors import RETRY_AFTER, ApiError, invalid, loading, not_supported
 from llamado.server.generate.generation_settings import generation_settings
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.submission import SubmittedRequest
@@ -98,6 +99,7 @@ _PROPS = _answers(
 )
 _LIVE: dict[int | str, Any] = {200: _answers(_BUSY)[200], 503: {"description": "the engine hangs", **_json(_ERROR)}}
 _CHANGED = _answers(_object({"success": _FLAG}), 501)
+_USAGE = _answers(_object({"total_tokens": _NUMBER}), 400, 404)
 _SLOT = _object({"id": _NUMBER, "n_ctx": _NUMBER, "speculative": _FLAG, "is_processing": _FLAG})
 _SLOTS = _answers({"type": "array", "items": _SLOT}, 501)
 _METRICS: dict[int | str, Any] = {
@@ -296,9 +298,26 @@ def monitor_router(state: ServerState) -> Routes:
     async def models(_: Request) -> Response:
         return json_response(orjson.dumps(models_json(state.loaded().info)))
 
+    @router.get("/v1/models/{name:path}", responses=_answers(_MODEL, 404))
+    async def model(request: Request) -> Response:
+        info, name = state.loaded().info, request.path_params["name"]
+        if name not in (info.name, *info.aliases):
+            raise ApiError("not_found_error", f"model '{name[:1000]}' not found")
+        return json_response(orjson.dumps(model_json(info) | {"id": name}))
+
     @router.get("/props", responses=_PROPS)
     async def props(_: Request) -> Response:
         return json_response(orjson.dumps(props_json(state.loaded(), state)))
+
+    @router.get(USAGE_PATH, responses=_USAGE, operation=_query("id"))
+    async def usage(request: Request) -> Response:
+        id = request.query_params.get("id", "")
+        if not is_usage_id(id):
+            raise invalid("id: expected 32 hexadecimal digits")
+        tokens = await state.usage.take(id)
+        if tokens is None:
+            raise ApiError("not_found_error", "no request of this id has ended")
+        return json_response(orjson.dumps({"total_tokens": tokens}))
 
     @router.post("/props", responses=_CHANGED)
     async def change_props(_: Request) -> Response:

@@ -294,12 +294,10 @@ def _conversation(body: Mapping[str, Any], switches: Switches) -> tuple[Conversa
     return conversation, "" if tools and choice != "none" else limited_by
 
 
-def _answer(body: Mapping[str, Any], tools: bool, switches: Switches) -> tuple[int | None, list[str], int]:
+def _answer(body: Mapping[str, Any], switches: Switches) -> tuple[int | None, list[str], int]:
     """What a body wants of the answer under names of its own: likeliest tokens, stops, and a budget for thoughts."""
     n_probs = None
     if flag(body, "logprobs"):
-        if tools and flag(body, "stream"):
-            raise invalid("logprobs is not supported with tools + stream")
         n_probs = whole(body, "top_logprobs", 20)
     elif body.get("top_logprobs") is not None:
         raise invalid("top_logprobs requires logprobs to be set to true")
@@ -357,7 +355,7 @@ def read_chat(
     Raises LlamadoError.
     """
     conversation, limited_by = _conversation(body, switches)
-    n_probs, stops, budget = _answer(body, bool(conversation.tools), switches)
+    n_probs, stops, budget = _answer(body, switches)
     prepared = _prepared(conversation, switches, served.template)
     plain = {name: value for name, value in body.items() if name not in _CHAT_FIELDS}
     if n_probs is not None:
@@ -382,5 +380,5 @@ def read_chat(
 def chat_prompt(body: Mapping[str, Any], served: Served, switches: Switches) -> str:
     """The prompt of a chat body; what is wrong with the chat is refused as by `read_chat`. Raises LlamadoError."""
     conversation, _ = _conversation(body, switches)
-    _answer(body, bool(conversation.tools), switches)
+    _answer(body, switches)
     return _prepared(conversation, switches, served.template).prompt

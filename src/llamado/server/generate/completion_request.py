@@ -9,7 +9,7 @@ from llamado.server.errors import invalid
 from llamado.server.generate.constraints import read_limits
 from llamado.server.generate.fields import read_fields
 from llamado.server.generate.prompts import prompts_in_context
-from llamado.server.generate.request import GenerationRequest, make_request
+from llamado.server.generate.request import MOST_PROBABILITIES, GenerationRequest, make_request
 from llamado.server.loaded_model import Served
 from llamado.server.switches import Switches
 
@@ -34,11 +34,33 @@ def read_completion(
         given = prompt()
     prompts = prompts_in_context(given, served, most=switches.max_prompts)
     fields = read_fields(body, served.tokenizer, served.n_slots)
-    return make_request(
+    asked = make_request(
         fields,
         prompts,
         served,
         switches,
         limits=read_limits(body, served.tokenizer),
         show_prompts=native or fields.get("verbose", switches.verbose),
+        echoed=_echoed(given, prompts, served) if fields.get("echo") and not native else (),
     )
+    if asked.echoed and asked.engine.n_probs:
+        _show_prompt_probs(asked)
+    return asked
+
+
+def _echoed(given: Any, prompts: list[list[int]], served: Served) -> list[str]:
+    """The prompts' texts: as they came, or their tokens'."""
+    texts = [given] if isinstance(given, str) else given
+    if isinstance(texts, list) and len(texts) == len(prompts) and all(isinstance(text, str) for text in texts):
+        return texts
+    return [served.tokenizer.decode(prompt, special=True) for prompt in prompts]
+
+
+def _show_prompt_probs(asked: GenerationRequest) -> None:
+    """Have the prompts' tokens shown with their probabilities. Raises ApiError for too many of them."""
+    if asked.stream:
+        raise invalid("Field 'echo': the log-probabilities of a prompt are not streamed; leave out 'stream'")
+    n = asked.engine.n_probs * asked.n * sum(map(len, asked.prompts))
+    if n > MOST_PROBABILITIES:
+        raise invalid(f"Field 'logprobs': {n} probabilities of prompts; at most {MOST_PROBABILITIES} are allowed")
+    asked.engine.prompt_probs, asked.engine.cache_prompt = True, False

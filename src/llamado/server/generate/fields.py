@@ -16,7 +16,7 @@ from llamado.engine.parameters import PARAMETERS, Parameter
 from llamado.engine.sampling.params import SAMPLER_LETTERS, sampler_names
 from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
-from llamado.server.generate.json_values import MOST_ITEMS, MOST_SAMPLERS, at_most, whole, wrong_type
+from llamado.server.generate.json_values import MOST_ITEMS, MOST_SAMPLERS, at_most, boolean, whole, wrong_type
 from llamado.server.generate.threads import LONG_TEXT
 from llamado.server.loaded_model import ServedTokenizer
 
@@ -59,6 +59,7 @@ def read_plain(row: Parameter, body: Mapping[str, Any]) -> Any:
         if value is None:
             continue
         if row.type == "boolean":
+            value = boolean(value)
             if not isinstance(value, bool):
                 raise wrong_type(name, "boolean", value)
             return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import orjson
@@ -42,9 +43,8 @@ def timings_json(t: Timings) -> dict[str, Any]:
 
 
 _MANY = 1024  # likeliest tokens of one place
-# The first part of a stream, as OpenAI sends it: who prints every "content" prints nothing for it. llama-server's null
-# is printed as "None" by the loops of many guides.
-_FIRST = {"role": "assistant", "content": ""}
+_FIRST = {"role": "assistant", "content": None}
+"""The first delta of a stream, as llama-server and OpenAI's own service send it."""
 
 
 def _prob_json(p: TokenProb, post_sampling: bool) -> dict[str, Any]:
@@ -77,6 +77,12 @@ def _top_json(top: Sequence[TokenProb], post_sampling: bool) -> Any:
 def progress_json(p: Progress) -> dict[str, Any]:
     """The `prompt_progress` object."""
     return {"total": p.total, "cache": p.cache, "processed": p.processed, "time_ms": p.time_ms}
+
+
+def _progress(event: Progress) -> dict[str, Any]:
+    """What a part of a stream says of a prompt under way."""
+    found = {"prompt_progress": progress_json(event)}
+    return found if event.timings is None else {**found, "timings": timings_json(event.timings)}
 
 
 def usage_json(results: Sequence[Result], per_prompt: int = 1) -> dict[str, Any]:
@@ -153,7 +159,7 @@ def native_part(asked: GenerationRequest, index: int, event: Token | Progress) -
         "tokens_evaluated": len(asked.prompt(index)),
     }
     if isinstance(event, Progress):
-        return {**part, "prompt_progress": progress_json(event)}
+        return {**part, **_progress(event)}
     n_predicted = event.index + len(event.tokens)
     part |= {"content": event.text, "tokens": event.tokens, "tokens_predicted": n_predicted}
     if event.timings is not None:
@@ -268,10 +274,15 @@ class CompletionsFormat(_OpenAIFormat):
         choice = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
         return {"choices": [choice], **self._head}
 
+    def _echo(self, index: int) -> str:
+        """The prompt, if the answer begins with it."""
+        return self._asked.echoed[index // self._asked.n] if self._asked.echoed else ""
+
     def token(self, index: int, event: Token) -> bytes:
-        if not event.text and not event.probs:
+        text = event.text if event.index else self._echo(index) + event.text
+        if not text and not event.probs:
             return b""
-        chunk = self._chunk(index, event.text, _logprobs(event.probs, self._asked), None)
+        chunk = self._chunk(index, text, _logprobs(event.probs, self._asked), None)
         chunk |= self._verbose(index, event)
         if event.timings is not None:
             chunk["timings"] = timings_json(event.timings)
@@ -279,7 +290,7 @@ class CompletionsFormat(_OpenAIFormat):
 
     def progress(self, index: int, event: Progress) -> bytes:
         chunk = self._chunk(index, "", None, None) | self._verbose(index, event)
-        return data({**chunk, "prompt_progress": progress_json(event)})
+        return data({**chunk, **_progress(event)})
 
     def final(self, index: int, result: Result) -> bytes:
         chunk = self._chunk(index, "", None, finish_reason(result))
@@ -290,14 +301,34 @@ class CompletionsFormat(_OpenAIFormat):
         """The whole body."""
         choices = [
             {
-                "text": result.content,
+                "text": self._echo(index) + result.content,
                 "index": index,
-                "logprobs": _logprobs(result.probs, self._asked),
+                "logprobs": self._echoed_logprobs(index, result) or _logprobs(result.probs, self._asked),
                 "finish_reason": finish_reason(result),
             }
             for index, result in enumerate(results)
         ]
         return self._body(choices, results)
+
+    def _echoed_logprobs(self, index: int, result: Result) -> dict[str, Any] | None:
+        """`logprobs` of prompt and answer: OpenAI's lists, which evaluation harnesses read, beside llama-server's."""
+        if not result.request.prompt_probs:
+            return None
+        shown = [*result.prompt_probs, *result.probs]
+        tokens = [one.token.piece.decode("utf-8", "ignore") for one in shown]
+        content = probs_json(shown, self._asked.engine.post_sampling_probs)
+        return {
+            "content": [content[0] | {"logprob": None}, *content[1:]],
+            "tokens": tokens,
+            "token_logprobs": [None, *(max(one.token.logprob, _LOWEST) for one in shown[1:])],
+            "top_logprobs": [None, *(_by_text(one.top) for one in shown[1:])],
+            "text_offset": [0, *accumulate(map(len, tokens[:-1]))],
+        }
+
+
+def _by_text(top: Sequence[TokenProb]) -> dict[str, float]:
+    """Log-probabilities by tokens' texts; of tokens with the same text the likeliest one's."""
+    return {one.piece.decode("utf-8", "ignore"): max(one.logprob, _LOWEST) for one in reversed(top)}
 
 
 class ChatFormat(_OpenAIFormat):
@@ -344,7 +375,7 @@ class ChatFormat(_OpenAIFormat):
     def progress(self, index: int, event: Progress) -> bytes:
         self._begun.add(index)
         chunk = self._chunk(index, dict(_FIRST))
-        return data({**chunk, "prompt_progress": progress_json(event)})
+        return data({**chunk, **_progress(event)})
 
     def final(self, index: int, result: Result) -> bytes:
         self._results.append(result)

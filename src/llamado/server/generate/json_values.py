@@ -60,8 +60,13 @@ def text(body: Mapping[str, Any], name: str, default: str = "") -> str:
 
 def flag(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
     """A boolean field; the default where it is missing or of another type."""
-    value = body.get(name)
+    value = boolean(body.get(name))
     return value if isinstance(value, bool) else default
+
+
+def boolean(value: Any) -> Any:
+    """Return a value with "true" and "false", as clients that fill in forms send them, as booleans."""
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
 
 
 def whole(body: Mapping[str, Any], name: str, default: int) -> int:

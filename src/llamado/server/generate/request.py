@@ -56,6 +56,8 @@ class GenerationRequest:
     origin: ModelOrigin | None = None
     """What the model was loaded from, where the answer says so."""
     echo: bool = False
+    echoed: Sequence[str] = ()
+    """The prompts as text, where answers begin with them (`echo` of `/v1/completions`)."""
     backend_sampling: bool = False
     banned: Sequence[int] = ()
     """Tokens that cannot come because the answer shall not end by itself."""

@@ -222,6 +222,9 @@ class Generation:
             return
         record.answering = None
         record.first_token = self.first_token
+        if self.tasks:
+            prompts = {id(request.prompt): len(request.prompt) for request in self.requests}
+            record.prompt_tokens += sum(prompts.values())
         for i, request in enumerate(self.requests):
             if i not in self._ended and self.tasks:
                 record.cancelled(len(request.prompt), self._n_tokens[i])

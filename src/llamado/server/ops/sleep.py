@@ -34,6 +34,7 @@ QUIET = HEALTH | {
     "/live/events",
     "/live/requests",
     "/lab",
+    "/usage",
     "/api/tags",
     "/api/ps",
     "/api/version",

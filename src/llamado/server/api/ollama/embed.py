@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import orjson
@@ -13,7 +12,7 @@ from llamado.engine.embedding.embedder import Embedding
 from llamado.engine.embedding.pooling import normalize
 from llamado.http.answer import json_response
 from llamado.models.hparams import Pooling
-from llamado.server.api.embeddings import Vectors
+from llamado.server.api.embeddings import Submitted, Vectors, submit
 from llamado.server.api.ollama.bodies import model_name
 from llamado.server.api.ollama.formats import Waited
 from llamado.server.errors import invalid, not_supported
@@ -57,8 +56,8 @@ async def embedding_response(body: Mapping[str, Any], served: Served) -> Respons
     prompt = text(body, "prompt")
     if not prompt:
         return json_response(b'{"embedding":[]}')
-    future = await _submitted([prompt], embeddings, served, truncate=True)
-    return Vectors(future, lambda found: {"embedding": found[0].vectors[0]})
+    submitted = await _submitted([prompt], embeddings, served, truncate=True)
+    return Vectors(submitted, lambda found: {"embedding": found[0].vectors[0]})
 
 
 def _embeddings(served: Served) -> ServedEmbeddings:
@@ -72,10 +71,10 @@ def _embeddings(served: Served) -> ServedEmbeddings:
 
 async def _submitted(
     texts: Sequence[str], embeddings: ServedEmbeddings, served: Served, *, truncate: bool
-) -> Future[list[Embedding]]:
-    def work() -> Future[list[Embedding]]:
+) -> Submitted:
+    def work() -> Submitted:
         tokens = [_tokens(one, served.tokenizer, embeddings.max_tokens, truncate) for one in texts]
-        return embeddings.embedder.submit(tokens)
+        return submit(embeddings, tokens)
 
     return await off_loop(work, size_of(list(texts)))
 

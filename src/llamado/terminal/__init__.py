@@ -1,0 +1,1 @@
+"""Output to terminals: text from files, models, servers and workers cannot steer them."""

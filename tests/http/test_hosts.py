@@ -1,0 +1,100 @@
+"""Host names under which a server without a key is reached; a page whose name is made to resolve here has another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from llamado.commands.cli import _parser
+from llamado.commands.http_options import access_rules
+from llamado.flags import FlagError, parse
+from llamado.http.access import Access, AccessRules
+from llamado.http.answer import Receive, Scope, Send, answer
+
+
+def ask(
+    access: Access, *hosts: str, path: str = "/x", method: str = "GET", client: Any = ("::1", 9)
+) -> tuple[int, Any]:
+    """Status of the answer, and its error."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("no body is read")
+
+    headers = [(b"host", host.encode("latin-1")) for host in hosts]
+    scope = {"type": "http", "method": method, "path": path, "headers": headers, "client": client}
+    asyncio.run(access(scope, receive, send))
+    return sent[0]["status"], json.loads(sent[-1].get("body") or b"{}").get("error")
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    await answer(send, b"{}")
+
+
+OWN = ("localhost", "LocalHost:8080", "localhost.", "a.localhost:1", "127.0.0.1:8080", "[::1]:8080", "192.168.1.5", "")
+STRANGE = ("evil.com", "evil.com:8080", "localhost.evil.com", "127.0.0.1.evil.com", "evil", "[::1", "a b", "\xe9.com")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "DELETE"])
+@pytest.mark.parametrize("path", ["/", "/health", "/livez", "/v1/models", "/slots", "/nowhere"])
+def test_only_own_names_are_served_without_a_key(path: str, method: str) -> None:
+    access = Access(application, AccessRules())
+    for host in OWN:
+        assert ask(access, host, path=path, method=method)[0] == 200, host
+    for host in STRANGE:
+        status, error = ask(access, host, path=path, method=method)
+        assert status == 403 and error["type"] == "permission_error" and "--allowed-hosts" in error["message"], host
+
+
+def test_a_key_or_a_unix_socket_needs_no_name() -> None:
+    assert ask(Access(application, AccessRules(api_keys=(b"k",))), "evil.com", path="/health")[0] == 200
+    assert ask(Access(application, AccessRules()), "evil.com", client=None)[0] == 200
+    assert ask(Access(application, AccessRules()))[0] == 200  # HTTP/1.0, which no browser speaks
+
+
+def test_paths_with_a_secret_of_their_own_are_served_under_any_name() -> None:
+    access = Access(application, AccessRules(), guarded=frozenset({"/cluster/join"}))
+    assert ask(access, "evil.com", path="/cluster/join")[0] == 200
+    assert ask(access, "evil.com", path="/cluster")[0] == 403
+
+
+def test_two_hosts_are_no_request() -> None:
+    for rules in (AccessRules(), AccessRules(api_keys=(b"k",))):
+        status, error = ask(Access(application, rules), "localhost", "evil.com")
+        assert status == 400 and "Host" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "allowed", "refused"),
+    [
+        (
+            "--allowed-hosts Llama.example.com",
+            "llama.example.com:80 LLAMA.example.com.",
+            "example.com a.llama.example.com",
+        ),
+        ("--allowed-hosts .example.com,nas", "example.com a.b.example.com nas", "badexample.com example.com.evil.com"),
+        ("--allowed-hosts a --allowed-hosts b", "a b", "c"),
+        ("--allowed-hosts *", "anything.at.all", ""),
+        ("--host my-machine,127.0.0.1", "my-machine", "other"),
+        ("--host /tmp/a.sock", "", "/tmp/a.sock"),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve", "gateway"])
+def test_names_are_given(command: str, flags: str, allowed: str, refused: str) -> None:
+    rules = access_rules(parse(_parser(command), command, flags.split(), {})[0])
+    for host in allowed.split():
+        assert rules.allows_host(host), host
+    for host in refused.split():
+        assert not rules.allows_host(host), host
+
+
+@pytest.mark.parametrize("name", ["http://a", "a:80", "a/b", "*.a", "a b"])
+def test_what_is_no_name_is_refused(name: str) -> None:
+    with pytest.raises(FlagError, match="--allowed-hosts"):
+        access_rules(parse(_parser("serve"), "serve", ["--allowed-hosts", name], {})[0])
