@@ -43,7 +43,7 @@ _STARTS = {
         from llamado.commands.up.start import UpFailed, start_behind
         os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp()
         try:
-            start_behind("demo", ["--help"])
+            start_behind("demo", ["--help"], [])
         except UpFailed as ended:
             assert "usage: llamado up" in str(ended), ended
     """,

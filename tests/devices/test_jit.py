@@ -22,6 +22,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from owners import needs_other_owners
 from running import Case, jit_for, new, values, weight_bytes
 
 import llamado
@@ -184,11 +185,8 @@ def test_a_full_disk_leaves_no_pieces(
     assert "(No space left on device)" in said
 
 
-POSIX = pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="gives files to others")
-
-
 @pytest.mark.slow
-@POSIX
+@needs_other_owners
 @pytest.mark.parametrize("what", ["entry", "folder"])
 @pytest.mark.parametrize(
     ("owner", "mode", "reason"),
@@ -220,7 +218,7 @@ def test_what_others_may_have_written_is_not_run(
         assert len(list(folder.iterdir())) == 1
 
 
-@POSIX
+@needs_other_owners
 def test_a_folder_that_somebody_prepared_where_all_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `/tmp`: `$LLAMADO_CACHE` names it, and `kernels` in it is another's."""
     tmp_path.chmod(0o1777)

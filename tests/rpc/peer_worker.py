@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ports import free_port
 
@@ -31,12 +32,12 @@ def peer_worker(
         process.wait()
 
 
-def connect_soon(endpoint: str) -> RemoteDevice:
+def connect_soon(endpoint: str, **options: Any) -> RemoteDevice:
     """The first device of a worker that may still be starting."""
     deadline = time.monotonic() + 60
     while True:
         try:
-            return connect(endpoint)[0]
+            return connect(endpoint, **options)[0]
         except ConnectError:
             if time.monotonic() > deadline:
                 raise

@@ -720,7 +720,7 @@ def test_our_worker_is_asked_for_signs_of_life() -> None:
         if frozen.is_set():
             raise Hang
 
-    with losing(freeze, own=True) as (device, tensor, told):
+    with losing(freeze, own=True, alive_timeout=1.0) as (device, tensor, told):
         assert not told
         frozen.set()
         with pytest.raises(DeviceLost, match="no sign of life"):

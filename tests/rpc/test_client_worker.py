@@ -179,7 +179,7 @@ def test_a_worker_that_freezes_or_dies(number: signal.Signals) -> None:
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
     try:
-        device = connect_soon(f"127.0.0.1:{port}")
+        device = connect_soon(f"127.0.0.1:{port}", alive_timeout=1.0)
         assert device.own
         tensor = g.new_tensor(T.I8, 1000)
         device.place([tensor])

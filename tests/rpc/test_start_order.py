@@ -198,11 +198,11 @@ def test_one_that_freezes_while_the_model_is_loaded(model: Path, right: list[int
 
 
 def test_what_notices_a_loss_in_time() -> None:
-    for seconds in (0.1, 2.0, 30.0):
+    for seconds in (0.1, 3.0, 30.0):
         patience = Patience.of(seconds)
         assert patience.interval + patience.answer <= seconds
         assert patience.silence + patience.interval / 2 <= seconds and patience.interval <= 1
-    assert Patience.of(2.0) == pytest.approx((0.4, 1.4, 1.6, 0.5))
+    assert Patience.of(3.0) == pytest.approx((0.6, 2.1, 2.4, 0.75))
 
 
 @pytest.mark.parametrize("value", ["1", "0"])

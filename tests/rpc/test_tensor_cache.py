@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from owners import needs_other_owners
 from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
@@ -143,7 +144,7 @@ def test_other_bytes_of_the_same_hash(
     assert load(TensorCache(cache.folder), lender, 0x1A, 5000) == genuine
 
 
-@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="gives files to others")
+@needs_other_owners
 def test_what_others_may_have_written_is_not_used(
     cache: TensorCache, lender: Lender, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -53,7 +53,7 @@ def test_thoughts_content_and_calls() -> None:
 def test_a_stream_says_the_same_in_deltas() -> None:
     chunks = ask({"tools": [TOOL], "stream": True}, FakeEngine(CALLING))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert deltas[0] == {"role": "assistant", "content": None}
+    assert deltas[0] == {"role": "assistant", "content": ""}
     assert "".join(d.get("reasoning_content", "") for d in deltas) == "hm"
     assert "".join(d.get("content") or "" for d in deltas).strip() == "Well."
     calls = [d["tool_calls"][0] for d in deltas if "tool_calls" in d]

@@ -443,7 +443,7 @@ def test_chat_stream(usage: bool) -> None:
     *parts, last = events(post("/v1/chat/completions", body)[1])
     parsed = [orjson.loads(p) for p in parts]
     assert last == "[DONE]"
-    assert parsed[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    assert parsed[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert [p["choices"][0]["delta"] for p in parsed[1:3]] == [{"content": "H"}, {"content": "e"}]
     assert parsed[3]["choices"] == [{"finish_reason": "length", "index": 0, "delta": {}}]
     assert all(p["object"] == "chat.completion.chunk" for p in parsed)

@@ -25,6 +25,7 @@ OWN_FIELDS = {
     "models[].capabilities[]",
     "data[].tags[]",
     "tools_enabled:boolean",  # so that the page asks for tools only where there are some
+    "[].choices[].delta.content:null",  # a stream begins with an empty text
 }
 
 

@@ -43,8 +43,8 @@ def timings_json(t: Timings) -> dict[str, Any]:
 
 
 _MANY = 1024  # likeliest tokens of one place
-_FIRST = {"role": "assistant", "content": None}
-"""The first delta of a stream, as llama-server and OpenAI's own service send it."""
+_FIRST = {"role": "assistant", "content": ""}
+"""The first delta of a stream. llama-server's null would be printed as "None" by the usual `delta.get("content", "")`."""
 
 
 def _prob_json(p: TokenProb, post_sampling: bool) -> dict[str, Any]:
