@@ -44,7 +44,7 @@ def timings_json(t: Timings) -> dict[str, Any]:
 
 _MANY = 1024  # likeliest tokens of one place
 _FIRST = {"role": "assistant", "content": ""}
-"""The first delta of a stream. llama-server's null would be printed as "None" by the usual `delta.get("content", "")`."""
+"""The first delta of a stream. The usual loop over `delta.get("content", "")` prints llama-server's null as "None"."""
 
 
 def _prob_json(p: TokenProb, post_sampling: bool) -> dict[str, Any]:
