@@ -135,6 +135,7 @@ def test_what_is_in_it(wheel: Path) -> None:
     assert {f"{info}/licenses/LICENSE", f"{info}/licenses/web/LICENSES.txt"} <= names
 
 
+@pytest.mark.full
 def test_all_modules_are_imported(site: Path) -> None:
     done = run(site)
     assert done.returncode == 0, done.stderr
@@ -146,6 +147,7 @@ def test_all_modules_are_imported(site: Path) -> None:
     } <= set(done.stdout.split())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -213,7 +213,7 @@ def test_in_the_background_and_a_name_that_is_taken(up: Up) -> None:
     assert up.command("down", "mine").stdout == "mine has ended\n"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_model_that_is_none(up: Up) -> None:
     up.model.write_bytes(b"nothing")
     for more in ([], ["--detach"]):

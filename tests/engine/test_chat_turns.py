@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import first_of
 from tiny import TINY, make
 from tiny_models import make_gemma3
 from waiting import until
@@ -36,7 +37,7 @@ def jit() -> Jit:
     return Jit()
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=first_of(MODELS))
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "m.gguf"
     if request.param == "gemma3":

@@ -610,7 +610,7 @@ def test_a_lost_draft_device_ends_no_answer() -> None:
         engine.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_draft_model_from_its_file(tmp_path: Path) -> None:
     target, small = (
         make_llama(tmp_path / "t.gguf", n_vocab=320),

@@ -824,7 +824,7 @@ def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCapt
         engine.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_move_that_fails_is_not_tried_all_the_time(
     make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,6 @@ pytestmark = [
 START = """
 import faulthandler, os, sys
 from pathlib import Path
-from tiers import first_of
 
 from llamado.engine.options import EngineOptions
 from llamado.engine.loaded_model import LoadedModel

@@ -328,6 +328,7 @@ def server(pair: tuple[Worker, Worker], serve: Start) -> Iterator[Server]:
     assert one.stop() == 0
 
 
+@pytest.mark.full
 def test_undisturbed(server: Server, expected: list[str]) -> None:
     """Two workers give the bytes of this machine alone."""
     assert [(a[:4], b[:4]) for a, b in ring(server)] == [("RPC0", "RPC1")]

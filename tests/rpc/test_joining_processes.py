@@ -97,6 +97,7 @@ def states(url: str) -> dict[str, Any]:
     return {device["endpoint"]: device for device in httpx.get(f"{url}/cluster", timeout=60).json()["devices"]}
 
 
+@pytest.mark.full
 def test_workers_join_leave_and_join_again(model: Path, start: Callable[..., Program]) -> None:
     port, workers = free_port(), (free_port(), free_port())
     url = f"http://127.0.0.1:{port}"

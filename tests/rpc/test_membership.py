@@ -348,7 +348,7 @@ def test_layers_are_laid_out_by_hand_while_streams_go_on(model: Path, right: lis
                 assert [*result.tokens] == stream.tokens
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_prediction_measures_what_nobody_knows_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     real = device_pool.measure_all

@@ -141,7 +141,7 @@ def test_hashes_are_computed_once(
     assert sent == []
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_is_not_the_same_is_sent(device: CpuDevice, model: Path, theirs: Path, sent: list[str]) -> None:
     """A file of the same name, with the same header, and one other byte in one weight."""
     data = bytearray(model.read_bytes())

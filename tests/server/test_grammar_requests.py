@@ -14,6 +14,7 @@ import orjson
 import pytest
 from fakes import FakeEngine, client, run
 from test_chat_api import HERMES
+from tiers import first_of
 from waiting import GUARD
 
 from llamado.text.grammar.compiler import GrammarCompiler
@@ -72,7 +73,7 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", [HERMES, PLAIN], ids=["hermes", "plain"])
+@pytest.mark.parametrize("source", first_of([HERMES, PLAIN]), ids=["hermes", "plain"])
 def test_odd_limits_are_served_or_refused(source: str) -> None:
     compiler = GrammarCompiler(bytes_tokenizer())
     chance = random.Random(8)

@@ -121,7 +121,7 @@ def test_one_that_crashes_is_started_again() -> None:
     run(test)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("tool", ["flood", "long_line", "wait"])
 def test_one_that_floods_or_hangs(monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
     """The call ends in its time, others have theirs meanwhile, and the next call has a server again."""
