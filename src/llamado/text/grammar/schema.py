@@ -16,7 +16,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
-from llamado.text.grammar.schema_formats import FORMATS
+from llamado.text.grammar.schema_formats import FORMATS, LIMITS, NOT_REGULAR
 from llamado.text.grammar.schema_numbers import FAR, MAX_MULTIPLE, Number, check_literal, limits, multiple, units
 from llamado.text.grammar.source import GrammarError
 
@@ -29,9 +29,6 @@ MAX_PATTERNS = 16  # that may hold together: each one more doubles what llguidan
 MAX_SCHEMAS = 20_000
 
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
-_FORMATS_REFUSED = frozenset(
-    ("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "regex"),
-) | {"json-pointer", "relative-json-pointer"}
 
 # Where a schema has further schemas: in place of it, or for parts of its instances.
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
@@ -166,7 +163,7 @@ class _Schema:
                 raise _error(path, str(error)) from None
         seen.composed = composed
         if composed and ("pattern" in node or "format" in node):
-            self._patterns += 1
+            self._patterns += 2 if node.get("format") in LIMITS else 1
             if self._patterns > MAX_PATTERNS:
                 raise _error(path, f"more than {MAX_PATTERNS} keywords 'pattern' and 'format' in conjunctions")
         for part, place in _parts(node, path):
@@ -192,7 +189,7 @@ class _Schema:
         for name in types if isinstance(types, list) else [types]:
             if not isinstance(name, str) or name not in _TYPES:
                 raise _error(path, f"unrecognized type {name if isinstance(name, str) else json.dumps(name)}")
-        if node.get("format") in _FORMATS_REFUSED and "string" in (types or ["string"]):
+        if node.get("format") in NOT_REGULAR and "string" in (types or ["string"]):
             raise _error(path, f"keyword 'format' is not supported with {node['format']!r}")
         for key, kind in _KINDS.items():
             if key in node and not isinstance(node[key], kind):
@@ -300,13 +297,16 @@ class _Schema:
         return self._targets[id(target)]
 
     def _close(self, node: dict[str, Any], seen: _Seen, out: dict[str, Any]) -> None:
-        pattern = FORMATS.get(str(node.get("format")))  # names that no standard has are mere notes
-        if pattern is not None:
-            whole = f"^(?:{pattern})$"
+        name = str(node.get("format"))
+        if name in FORMATS:  # names that no standard has are mere notes
+            whole: dict[str, Any] = {"pattern": f"^(?:{FORMATS[name]})$"}
+            also = [LIMITS[name]] if name in LIMITS else []
             if "pattern" in out:
-                out["allOf"] = [*out.get("allOf", ()), {"pattern": whole}]
+                also.append(whole)
             else:
-                out["pattern"] = whole
+                out |= whole
+            if also:
+                out["allOf"] = [*out.get("allOf", ()), *also]
         if "oneOf" in node and "anyOf" not in node and self._are_apart(node["oneOf"]):
             out = _renamed(out, "oneOf", "anyOf")
         if seen.require is not None and seen.require not in node.get("required", ()):
