@@ -96,13 +96,14 @@ class ChatCompletion:
     def __init__(self, model: str, prepared: Prepared, *, logprobs: bool = False) -> None:
         self._head = {"id": f"chatcmpl-{uuid.uuid4()}", "created": int(time.time()), "model": model}
         self._reader = AnswerReader(prepared.parser(), prepared.given)
+        self._stops = prepared.stops
         self._shows = logprobs
 
     def whole(self, events: Events) -> dict[str, Any]:
         """The answer at once."""
         result = last(events)
         self._reader.push(result.content)
-        self._reader.finish()
+        self._reader.finish(self._was_cut(result))
         message = self._reader.message()
         if self._reader.calls and not message["content"]:
             message["content"] = None
@@ -128,11 +129,15 @@ class ChatCompletion:
                     yield self._chunk(change, logprobs)
                     logprobs = None
         except StopIteration as end:
-            for part in self._reader.finish():
+            for part in self._reader.finish(self._was_cut(end.value)):
                 yield self._chunk(delta(part))
             yield self._chunk({}, reason=self._reason(end.value))
         finally:
             events.close()
+
+    def _was_cut(self, result: Result) -> bool:
+        """Whether a limit, or a stop of the caller's, ended the answer."""
+        return result.stop_type != "eos" and result.stopping_word not in self._stops
 
     def _reason(self, result: Result) -> str:
         reason = finish_reason(result)

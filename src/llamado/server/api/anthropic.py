@@ -22,7 +22,7 @@ from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
 from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid, translate
-from llamado.server.generate.formats import answer_reader
+from llamado.server.generate.formats import answer_reader, was_cut
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import table, text, whole, written
 from llamado.server.generate.request import GenerationRequest
@@ -220,13 +220,13 @@ class MessagesFormat:
         """The whole body."""
         result, reader = results[0], self._reader
         reader.push(result.content)
-        reader.finish()
+        reader.finish(was_cut(self._asked, result))
         content: list[dict[str, Any]] = []
         if reader.reasoning:
             content.append({"type": "thinking", "thinking": reader.reasoning, "signature": ""})
         if reader.content:
             content.append({"type": "text", "text": reader.content})
-        for call in reader.calls:
+        for call in reader.whole_calls:  # `input` is an object, so there is no place for a part of one
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
         usage = {**_input_usage(result.n_prompt, result.n_cached), "output_tokens": result.n_predicted}
         body = {**self._message(content), **_stop_reason(self._asked, result, reader), "usage": usage}
@@ -296,7 +296,7 @@ class MessagesFormat:
 
     def final(self, index: int, result: Result) -> bytes:
         events = list(self._begin(result.n_prompt, result.n_cached))
-        for part in self._reader.finish():
+        for part in self._reader.finish(was_cut(self._asked, result)):
             events += self._part(part)
         events += self._stop()
         usage = {**_input_usage(result.n_prompt, result.n_cached), "output_tokens": result.n_predicted}

@@ -21,7 +21,7 @@ from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
 from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid
-from llamado.server.generate.formats import answer_reader, progress_json, timings_json
+from llamado.server.generate.formats import answer_reader, progress_json, timings_json, was_cut
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import table, text
 from llamado.server.generate.request import GenerationRequest
@@ -197,13 +197,14 @@ class ResponsesFormat:
     def answer(self, results: Sequence[Result]) -> bytes:
         """The whole body."""
         self._reader.push(results[0].content)
-        self._reader.finish()
+        self._reader.finish(was_cut(self._asked, results[0]))
         return orjson.dumps(self._response(results[0], _items(self._reader)))
 
     def _response(self, result: Result | None, output: list[dict[str, Any]]) -> dict[str, Any]:
         """The `response` object; without a result it is one in progress."""
-        complete = result is not None and result.stop_type != "limit"
-        status = "in_progress" if result is None else "completed" if complete else "incomplete"
+        status = "in_progress" if result is None else _status(result)
+        if status == "incomplete" and output:
+            output[-1]["status"] = status
         engine = self._asked.engine
         response: dict[str, Any] = {
             "id": self._id,
@@ -286,7 +287,7 @@ class ResponsesFormat:
         shown = {**self._open, "arguments": ""} if item["type"] == "function_call" else self._open
         yield self._event("response.output_item.added", {"output_index": len(self._items) - 1, "item": shown})
 
-    def _close(self) -> Iterator[dict[str, Any]]:
+    def _close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
         """The open item is done."""
         item, grown = self._open, "".join(self._grown)
         if item is None:
@@ -303,7 +304,7 @@ class ResponsesFormat:
             item["arguments"] = grown
             done = {**self._place, "name": item["name"], "arguments": grown}
             yield self._event("response.function_call_arguments.done", done)
-        item["status"] = "completed"
+        item["status"] = status
         yield self._event("response.output_item.done", {"output_index": len(self._items) - 1, "item": item})
         self._open, self._grown = None, []
 
@@ -322,9 +323,9 @@ class ResponsesFormat:
 
     def final(self, index: int, result: Result) -> bytes:
         events = list(self._begin())
-        for part in self._reader.finish():
+        for part in self._reader.finish(was_cut(self._asked, result)):
             events += self._part(part)
-        events += self._close()
+        events += self._close(_status(result))
         response = self._response(result, self._items)
         last = self._event(f"response.{response['status']}", {"response": response})
         events.append({**last, "timings": timings_json(result.timings)})
@@ -339,6 +340,10 @@ class ResponsesFormat:
 
     def failure(self, error: ApiError) -> Response:
         return error_response(error)
+
+
+def _status(result: Result) -> str:
+    return "incomplete" if result.stop_type == "limit" else "completed"
 
 
 def _new(prefix: str) -> str:

@@ -42,7 +42,7 @@ class PlainParser:
     def push(self, text: str) -> list[Piece]:
         return [Content(text)] if text else []
 
-    def finish(self) -> list[Piece]:
+    def finish(self, cut: bool = False) -> list[Piece]:
         return []
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from llamado.text.dialects.reading import Reader, Reading, Tags
+from llamado.text.dialects.reading import Reader, Reading, Tags, TextCut
 from llamado.text.dialects.values import MAX_KEY, Show, read_bare, read_string, read_text, read_value, types
 from llamado.text.grammar.schema_numbers import limits
 from llamado.text.grammar.source import GrammarError, Trigger
@@ -352,7 +352,13 @@ class _ObjectCall:
         self._raw = reader.read()
         reader.accept()
         self._held = []
-        good = yield from _read_arguments(reader, self._held.append)
+        try:
+            good = yield from _read_arguments(reader, self._held.append)
+        except TextCut:
+            if self._name is not None:
+                reader.call(self._name, self._id)
+                reader.arguments("".join(self._held))
+            raise
         reader.mark()
         self._raw += "".join(self._held)
         if good:

@@ -44,8 +44,8 @@ class Parser(Protocol):
         """More text; returns what is certain now."""
         ...
 
-    def finish(self) -> list[Piece]:
-        """The answer is over; returns what was held back."""
+    def finish(self, cut: bool = False) -> list[Piece]:
+        """The answer is over; returns what was held back. `cut`: a limit ended it, so a broken call is no content."""
         ...
 
 
