@@ -1,4 +1,4 @@
-"""Calls that the limit of tokens cuts: no API shows their markup as text, nor part of their arguments as all of them."""
+"""Calls that the limit of tokens cuts: no API shows their markup as text, nor cut arguments as whole ones."""
 
 from __future__ import annotations
 

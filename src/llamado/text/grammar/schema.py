@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -18,11 +18,14 @@ from urllib.parse import unquote
 
 from llamado.text.grammar.schema_formats import FORMATS, LIMITS, NOT_REGULAR
 from llamado.text.grammar.schema_numbers import FAR, MAX_MULTIPLE, Number, check_literal, limits, multiple, units
+from llamado.text.grammar.schema_rewrite import rewritten
 from llamado.text.grammar.source import GrammarError
 
 # White space between two tokens of JSON: none, a space, or a new line and its indentation. Without a bound small
 # models write blanks for ever. llama.cpp allows the same.
 WHITESPACE = r" |\n[ \t]{0,20}"
+
+OVERLAPPING = "keyword 'oneOf' is not supported where more than one of its schemas may hold; use 'anyOf'"
 
 MAX_DEPTH = 150  # of schemas inside one another, references followed
 MAX_PATTERNS = 16  # that may hold together: each one more doubles what llguidance takes, unbounded by its limits
@@ -83,7 +86,7 @@ def schema_error(text: str) -> GrammarError:
     lines = [line for line in reason.splitlines() if " | " not in line and line.strip(" ^~<>")]
     reason = " ".join(lines)[:500].strip() or text[:500]
     if reason.startswith("oneOf constraints are not supported"):
-        reason = "keyword 'oneOf' is not supported where more than one of its schemas may hold; use 'anyOf'"
+        reason = OVERLAPPING
     return _error("#", reason)
 
 
@@ -99,10 +102,53 @@ class _Seen:
 
     composed: bool = False
     """Other schemas hold for the same instances, so it must stay open."""
-    require: str | None = None
-    """A property that tells it from its neighbours."""
+    compared: bool = False
+    """llguidance tells it from alternatives, so it must stay open, and all schemas in it."""
     limits: Mapping[str, Number] = field(default_factory=dict)
     """Its bounds, lengths and counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Face:
+    """What tells a schema from the alternatives to it."""
+
+    types: set[str]
+    """Those of all its instances."""
+    written: set[str]
+    """Those of the instances that are written."""
+    values: set[str] | None
+    properties: Mapping[str, object]
+    tags: Mapping[str, list[str]]
+    required: set[str]
+    open: bool
+    """Whether objects are written with other properties than those that are listed."""
+    forbids: bool
+    """Whether objects may have no other properties, written or not."""
+
+    def excludes(self, other: _Face) -> bool:
+        """Whether nothing that is written of this schema fits the other one."""
+        if self.values is not None and other.values is not None:
+            return not self.values & other.values
+        common = self.written & other.types
+        if common != {"object"}:
+            return not common
+        return any(map(self._excludes_by(other), self.required | other.required))
+
+    def _excludes_by(self, other: _Face) -> Callable[[str], bool]:
+        def by(name: str) -> bool:
+            mine, others = self.properties.get(name, True), other.properties.get(name, True)
+            if name in other.required and (mine is False or (name not in self.properties and not self.open)):
+                return True
+            if name not in self.required:
+                return False
+            if others is False or (name not in other.properties and other.forbids):
+                return True
+            if name in self.tags and name in other.tags:
+                return not set(self.tags[name]) & set(other.tags[name])
+            both = isinstance(mine, dict) and isinstance(others, dict)
+            return both and not _types(mine) & _types(others)  # type: ignore[arg-type]
+
+        return by
 
 
 class _Schema:
@@ -110,6 +156,8 @@ class _Schema:
 
     def __init__(self, root: object) -> None:
         self._root = root
+        self._nodes: dict[int, tuple[object, dict[str, Any]]] = {}  # schemas, and how they are written instead
+        self._require: dict[int, str] = {}  # properties that tell schemas from their neighbours
         self._seen: dict[int, _Seen] = {}
         self._anchors: dict[str, object] | None = None
         self._targets: dict[int, str] = {}  # what the schemas that references lead to are called
@@ -136,7 +184,9 @@ class _Schema:
 
     # --- looking
 
-    def _look(self, node: object, path: str, composed: bool, depth: int, trail: tuple[int, ...]) -> None:
+    def _look(
+        self, node: object, path: str, composed: bool, depth: int, trail: tuple[int, ...], compared: bool = False
+    ) -> None:
         """Check a schema and all that it leads to; `trail`: the schemas that hold for the same instances."""
         if depth > MAX_DEPTH:
             raise _error(path, f"schemas are nested more than {MAX_DEPTH} deep")
@@ -144,10 +194,12 @@ class _Schema:
             return
         if not isinstance(node, dict):
             raise _error(path, f"a schema must be an object or a boolean, not {json.dumps(node)[:50]}")
+        node = self._node(node)
+        composed |= compared
         if id(node) in trail:
             raise _error(path, "keyword '$ref' leads back to the same schema without anything between")
         seen = self._seen.get(id(node))
-        if seen is not None and seen.composed >= composed:
+        if seen is not None and seen.composed >= composed and seen.compared >= compared:
             return
         if seen is None:
             seen = self._seen[id(node)] = _Seen()
@@ -161,25 +213,40 @@ class _Schema:
                     self._multiples.add(multiple(node["multipleOf"]))
             except ValueError as error:
                 raise _error(path, str(error)) from None
-        seen.composed = composed
+        composed |= seen.composed
+        compared |= seen.compared
+        seen.composed, seen.compared = composed, compared
         if composed and ("pattern" in node or "format" in node):
             self._patterns += 2 if node.get("format") in LIMITS else 1
             if self._patterns > MAX_PATTERNS:
                 raise _error(path, f"more than {MAX_PATTERNS} keywords 'pattern' and 'format' in conjunctions")
         for part, place in _parts(node, path):
-            self._look(part, place, False, depth + 1, ())
+            self._look(part, place, compared, depth + 1, (), compared)
+        if "oneOf" in node:
+            self._tell_apart(node["oneOf"])
         alone = not composed and _is_alone(node)
         self._conjunctions |= composed
         here = (*trail, id(node))
         for key in _IN_PLACE:
-            for i, option in enumerate(node.get(key, ())):
+            options = node.get(key, ())
+            deep = compared or (key == "oneOf" and not self._are_apart(options, closing=alone))
+            for i, option in enumerate(options):
                 # A choice that leads back is recursion like any other; a conjunction that does holds for nothing.
-                self._look(option, f"{path}/{key}/{i}", not alone, depth + 1, here if key == "allOf" else ())
+                self._look(option, f"{path}/{key}/{i}", not alone, depth + 1, here if key == "allOf" else (), deep)
         if "$ref" in node:
             target = self._resolve(node["$ref"], path)
-            self._look(target, path, not alone, depth + 1, here)
-        if "oneOf" in node:
-            self._tell_apart(node["oneOf"])
+            self._look(target, path, not alone, depth + 1, here, compared)
+
+    def _node(self, node: dict[str, Any]) -> dict[str, Any]:
+        """A schema with its keywords written as llguidance has them."""
+        known = self._nodes.get(id(node))
+        if known is None:
+            known = self._nodes[id(node)] = (node, rewritten(node, self._find))
+            self._nodes.setdefault(id(known[1]), (known[1], known[1]))
+        return known[1]
+
+    def _find(self, reference: object) -> object:
+        return self._resolve(reference, "#")
 
     def _check(self, node: dict[str, Any], path: str) -> None:
         for key in _REFUSED & node.keys():
@@ -228,8 +295,7 @@ class _Schema:
         for name in tags[0]:
             values = [value for tag in tags for value in tag.get(name, ("", ""))]
             if all(name in tag for tag in tags) and len(set(values)) == len(values):
-                for target in targets:
-                    self._seen[id(target)].require = name
+                self._require |= dict.fromkeys(map(id, targets), name)
                 return
 
     def _target(self, node: object) -> object:
@@ -238,38 +304,61 @@ class _Schema:
             if not isinstance(node, dict) or "$ref" not in node or not _is_alone(node):
                 break
             node = self._resolve(node["$ref"], "#")
-        return node
+        return self._node(node) if isinstance(node, dict) else node
 
-    def _are_apart(self, options: list[object]) -> bool:
-        """Whether no instance fits two of the alternatives, as far as types and fixed values tell."""
+    def _are_apart(self, options: Sequence[object], *, closing: bool = True) -> bool:
+        """Whether what is written of each alternative fits none of the others, as far as types and values tell.
+
+        `closing`: whether objects among them may be closed.
+        """
         targets = [self._target(option) for option in options]
-        if not all(isinstance(target, dict) for target in targets) or len(targets) > 200:
+        faces = [self._face(target, closing) for target in targets if isinstance(target, dict)]
+        if len(faces) < len(targets) or len(targets) > 200:
             return False
-        faces = [(_types(t), _tags(t), self._required(t)) for t in targets if isinstance(t, dict)]
-        for i, (types, tags, required) in enumerate(faces):
-            for other_types, other_tags, other_required in faces[:i]:
-                common = types & other_types
-                if not common:
-                    continue
-                if common != {"object"} or not any(
-                    not set(tags[name]) & set(other_tags[name])
-                    for name in tags.keys() & other_tags.keys() & required & other_required
-                ):
-                    return False
-        return True
+        return all(one is other or one.excludes(other) for one in faces for other in faces)
+
+    def _face(self, node: dict[str, Any], closing: bool) -> _Face:
+        seen = self._seen.get(id(node))
+        composed = not closing if seen is None else seen.composed
+        closes = not composed and node.keys().isdisjoint((*_IN_PLACE, "$ref", "enum", "const")) and self._closes(node)
+        values = [node["const"]] if "const" in node else node.get("enum")
+        properties = node.get("properties", {})
+        return _Face(
+            types=_types(node),
+            written={"object"} if not composed and "type" not in node and "properties" in node else _types(node),
+            values=None if values is None else {_json(value) for value in values},
+            properties={name: self._target(part) for name, part in properties.items()},
+            tags=_tags(node),
+            required=self._required(node),
+            open=not closes and (node.get("additionalProperties") is not False or "patternProperties" in node),
+            forbids=node.get("additionalProperties") is False and "patternProperties" not in node,
+        )
+
+    def _closes(self, node: dict[str, Any]) -> bool:
+        """Whether its objects get no properties beside those that are listed."""
+        return (
+            bool(node.get("properties"))
+            and node.keys().isdisjoint(
+                ("additionalProperties", "patternProperties", "minProperties", "maxProperties", "unevaluatedProperties")
+            )
+            and self._required(node) <= node["properties"].keys()
+        )
 
     def _required(self, node: dict[str, Any]) -> set[str]:
-        seen = self._seen.get(id(node))
         required = {name for name in node.get("required", ()) if isinstance(name, str)}
-        if seen is not None and seen.require is not None:
-            required.add(seen.require)
-        return required
+        require = self._require.get(id(node))
+        return required if require is None else required | {require}
+
+    def _is_compared(self, option: object) -> bool:
+        target = self._target(option)
+        return not isinstance(target, dict) or self._seen[id(target)].compared
 
     # --- writing
 
     def _write(self, node: object) -> Any:
         if not isinstance(node, dict):
             return node
+        node = self._node(node)
         seen = self._seen[id(node)]
         out: dict[str, Any] = {key: node[key] for key in _AS_GIVEN if key in node} | dict(seen.limits)
         for key, value in node.items():
@@ -307,10 +396,15 @@ class _Schema:
                 out |= whole
             if also:
                 out["allOf"] = [*out.get("allOf", ()), *also]
-        if "oneOf" in node and "anyOf" not in node and self._are_apart(node["oneOf"]):
-            out = _renamed(out, "oneOf", "anyOf")
-        if seen.require is not None and seen.require not in node.get("required", ()):
-            out["required"] = [*node.get("required", ()), seen.require]
+        if "oneOf" in node:
+            if self._are_apart(node["oneOf"]):
+                if "anyOf" not in node:
+                    _renamed(out, "oneOf", "anyOf")
+            elif not all(self._is_compared(option) for option in node["oneOf"]):
+                raise _error("#", OVERLAPPING)
+        require = self._require.get(id(node))
+        if require is not None and require not in node.get("required", ()):
+            out["required"] = [*node.get("required", ()), require]
         if seen.composed or not node.keys().isdisjoint((*_IN_PLACE, "$ref", "enum", "const")):
             return
         if "type" not in node:
@@ -320,13 +414,7 @@ class _Schema:
                 out["type"] = "array"
         if node.get("unevaluatedProperties") is False:
             out.setdefault("additionalProperties", False)
-        if (
-            node.get("properties")
-            and node.keys().isdisjoint(
-                ("additionalProperties", "patternProperties", "minProperties", "maxProperties", "unevaluatedProperties")
-            )
-            and set(out.get("required", ())) <= node["properties"].keys()
-        ):
+        if self._closes(node):
             out["additionalProperties"] = False
         if node.get("type") == "integer" and "multipleOf" not in node:
             if not {"minimum", "exclusiveMinimum"} & out.keys():
@@ -423,7 +511,7 @@ def _types(node: dict[str, Any]) -> set[str]:
         return {_type(value) for value in values}
     given = node.get("type")
     if given is None:
-        return {"object"} if "properties" in node else set(_TYPES - {"integer"})
+        return set(_TYPES - {"integer"})
     return {"number" if name == "integer" else name for name in (given if isinstance(given, list) else [given])}
 
 
@@ -435,13 +523,19 @@ def _type(value: object) -> str:
     return {int: "number", float: "number", str: "string", list: "array"}.get(type(value), "object")
 
 
+def _json(value: object) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True)
+
+
 def _tags(node: dict[str, Any]) -> dict[str, list[str]]:
     """Properties that must have one of a few values, with these as JSON."""
     out = {}
     for name, part in node.get("properties", {}).items():
         if isinstance(part, dict) and ("const" in part or isinstance(part.get("enum"), list)):
             values = [part["const"]] if "const" in part else part["enum"]
-            out[name] = [json.dumps(value, sort_keys=True) for value in values]
+            out[name] = [_json(value) for value in values]
     return out
 
 
