@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +15,11 @@ from llamado.library.errors import LibraryError
 from llamado.text.dialects import Conversation, Prepared, prepare
 from llamado.text.dialects.answer import AnswerReader, delta
 from llamado.text.grammar.compiler import Constraint, GrammarCompiler
-from llamado.text.grammar.source import GrammarSource
+from llamado.text.grammar.source import GrammarError, GrammarSource
 from llamado.text.template.chat import ChatTemplate
 from llamado.text.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger("llamado.library")
 
 
 def prepared_chat(
@@ -82,7 +85,12 @@ def limits(prepared: Prepared, grammars: GrammarCompiler, tokenizer: Tokenizer) 
     """Fields of Request that hold an answer to what was asked for. Raises GrammarError."""
     constraint: Constraint | None = None
     if prepared.grammar is not None:
-        constraint = grammars.compile(prepared.grammar, triggers=prepared.triggers)
+        try:
+            constraint = grammars.compile(prepared.grammar, triggers=prepared.triggers)
+        except GrammarError as error:
+            if prepared.strict:
+                raise
+            log.warning("tools: their schemas are not enforced: %s", error)
         if prepared.thinking is not None and prepared.thinking[1] not in prepared.generation_prompt:
             start, end = prepared.thinking
             constraint = grammars.with_reasoning(constraint, start=start, end=end, open=prepared.thinking_open)

@@ -174,6 +174,13 @@ def messages_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     return chat
 
 
+def _strict_tools(body: Mapping[str, Any]) -> set[str]:
+    """The tools whose schemas must be enforced."""
+    tools = body.get("tools")
+    given = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    return {text(tool, "name") for tool in given if tool.get("strict") is True}
+
+
 def error_body(error: ApiError) -> dict[str, Any]:
     """An error in Anthropic's form, with llama-server's fields beside."""
     return {"type": "error", "error": {**error.error, "type": _ERRORS.get(error.status, "api_error")}}
@@ -331,17 +338,19 @@ def messages_router(generator: Generator) -> Routes:
     @router.post("/v1/messages", **describe("messages"))
     async def messages(request: Request) -> Response:
         try:
-            chat = messages_to_chat(await read_object(request))
+            body = await read_object(request)
+            chat = messages_to_chat(body)
             if chat.get("stream") is True:
                 chat["timings_per_token"] = True  # the first event says how much of the prompt was cached
-            return await generator.chat(chat, MessagesFormat)
+            return await generator.chat(chat, MessagesFormat, strict_tools=_strict_tools(body))
         except LlamadoError as error:
             return _failure(translate(error))
 
     @router.post("/v1/messages/count_tokens", **describe("messages_count"))
     async def count_tokens(request: Request) -> Response:
         try:
-            n_tokens = await generator.count(messages_to_chat(await read_object(request)))
+            body = await read_object(request)
+            n_tokens = await generator.count(messages_to_chat(body), _strict_tools(body))
         except LlamadoError as error:
             return _failure(translate(error))
         return json_response(orjson.dumps({"input_tokens": n_tokens}))

@@ -133,6 +133,13 @@ def _tools(given: Any) -> list[dict[str, Any]]:
     return tools
 
 
+def _strict_tools(body: Mapping[str, Any]) -> set[str]:
+    """The tools that are strict because the client says so: templates are shown `strict` for others, too."""
+    given = body.get("tools")
+    tools = given if isinstance(given, list) else []
+    return {text(tool, "name") for tool in tools if isinstance(tool, dict) and tool.get("strict") is True}
+
+
 def responses_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """A body of the Responses API as one of the chat API. Raises ApiError."""
     if "input" not in body:
@@ -390,15 +397,17 @@ def responses_router(generator: Generator) -> Routes:
     @router.post("/v1/responses", **describe("responses"))
     @router.post("/responses", **describe("responses"))
     async def responses(request: Request) -> Response:
-        chat = responses_to_chat(await read_object(request))
+        body = await read_object(request)
+        chat = responses_to_chat(body)
         chat.pop("n", None)  # this API gives one answer
         chat.pop("n_cmpl", None)
-        return await generator.chat(chat, ResponsesFormat)
+        return await generator.chat(chat, ResponsesFormat, strict_tools=_strict_tools(body))
 
     @router.post("/v1/responses/input_tokens", **describe("responses_count"))
     @router.post("/responses/input_tokens", **describe("responses_count"))
     async def input_tokens(request: Request) -> Response:
-        n_tokens = await generator.count(responses_to_chat(await read_object(request)))
+        body = await read_object(request)
+        n_tokens = await generator.count(responses_to_chat(body), _strict_tools(body))
         return json_response(orjson.dumps({"input_tokens": n_tokens, "object": "response.input_tokens"}))
 
     return router

@@ -141,7 +141,7 @@ class GrammarCompiler:
             matcher = GuidedMatcher.of(guided, text, LIMITS)
             return matcher.error or GrammarConstraint(matcher, vocabulary.words)
 
-        built = _with_deep_stack(build)
+        built = with_deep_stack(build)
         if not isinstance(built, str):
             return built
         if source.kind == "json_schema" or "failed to compile JSON schema" in built:
@@ -162,7 +162,7 @@ _T = TypeVar("_T")
 _one_at_a_time = threading.Lock()
 
 
-def _with_deep_stack(work: Callable[[], _T]) -> _T:
+def with_deep_stack(work: Callable[[], _T]) -> _T:
     """Do something on a thread of its own that has much stack; one at a time, so that bombs cost one core."""
     results: list[_T] = []
     errors: list[BaseException] = []

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from llamado.text.grammar.schema_formats import FORMATS, LIMITS, NOT_REGULAR
 from llamado.text.grammar.schema_numbers import FAR, MAX_MULTIPLE, Number, check_literal, limits, multiple, units
-from llamado.text.grammar.schema_rewrite import rewritten
+from llamado.text.grammar.schema_rewrite import WAYS, rewritten
 from llamado.text.grammar.source import GrammarError
 
 # White space between two tokens of JSON: none, a space, or a new line and its indentation. Without a bound small
@@ -90,10 +90,22 @@ def schema_error(text: str) -> GrammarError:
     return _error("#", reason)
 
 
-def _error(path: str, what: str) -> GrammarError:
-    if len(path) > 300:
-        path = f"{path[:200]}…{path[-50:]}"
-    return GrammarError(f"JSON schema conversion failed:\nJSON schema error at {path}: {what}")
+class SchemaError(GrammarError):
+    """A part of a schema cannot be honoured: `keys` of `node`, an object of the document, at `path`."""
+
+    def __init__(self, path: str, what: str, node: dict[str, Any] | None = None, keys: Sequence[str] = ()) -> None:
+        self.path = path if len(path) <= 300 else f"{path[:200]}…{path[-50:]}"
+        self.node = node
+        self.keys = keys
+        super().__init__(f"JSON schema conversion failed:\nJSON schema error at {self.path}: {what}")
+
+
+_error = SchemaError
+
+
+def check_schema(schema: object) -> None:
+    """Raise SchemaError for a keyword that cannot be honoured, as far as that shows before llguidance compiles it."""
+    _Schema(schema).prepared()
 
 
 @dataclass
@@ -157,6 +169,7 @@ class _Schema:
     def __init__(self, root: object) -> None:
         self._root = root
         self._nodes: dict[int, tuple[object, dict[str, Any]]] = {}  # schemas, and how they are written instead
+        self._origins: dict[int, dict[str, Any]] = {}
         self._require: dict[int, str] = {}  # properties that tell schemas from their neighbours
         self._seen: dict[int, _Seen] = {}
         self._anchors: dict[str, object] | None = None
@@ -193,11 +206,12 @@ class _Schema:
         if isinstance(node, bool):
             return
         if not isinstance(node, dict):
-            raise _error(path, f"a schema must be an object or a boolean, not {json.dumps(node)[:50]}")
+            raise _no_schema(node, path)
         node = self._node(node)
         composed |= compared
         if id(node) in trail:
-            raise _error(path, "keyword '$ref' leads back to the same schema without anything between")
+            why = "keyword '$ref' leads back to the same schema without anything between"
+            raise _error(path, why, self._origin(node), [key for key in ("$ref", "allOf") if key in node])
         seen = self._seen.get(id(node))
         if seen is not None and seen.composed >= composed and seen.compared >= compared:
             return
@@ -212,15 +226,18 @@ class _Schema:
                 if "multipleOf" in node:
                     self._multiples.add(multiple(node["multipleOf"]))
             except ValueError as error:
-                raise _error(path, str(error)) from None
+                raise _error(path, str(error), self._origin(node), [key for key in NUMERIC if key in node]) from None
         composed |= seen.composed
         compared |= seen.compared
         seen.composed, seen.compared = composed, compared
         if composed and ("pattern" in node or "format" in node):
             self._patterns += 2 if node.get("format") in LIMITS else 1
             if self._patterns > MAX_PATTERNS:
-                raise _error(path, f"more than {MAX_PATTERNS} keywords 'pattern' and 'format' in conjunctions")
-        for part, place in _parts(node, path):
+                why = f"more than {MAX_PATTERNS} keywords 'pattern' and 'format' in conjunctions"
+                raise _error(path, why, self._origin(node), [key for key in ("pattern", "format") if key in node])
+        for part, place, holder, key in _parts(node, path):
+            if not isinstance(part, (dict, bool)):
+                raise _no_schema(part, place, holder if holder is not node else self._origin(node), key)
             self._look(part, place, compared, depth + 1, (), compared)
         if "oneOf" in node:
             self._tell_apart(node["oneOf"])
@@ -231,58 +248,75 @@ class _Schema:
             options = node.get(key, ())
             deep = compared or (key == "oneOf" and not self._are_apart(options, closing=alone))
             for i, option in enumerate(options):
+                if not isinstance(option, (dict, bool)):
+                    raise _no_schema(option, f"{path}/{key}/{i}", self._origin(node), key)
                 # A choice that leads back is recursion like any other; a conjunction that does holds for nothing.
                 self._look(option, f"{path}/{key}/{i}", not alone, depth + 1, here if key == "allOf" else (), deep)
         if "$ref" in node:
-            target = self._resolve(node["$ref"], path)
+            target = self._resolve(node["$ref"], path, self._origin(node))
             self._look(target, path, not alone, depth + 1, here, compared)
 
     def _node(self, node: dict[str, Any]) -> dict[str, Any]:
         """A schema with its keywords written as llguidance has them."""
         known = self._nodes.get(id(node))
         if known is None:
-            known = self._nodes[id(node)] = (node, rewritten(node, self._find))
+            try:
+                known = self._nodes[id(node)] = (node, rewritten(node, self._find))
+            except SchemaError as error:  # of a reference below
+                error.node, error.keys = node, [key for key in WAYS if key in node]
+                raise
             self._nodes.setdefault(id(known[1]), (known[1], known[1]))
+            self._origins[id(known[1])] = node
         return known[1]
+
+    def _origin(self, node: dict[str, Any]) -> dict[str, Any]:
+        """The object of the document that a schema was made of."""
+        return self._origins.get(id(node), node)
 
     def _find(self, reference: object) -> object:
         return self._resolve(reference, "#")
 
     def _check(self, node: dict[str, Any], path: str) -> None:
+        def refuse(key: str, why: str) -> SchemaError:
+            more = [other for other in ("then", "else") if key == "if" and other in node]
+            return _error(path, why, self._origin(node), [key, *more])
+
         for key in _REFUSED & node.keys():
             if not _says_nothing(key, node):
-                raise _error(path, f"keyword '{key}' is not supported")
+                raise refuse(key, f"keyword '{key}' is not supported")
         types = node.get("type", [])
         for name in types if isinstance(types, list) else [types]:
             if not isinstance(name, str) or name not in _TYPES:
-                raise _error(path, f"unrecognized type {name if isinstance(name, str) else json.dumps(name)}")
+                raise refuse("type", f"unrecognized type {name if isinstance(name, str) else json.dumps(name)}")
         if node.get("format") in NOT_REGULAR and "string" in (types or ["string"]):
-            raise _error(path, f"keyword 'format' is not supported with {node['format']!r}")
+            raise refuse("format", f"keyword 'format' is not supported with {node['format']!r}")
         for key, kind in _KINDS.items():
             if key in node and not isinstance(node[key], kind):
-                raise _error(path, f"keyword '{key}' cannot be {json.dumps(node[key])[:50]}")
+                raise refuse(key, f"keyword '{key}' cannot be {json.dumps(node[key])[:50]}")
         if not all(isinstance(name, str) for name in node.get("required", ())):
-            raise _error(path, f"keyword 'required' cannot be {json.dumps(node['required'])[:50]}")
+            raise refuse("required", f"keyword 'required' cannot be {json.dumps(node['required'])[:50]}")
 
-    def _resolve(self, reference: object, path: str) -> object:
+    def _resolve(self, reference: object, path: str, node: dict[str, Any] | None = None) -> object:
+        """What a reference of `node` leads to. Raises SchemaError."""
+        own = node, [key for key in ("$ref", "$dynamicRef", "$recursiveRef") if node is not None and key in node]
         if not isinstance(reference, str):
-            raise _error(path, "keyword '$ref' must be a text")
+            raise _error(path, "keyword '$ref' must be a text", *own)
         if not reference.startswith("#"):
-            raise _error(path, f"keyword '$ref' is not supported for other documents: {reference[:200]}")
+            raise _error(path, f"keyword '$ref' is not supported for other documents: {reference[:200]}", *own)
         if not reference.startswith("#/") and reference != "#":
             if self._anchors is None:
                 self._anchors = dict(_anchors(self._root))
             if reference[1:] in self._anchors:
                 return self._anchors[reference[1:]]
-            raise _error(path, f"cannot resolve $ref {reference[:200]}")
-        node: Any = self._root
+            raise _error(path, f"cannot resolve $ref {reference[:200]}", *own)
+        at: Any = self._root
         for step in reference.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
             try:
-                node = node[int(step)] if isinstance(node, list) else node[step]
+                at = at[int(step)] if isinstance(at, list) else at[step]
             except (KeyError, IndexError, ValueError, TypeError):
-                raise _error(path, f"cannot resolve $ref {reference[:200]}, {step[:50]} not found") from None
-        return node
+                raise _error(path, f"cannot resolve $ref {reference[:200]}, {step[:50]} not found", *own) from None
+        return at
 
     # --- alternatives of which exactly one holds
 
@@ -424,6 +458,10 @@ class _Schema:
 
 
 _NUMBER = (int, float)
+NUMERIC = (
+    "const", "enum", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength",
+    "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
+)  # fmt: skip
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "properties": dict,
     "patternProperties": dict,
@@ -456,20 +494,25 @@ def _renamed(node: dict[str, Any], old: str, new: str) -> dict[str, Any]:
     return node
 
 
-def _parts(node: dict[str, Any], path: str) -> Iterator[tuple[object, str]]:
-    """Schemas for parts of the instances, with their places."""
+def _no_schema(part: object, path: str, node: dict[str, Any] | None = None, key: str = "") -> SchemaError:
+    why = f"a schema must be an object or a boolean, not {json.dumps(part)[:50]}"
+    return _error(path, why, node, [key] if key else ())
+
+
+def _parts(node: dict[str, Any], path: str) -> Iterator[tuple[object, str, dict[str, Any], str]]:
+    """Schemas for parts of the instances, with their places, and the object and the key of it that has them."""
     for key in _MAPS:
         for name, part in node.get(key, {}).items():
-            yield part, f"{path}/{key}/{name}"
+            yield part, f"{path}/{key}/{name}", node[key], name
     for key in _SINGLE:
         part = node.get(key)
         if isinstance(part, list) and key == "items":
             for i, item in enumerate(part):
-                yield item, f"{path}/{key}/{i}"
+                yield item, f"{path}/{key}/{i}", node, key
         elif key in node:
-            yield part, f"{path}/{key}"
+            yield part, f"{path}/{key}", node, key
     for i, part in enumerate(node.get("prefixItems", ())):
-        yield part, f"{path}/prefixItems/{i}"
+        yield part, f"{path}/prefixItems/{i}", node, "prefixItems"
 
 
 def _is_alone(node: dict[str, Any]) -> bool:

@@ -33,12 +33,12 @@ _CLOSERS = ("properties", "patternProperties", "additionalProperties", "unevalua
 
 def rewritten(node: Node, resolve: Resolve) -> Node:
     """An equal schema without the keywords that could be written with others; the same object if there is none."""
-    found = [key for key in _WAYS if key in node]
+    found = [key for key in WAYS if key in node]
     if not found:
         return node
     out = dict(node)
     for key in found:
-        more = _WAYS[key](out, resolve) if key in out else None
+        more = WAYS[key](out, resolve) if key in out else None
         if more is None:
             continue
         for name in (key, *_TAKEN.get(key, ())):
@@ -244,7 +244,7 @@ def _one_of(node: Node, resolve: Resolve) -> list[object] | None:
     return []
 
 
-_WAYS: Mapping[str, Callable[[Node, Resolve], list[object] | None]] = {
+WAYS: Mapping[str, Callable[[Node, Resolve], list[object] | None]] = {
     "oneOf": _one_of,
     "not": _not,
     "if": _if,
