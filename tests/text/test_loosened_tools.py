@@ -38,7 +38,7 @@ UNENFORCEABLE: dict[str, tuple[dict[str, Any], str]] = {
     "minProperties": ({**OBJECT, "properties": {"a": INT, "b": INT, "c": INT}, "minProperties": 2}, "minProperties"),
     "patternProperties": ({**OBJECT, "patternProperties": {"a": INT, "b": STR}}, "patternProperties"),
     "no schema": ({**OBJECT, "properties": {"a": 5, "b": INT}}, "a"),
-    "unsatisfiable": ({**OBJECT, "properties": {"a": {"enum": []}, "b": INT}, "required": ["a"]}, "required"),
+    "unsatisfiable": ({**OBJECT, "properties": {"a": {"enum": []}, "b": INT}, "required": ["a"]}, "a"),
     "all": ({"allOf": [{"minProperties": 2}, {"properties": {"a": INT, "b": INT}}, {"not": {"items": INT}}]}, "not"),
 }
 # A family of each notation: JSON, text between tags, Python, Gemma's own, and templates that know no tools.

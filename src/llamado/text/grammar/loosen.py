@@ -165,10 +165,8 @@ def _without_complaints(schema: dict[str, Any], complaint: str, taken: list[str]
         known: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         parts: dict[str, Any] = {}
         for name, part in properties.items():
-            good = (
-                isinstance(part, (dict, bool))
-                and _error({"type": "object", "properties": {name: part}, **known}) is None
-            )
+            alone = {"type": "object", "properties": {name: part}, "required": [name], **known}
+            good = isinstance(part, (dict, bool)) and _error(alone) is None
             parts[name] = part if good else True
             if not good:
                 taken.append(f"#/properties/{name}: everything")

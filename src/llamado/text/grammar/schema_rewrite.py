@@ -57,17 +57,29 @@ def _both(node: Node, part: object) -> Node:
     """A schema that holds where both do."""
     if part is True or part == {}:
         return node
-    if isinstance(part, dict) and part.keys() == {"properties", "additionalProperties"} and part == without(
-        list(part["properties"])
-    ):  # fmt: skip
-        given = node.get("properties", {})
-        if isinstance(given, dict):
-            out = {**node, "properties": {**given, **part["properties"]}}
-            if node.keys().isdisjoint(_CLOSERS):
-                out["additionalProperties"] = _OPEN
-            return out
+    if isinstance(part, dict) and part.keys() == {"allOf"}:
+        for one in part["allOf"]:
+            node = _both(node, one)
+        return node
+    given = node.get("properties", {})
+    if isinstance(part, dict) and _only_forbids(part, node) and isinstance(given, dict):
+        out = {**node, **part, "properties": {**given, **part["properties"]}}
+        if not node.keys().isdisjoint(_CLOSERS):
+            out.pop("additionalProperties")
+            out |= {key: node[key] for key in ("additionalProperties",) if key in node}
+        return out
     given = node.get("allOf", [])
     return {**node, "allOf": [*given, part]} if isinstance(given, list) else node
+
+
+def _only_forbids(part: Node, node: Node) -> bool:
+    """Whether a schema forbids properties of objects, and does nothing else that `node` does not."""
+    return (
+        {"properties", "additionalProperties"} <= part.keys() <= {"type", "properties", "additionalProperties"}
+        and part["additionalProperties"] == {}
+        and all(one is False for one in part["properties"].values())
+        and ("type" not in part or (part["type"] == "object" and node.get("type", "object") == "object"))
+    )
 
 
 # --- one keyword each: schemas that must hold beside the rest, None where there is no exact form
@@ -207,28 +219,30 @@ def _recursive_reference(node: Node, resolve: Resolve) -> list[object] | None:
 
 
 def _one_of(node: Node, resolve: Resolve) -> list[object] | None:
-    """Alternatives told apart by the properties that they require: each one without those of the others."""
+    """Alternatives told apart by the properties that they require: each one without those of the others.
+
+    One of them may require none if it forbids some of each other one's.
+    """
     options = node["oneOf"]
     if not isinstance(options, list) or len(options) < 2 or "anyOf" in node:
         return None
-    wanted: list[list[str]] = []
-    for option in options:
-        names = option.get("required") if isinstance(option, dict) else None
-        if (
-            not isinstance(names, list)
-            or not names
-            or not all(isinstance(name, str) for name in names)
-            or not option.keys() - _NOTES <= {"required", "type", "properties"}
-            or option.get("type", "object") != "object"
-            or not isinstance(option.get("properties", {}), dict)
-        ):
-            return None
-        wanted.append(names)
+    wanted = [_only_required(option) for option in options]
+    lists = [names for names in wanted if names is not None]
+    if len(lists) < len(options) - 1:
+        return None
     out: list[object] = []
-    for i, option in enumerate(options):
+    for option, own in zip(options, wanted, strict=True):
+        if own is None:
+            rest = rewritten(option, resolve) if isinstance(option, dict) else {}
+            given = rest.get("properties")
+            forbidden = {name for name, part in given.items() if part is False} if isinstance(given, dict) else set()
+            if not all(forbidden.intersection(names) for names in lists):
+                return None
+            out.append(option)
+            continue
         excluded: list[list[str]] = [[]]
-        for names in wanted[:i] + wanted[i + 1 :]:
-            left = [name for name in dict.fromkeys(names) if name not in wanted[i]]
+        for names in (names for names in lists if names is not own):
+            left = [name for name in dict.fromkeys(names) if name not in own]
             if not left or any(name in option.get("properties", {}) for name in left):
                 return None
             excluded = [[*others, name] for others in excluded for name in left]
@@ -242,6 +256,17 @@ def _one_of(node: Node, resolve: Resolve) -> list[object] | None:
         return None
     node["anyOf"] = out
     return []
+
+
+def _only_required(option: object) -> list[str] | None:
+    """The properties that an alternative requires if it does little else."""
+    if not isinstance(option, dict) or not option.keys() - _NOTES <= {"required", "type", "properties"}:
+        return None
+    names = option.get("required")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        return None
+    good = option.get("type", "object") == "object" and isinstance(option.get("properties", {}), dict)
+    return names if good else None
 
 
 WAYS: Mapping[str, Callable[[Node, Resolve], list[object] | None]] = {
