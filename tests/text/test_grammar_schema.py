@@ -156,6 +156,31 @@ def test_refusals_name_keyword_and_place(bpe: Vocabulary, schema: object, messag
     assert re.search(message, str(caught.value)), str(caught.value)
 
 
+WORDS = r"^$|(^(?:\S+\s+){0,99}\S+$)"
+
+
+@pytest.mark.parametrize(
+    "string",
+    [
+        {"pattern": WORDS, "minLength": 1, "maxLength": 5000},
+        {"pattern": WORDS, "allOf": [{"maxLength": 5000}]},
+    ],
+)
+def test_patterns_that_would_break_off_an_answer_are_refused(bpe: Vocabulary, string: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError, match=r"keyword 'pattern' with .* needs too many states"):
+        bpe.constraint("json_schema", json.dumps({"properties": {"a": {"type": "string", **string}}}))
+
+
+def test_patterns_with_lengths_that_are_no_burden_are_followed(bpe: Vocabulary) -> None:
+    for string in (
+        {"pattern": WORDS},
+        {"pattern": r"^(?:\S+\s+){0,29}\S+$", "maxLength": 300},
+        {"pattern": "^[ -~]*$"},
+    ):
+        constraint = bpe.constraint("json_schema", json.dumps({"type": "string", **string, "minLength": 1}))
+        assert bpe.accepts(constraint, json.dumps("Ability to work with a team"))
+
+
 def test_not_json(bpe: Vocabulary) -> None:
     for text in ("", "{", "nope", "[" * 100_000):
         with pytest.raises(GrammarError, match="is not JSON"):

@@ -13,8 +13,9 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llamado.text.grammar.compiler import LIMITS, with_deep_stack
-from llamado.text.grammar.guidance import GuidedMatcher, GuidedTokenizer
+from llamado.text.grammar.compiler import LIMITS
+from llamado.text.grammar.deep_stack import with_deep_stack
+from llamado.text.grammar.guidance import GuidedMatcher, bytes_tokenizer
 from llamado.text.grammar.schema import SchemaError, check_schema, schema_error, schema_grammar
 from llamado.text.grammar.source import GrammarError
 
@@ -90,13 +91,7 @@ def _error(schema: Mapping[str, Any]) -> GrammarError | None:
 
 
 def _complaint(grammar: str) -> str:
-    return GuidedMatcher.of(_bytes(), grammar, LIMITS).error
-
-
-@functools.cache
-def _bytes() -> GuidedTokenizer:
-    """A vocabulary of the 256 bytes and an end."""
-    return GuidedTokenizer([bytes([byte]) for byte in range(256)] + [b"\xff<end>"], [256], ())
+    return GuidedMatcher.of(bytes_tokenizer(), grammar, LIMITS).error
 
 
 def _without_refused(schema: dict[str, Any], taken: list[str]) -> dict[str, Any]:

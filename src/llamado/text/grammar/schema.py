@@ -20,6 +20,7 @@ from llamado.text.grammar.schema_formats import FORMATS, LIMITS, NOT_REGULAR
 from llamado.text.grammar.schema_numbers import FAR, MAX_MULTIPLE, Number, check_literal, limits, multiple, units
 from llamado.text.grammar.schema_rewrite import WAYS, rewritten
 from llamado.text.grammar.source import GrammarError
+from llamado.text.grammar.string_states import has_too_many_states
 
 # White space between two tokens of JSON: none, a space, or a new line and its indentation. Without a bound small
 # models write blanks for ever. llama.cpp allows the same.
@@ -419,6 +420,17 @@ class _Schema:
             self._waiting.append((name, target))
         return self._targets[id(target)]
 
+    def _check_states(self, node: dict[str, Any], out: dict[str, Any]) -> None:
+        """Refuse a pattern whose automaton, with those of lengths and other patterns, has too many states."""
+        string: dict[str, Any] = {key: out[key] for key in ("pattern", "minLength", "maxLength") if key in out}
+        others = [part for part in out.get("allOf", ()) if isinstance(part, dict) and part.keys() <= _STRING_KEYS]
+        if others:
+            string["allOf"] = [{key: value for key, value in part.items() if key != "type"} for part in others]
+        if len(string) > 1 and "pattern" in string and has_too_many_states(string):
+            keys = [key for key in ("pattern", "format") if key in node]
+            what = ", ".join(f"'{key}'" for key in string if key not in ("pattern", "allOf")) or "others"
+            raise _error("#", f"keyword 'pattern' with {what} needs too many states", self._origin(node), keys)
+
     def _close(self, node: dict[str, Any], seen: _Seen, out: dict[str, Any]) -> None:
         name = str(node.get("format"))
         if name in FORMATS:  # names that no standard has are mere notes
@@ -430,6 +442,8 @@ class _Schema:
                 out |= whole
             if also:
                 out["allOf"] = [*out.get("allOf", ()), *also]
+        if node.get("format") not in FORMATS or "pattern" in node:
+            self._check_states(node, out)
         if "oneOf" in node:
             if self._are_apart(node["oneOf"]):
                 if "anyOf" not in node:
@@ -457,6 +471,7 @@ class _Schema:
                 out["maximum"] = FAR
 
 
+_STRING_KEYS = {"type", "pattern", "minLength", "maxLength"}
 _NUMBER = (int, float)
 NUMERIC = (
     "const", "enum", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength",
