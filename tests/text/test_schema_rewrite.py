@@ -134,6 +134,9 @@ APART: list[Any] = [
     {"oneOf": [{**OBJECT, "properties": {"a": INT}, **A}, {**OBJECT, "properties": {"a": STR}, **A}]},
     {"oneOf": [{**OBJECT, "properties": {"a": INT}}, {"type": "array"}, {"type": "null"}]},
     {"oneOf": [{"enum": [1, "x"]}, {"const": 2}]},
+    {**OBJECT, "oneOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"a": {"const": "x"}}}]},
+    {"oneOf": [{"anyOf": [STR, {"type": "array"}]}, {"$ref": "#/$defs/b"}],
+     "$defs": {"b": {"allOf": [{"type": "boolean"}]}}},
 ]  # fmt: skip
 
 

@@ -247,7 +247,9 @@ class _Schema:
         here = (*trail, id(node))
         for key in _IN_PLACE:
             options = node.get(key, ())
-            deep = compared or (key == "oneOf" and not self._are_apart(options, closing=alone))
+            deep = compared or (
+                key == "oneOf" and not self._are_apart(options, self._types(node, ("oneOf",)), closing=alone)
+            )
             for i, option in enumerate(options):
                 if not isinstance(option, (dict, bool)):
                     raise _no_schema(option, f"{path}/{key}/{i}", self._origin(node), key)
@@ -341,26 +343,28 @@ class _Schema:
             node = self._resolve(node["$ref"], "#")
         return self._node(node) if isinstance(node, dict) else node
 
-    def _are_apart(self, options: Sequence[object], *, closing: bool = True) -> bool:
+    def _are_apart(self, options: Sequence[object], around: set[str], *, closing: bool = True) -> bool:
         """Whether what is written of each alternative fits none of the others, as far as types and values tell.
 
-        `closing`: whether objects among them may be closed.
+        `around`: the types that the schema around them allows; `closing`: whether objects among them may be closed.
         """
         targets = [self._target(option) for option in options]
-        faces = [self._face(target, closing) for target in targets if isinstance(target, dict)]
+        faces = [self._face(target, around, closing) for target in targets if isinstance(target, dict)]
         if len(faces) < len(targets) or len(targets) > 200:
             return False
         return all(one is other or one.excludes(other) for one in faces for other in faces)
 
-    def _face(self, node: dict[str, Any], closing: bool) -> _Face:
+    def _face(self, node: dict[str, Any], around: set[str], closing: bool) -> _Face:
         seen = self._seen.get(id(node))
         composed = not closing if seen is None else seen.composed
         closes = not composed and node.keys().isdisjoint((*_IN_PLACE, "$ref", "enum", "const")) and self._closes(node)
         values = [node["const"]] if "const" in node else node.get("enum")
         properties = node.get("properties", {})
+        types = self._types(node) & around
+        becomes_object = "type" not in node and "properties" in node and (not composed or id(node) in self._require)
         return _Face(
-            types=_types(node),
-            written={"object"} if not composed and "type" not in node and "properties" in node else _types(node),
+            types=types,
+            written=types & {"object"} if becomes_object else types,
             values=None if values is None else {_json(value) for value in values},
             properties={name: self._target(part) for name, part in properties.items()},
             tags=_tags(node),
@@ -368,6 +372,20 @@ class _Schema:
             open=not closes and (node.get("additionalProperties") is not False or "patternProperties" in node),
             forbids=node.get("additionalProperties") is False and "patternProperties" not in node,
         )
+
+    def _types(self, node: object, but: Sequence[str] = (), depth: int = 0) -> set[str]:
+        """The JSON types that instances may have; `but`: keywords that are left out of account."""
+        if not isinstance(node, dict) or depth > 20:
+            return set(_TYPES - {"integer"}) if node is not False else set()
+        types = _types(node)
+        for part in node.get("allOf", ()):
+            types &= self._types(self._target(part), (), depth + 1)
+        for key in ("anyOf", "oneOf"):
+            if key in node and key not in but:
+                types &= set().union(*(self._types(self._target(one), (), depth + 1) for one in node[key]))
+        if "$ref" in node:
+            types &= self._types(self._target({"$ref": node["$ref"]}), (), depth + 1)
+        return types
 
     def _closes(self, node: dict[str, Any]) -> bool:
         """Whether its objects get no properties beside those that are listed."""
@@ -445,7 +463,7 @@ class _Schema:
         if node.get("format") not in FORMATS or "pattern" in node:
             self._check_states(node, out)
         if "oneOf" in node:
-            if self._are_apart(node["oneOf"]):
+            if self._are_apart(node["oneOf"], self._types(node, ("oneOf",))):
                 if "anyOf" not in node:
                     _renamed(out, "oneOf", "anyOf")
             elif not all(self._is_compared(option) for option in node["oneOf"]):
@@ -453,6 +471,8 @@ class _Schema:
         require = self._require.get(id(node))
         if require is not None and require not in node.get("required", ()):
             out["required"] = [*node.get("required", ()), require]
+        if require is not None and "type" not in node:
+            out["type"] = "object"
         if seen.composed or not node.keys().isdisjoint((*_IN_PLACE, "$ref", "enum", "const")):
             return
         if "type" not in node:
