@@ -120,15 +120,20 @@ class Vocabulary:
         matcher = constraint.start()
         return self.feed(matcher, text) and self.may_end(matcher)
 
-    def walk(self, constraint: Constraint, random: random.Random, most: int = 300) -> str | None:
-        """A random answer under a constraint; None where it did not end within `most` tokens."""
+    def walk(
+        self, constraint: Constraint, random: random.Random, most: int = 300, *, special: bool = False
+    ) -> str | None:
+        """A random answer under a constraint; None where it did not end within `most` tokens.
+
+        `special`: whether control tokens are part of its text.
+        """
         matcher = constraint.start()
         out: list[int] = []
         for _ in range(most):
             allowed = self.allowed(matcher)
             ends = [token for token in allowed if token in self.tokenizer.eog]
             if ends and (len(ends) == len(allowed) or random.random() < 0.3):
-                return self.tokenizer.join(out, special=False).decode()
+                return self.tokenizer.join(out, special=special).decode()
             # Short tokens more often than there are, for answers that come to an end.
             token = random.choice(allowed)
             if random.random() < 0.5:

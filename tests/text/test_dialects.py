@@ -666,6 +666,31 @@ def test_a_call_that_is_cut_off_shows_what_there_is() -> None:
     assert nemo == ("", "", [("get_weather", '{"city": "Pa')])
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_that_a_limit_cuts_shows_no_markup(name: str) -> None:
+    """Wherever it is cut: each part of the whole answer, or its beginning, and no arguments that seem complete."""
+    for answer in (answer for answer in ANSWERS if answer[0] == name and answer[4]):
+        prepared = ready(name)
+        text = answer[1]
+        thoughts, content, calls = told(read(prepared, [text]))
+        for end in range(len(text)):
+            parser = prepared.parser()
+            cut = told(parser.push(text[:end]) + parser.finish(cut=True))
+            assert thoughts.startswith(cut[0]) and content.startswith(cut[1]), text[:end]
+            assert [tool for tool, _ in cut[2]] == [tool for tool, _ in calls[: len(cut[2])]], text[:end]
+            for (_, part), (_, arguments) in zip(cut[2], calls, strict=False):
+                assert arguments.startswith(part), text[:end]
+
+
+def test_content_that_is_no_call_is_shown_up_to_the_cut() -> None:
+    parser = ready("llama3").parser()
+    assert told(parser.push('{"answer": "x') + parser.finish(cut=True)) == ("", '{"answer": "x', [])
+    parser = ready("hermes").parser()
+    assert told(parser.push("a <b> c\n") + parser.finish(cut=True)) == ("", "a <b> c\n", [])
+    parser = ready("plain", tools=()).parser()
+    assert told(parser.push("a <tool_call>") + parser.finish(cut=True)) == ("", "a <tool_call>", [])
+
+
 def test_continued_answers() -> None:
     content = ready("hermes", continued=Continued("Hel", "why"))
     assert content.prompt.endswith("<|im_start|>assistant\n<think>\nwhy\n</think>\n\nHel")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
+from guided import Vocabulary, bytes_tokenizer
 from llguidance import LLMatcher, LLTokenizer
 from test_dialects import ANSWERS, NAMES, TEMPLATES, TOOLS, Answer, read, ready, told
 
@@ -224,6 +226,30 @@ def test_content_that_a_schema_rules() -> None:
     assert not both.triggers
     assert fits(both.grammar, '{"a": 1}')
     assert fits(both.grammar, written("hermes", '{"city": "x"}'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_parsers_read_what_grammars_allow(name: str) -> None:
+    """Calls with as much and as little white space as their grammar allows, and other random choices."""
+    vocabulary = Vocabulary(bytes_tokenizer())
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}}
+    tools = [{"type": "function", "function": function}]
+    prepared = ready(name, tools=tools, tool_choice="required", parallel_tool_calls=False, enable_thinking=False)
+    assert prepared.grammar is not None
+    constraint = vocabulary.compiler.compile(prepared.grammar)
+    opening = "</think>" if name == "deepseek" else ""
+    for seed in range(3):
+        text = vocabulary.walk(constraint, random.Random(seed), most=400, special=True)
+        if text is not None:
+            _, content, calls = told(read(prepared, [opening + text]))
+            assert (content, [(tool, json.loads(part)) for tool, part in calls]) == ("", [("f", {"a": "x"})]), text
+
+
+def test_gigachats_calls_need_no_line_feed() -> None:
+    text = '<|message_sep|>\n\nfunction call<|role_sep|>{"name": "now", "arguments": {}}'
+    assert fits(ready("gigachat", tool_choice="required").grammar, text)
+    assert told(read(ready("gigachat"), [text])) == ("", "", [("now", "{}")])
 
 
 def test_a_grammar_of_the_clients_own() -> None:

@@ -118,16 +118,17 @@ def test_language(bpe: Vocabulary, spm: Vocabulary, schema: object, good: list[s
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"not": {}}, "#: keyword 'not' is not supported"),
-        ({"properties": {"a": {"items": {"not": {}}}}}, "#/properties/a/items: keyword 'not' is not supported"),
-        ({"if": {}, "then": {}}, "keyword 'if' is not supported"),
+        ({"not": {"items": INT}}, "#: keyword 'not' is not supported"),
+        (
+            {"properties": {"a": {"items": {"not": {"multipleOf": 2}}}}},
+            "#/properties/a/items: keyword 'not' is not supported",
+        ),
+        ({"if": {"items": INT}, "then": {"maxItems": 2}}, "keyword 'if' is not supported"),
         ({"contains": {}, "maxContains": 2}, "keyword '(maxContains|contains)' is not supported"),
         ({"type": "array", "uniqueItems": True}, "keyword 'uniqueItems' is not supported"),
-        ({"propertyNames": {"pattern": "a"}}, "keyword 'propertyNames' is not supported"),
-        ({"dependentSchemas": {"a": {}}}, "keyword 'dependentSchemas' is not supported"),
-        ({"dependentRequired": {"a": ["b"]}}, "keyword 'dependentRequired' is not supported"),
+        ({"propertyNames": {"format": "uri"}}, "keyword 'propertyNames' is not supported"),
         ({"allOf": [{"properties": {"a": INT}}], "unevaluatedProperties": False}, "keyword 'unevaluatedProperties'"),
-        ({"$dynamicRef": "#a"}, r"keyword '\$dynamicRef' is not supported"),
+        ({"$dynamicRef": "#a"}, r"cannot resolve \$ref #a"),
         ({"anyOf": [{"$ref": "https://example.org/x"}]}, r"#/anyOf/0: keyword '\$ref' is not supported for other doc"),
         ({"$ref": "#/$defs/x"}, r"cannot resolve \$ref #/\$defs/x, \$defs not found"),
         ({"$ref": "#"}, r"keyword '\$ref' leads back"),
@@ -153,6 +154,31 @@ def test_refusals_name_keyword_and_place(bpe: Vocabulary, schema: object, messag
     with pytest.raises(GrammarError, match=r"(?s)^JSON schema conversion failed:\nJSON schema error at #.*") as caught:
         bpe.constraint("json_schema", json.dumps(schema))
     assert re.search(message, str(caught.value)), str(caught.value)
+
+
+WORDS = r"^$|(^(?:\S+\s+){0,99}\S+$)"
+
+
+@pytest.mark.parametrize(
+    "string",
+    [
+        {"pattern": WORDS, "minLength": 1, "maxLength": 5000},
+        {"pattern": WORDS, "allOf": [{"maxLength": 5000}]},
+    ],
+)
+def test_patterns_that_would_break_off_an_answer_are_refused(bpe: Vocabulary, string: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError, match=r"keyword 'pattern' with .* needs too many states"):
+        bpe.constraint("json_schema", json.dumps({"properties": {"a": {"type": "string", **string}}}))
+
+
+def test_patterns_with_lengths_that_are_no_burden_are_followed(bpe: Vocabulary) -> None:
+    for string in (
+        {"pattern": WORDS},
+        {"pattern": r"^(?:\S+\s+){0,29}\S+$", "maxLength": 300},
+        {"pattern": "^[ -~]*$"},
+    ):
+        constraint = bpe.constraint("json_schema", json.dumps({"type": "string", **string, "minLength": 1}))
+        assert bpe.accepts(constraint, json.dumps("Ability to work with a team"))
 
 
 def test_not_json(bpe: Vocabulary) -> None:
@@ -196,28 +222,106 @@ def test_formats_are_never_wider_than_a_validator_allows(bpe: Vocabulary, name: 
         assert text is None or check.is_valid(json.loads(text)), text
 
 
-@pytest.mark.parametrize(
-    ("name", "texts"),
-    [
-        ("date", ["2024-02-29", "2000-02-29", "1999-12-31"]),
-        ("time", ["10:00:00Z", "23:59:59.123+02:00"]),
-        ("date-time", ["2024-02-29T10:00:00Z", "2024-06-01T00:00:00.5-05:30"]),
-        ("duration", ["P1D", "PT5M", "P1Y2M3DT4H5M6S", "P2W"]),
-        ("email", ["joe.doe+x@mail.example.com", "a@b.org"]),
-        ("hostname", ["example.com", "my-host", "a1.b2.example"]),
-        ("ipv4", ["0.0.0.0", "192.168.1.255"]),
-        ("ipv6", ["::1", "fe80::1", "2001:db8:0:0:0:0:0:1", "::"]),
-        ("uri", ["https://example.com/a/b?q=1#top", "ftp://host", "http://localhost:8080/"]),
-        ("uuid", ["123e4567-e89b-12d3-a456-426614174000"]),
-    ],
-)
-def test_formats_allow_what_is_common(bpe: Vocabulary, name: str, texts: list[str]) -> None:
-    compiler = bpe.constraint("json_schema", json.dumps({"type": "string", "format": name}))
+# Values as they occur, and texts that are none, by format.
+VALUES: dict[str, tuple[list[str], list[str]]] = {
+    "date": (["2024-02-29", "2000-02-29", "9999-12-31", "0001-01-01"], ["2023-02-29", "2024-1-1", "1900-02-29"]),
+    "time": (["10:00:00Z", "23:59:59.123+02:00"], ["24:00:00Z", "10:00:00"]),
+    "date-time": (["2024-02-29T10:00:00Z", "2024-06-01T00:00:00.5-05:30"], ["2024-02-29", "2024-02-29 10:00:00Z"]),
+    "duration": (["P1D", "PT5M", "P1Y2M3DT4H5M6S", "P2W", "PT86400S", "P10000D"], ["P", "P1H", "PT", "P1.5D"]),
+    "email": (
+        [
+            "joe.doe+x@mail.example.com",
+            "a@b.org",
+            "root@localhost",
+            "o'hara@example.com",
+            "reply+AAAAB3LNXYYZ5WQ6ZZZZZZZZZZZZZZZEVBNHHB4XYXY@reply.github.com",
+            "first.second.third.fourth@x.example",
+            "post@xn--mnchen-3ya.de",
+            "admin@photography",
+            "user@a.b.c.d.e.example.co.uk",
+            "x@[192.168.0.1]",
+            "x" * 64 + "@example.org",
+        ],
+        ["a", "@b.org", "a@", "a..b@c.org", ".a@c.org", "a b@c.org", "a@-c.org", "x" * 65 + "@example.org"],
+    ),
+    "hostname": (
+        [
+            "example.com",
+            "my-host",
+            "a1.b2.example",
+            "xn--mnchen-3ya.de",
+            "www.xn--p1ai",
+            "3com.com",
+            "ip-10-0-0-1.eu-west-1.compute.internal",
+            "a-b-c-d-e-f.example",
+            "x" * 63 + ".org",
+            "deeply.nested.name.in.a.cluster.local",
+        ],
+        ["", "-a", "a-", "a..b", "a_b.org", "ab--c.org", "x y", "x" * 64 + ".org", ".".join(["x" * 60] * 5)],
+    ),
+    "ipv4": (["0.0.0.0", "192.168.1.255"], ["256.1.1.1", "1.2.3", "1.2.3.04"]),
+    "ipv6": (
+        [
+            "::1",
+            "::",
+            "fe80::1",
+            "fe80::1ff:fe23:4567:890a",
+            "2001:db8:0:0:0:0:0:1",
+            "2001:db8::8a2e:370:7334",
+            "::ffff:192.0.2.128",
+            "64:ff9b::192.0.2.33",
+            "1:2:3:4:5:6:7::",
+            "1:2:3:4:5:6:192.0.2.1",
+        ],
+        ["", "1::2::3", "12345::", "1:2:3:4:5:6:7", "1:2:3:4:5:6:7::8", "fe80::1%eth0"],
+    ),
+    "uri": (
+        [
+            "https://example.com/a/b?q=1#top",
+            "ftp://host",
+            "http://localhost:11434/v1",
+            "http://127.0.0.1:8080/",
+            "http://[::1]:65535/x",
+            "https://example.com/?q",
+            "https://example.com/?a=1&b=2&c=%20x%2Fy",
+            "https://example.com/a%20b/#",
+            "https://user:secret@example.com:44300/",
+            "https://www.example.com/a/very/long/path/with/many/more/than/eight/parts/in/it.html",
+            "https://example.com/" + "x" * 80,
+            "mailto:joe@example.com",
+            "urn:isbn:0451450523",
+            "urn:uuid:123e4567-e89b-12d3-a456-426614174000",
+            "file:///etc/hosts",
+            "tel:+1-816-555-1212",
+            "data:text/plain;base64,SGVsbG8=",
+            "s3://bucket_name/key",
+            "HTTP://EXAMPLE.COM",
+        ],
+        ["", "x y", "/a", "1a:b", "http://a b", "http://a/%zz", "http://é/", "http://a/{b}", "http://h:123456", "a"],
+    ),
+    "uri-reference": (["", "/a/b?c#d", "../x", "#f", "//host/a", "https://example.com/"], [":a", "1:a", "a b", "\\a"]),
+    "iri": (["https://münchen.example/straße?q=ü#ö", "mailto:joe@example.com"], ["/a", "http://a b"]),
+    "iri-reference": (["/straße", "../ü", "https://münchen.example/"], ["a b", ":a"]),
+    "uri-template": (["", "/users/{id}", "http://h/{+path}{?q,page*}{&x:3}"], ["{", "{a", "a b", "%", "{a:0}"]),
+    "json-pointer": (["", "/", "/a/0/b~1c~0d"], ["a", "/~", "/~2"]),
+    "relative-json-pointer": (["0", "1/a", "0#"], ["", "01", "-1", "1a"]),
+    "uuid": (["123e4567-e89b-12d3-a456-426614174000", "2EB8AA08-AA98-11EA-B4AA-73B441D16380"], ["123e4567", ""]),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_allow_real_values_and_nothing_else(bpe: Vocabulary, name: str) -> None:
+    constraint = bpe.constraint("json_schema", json.dumps({"type": "string", "format": name}))
     narrow = bpe.constraint("json_schema", json.dumps({"type": "string", "format": name, "pattern": "^.*$"}))
-    for text in texts:
-        assert bpe.accepts(compiler, json.dumps(text)) and bpe.accepts(narrow, json.dumps(text)), text
-    for text in ("", "x y", "2023-02-29", "24:00:00Z", "256.1.1.1", "a@b", "P"):
-        assert not bpe.accepts(compiler, json.dumps(text)), text
+    check = validator({"type": "string", "format": name})
+    good, bad = VALUES[name]
+    for text in good:
+        assert check.is_valid(text), text
+        for limited in (constraint, narrow):
+            assert bpe.accepts(limited, json.dumps(text, ensure_ascii=False)), text
+    for text in bad:
+        for limited in (constraint, narrow):
+            assert not bpe.accepts(limited, json.dumps(text, ensure_ascii=False)), text
 
 
 # --- schemas that ask for too much
@@ -356,8 +460,8 @@ def test_regex_and_lark(bpe: Vocabulary) -> None:
     assert bpe.accepts(compiler, '<tool_call>{"a": 1}</tool_call>')
     assert not bpe.accepts(compiler, '<tool_call>{  "a": 1}</tool_call>')
     assert not bpe.accepts(compiler, '<tool_call>{"b": 1}</tool_call>')
-    with pytest.raises(GrammarError, match="keyword 'not' is not supported"):
-        bpe.constraint("lark", 'start: %json {"not": {}}')
+    with pytest.raises(GrammarError, match="keyword 'contains' is not supported"):
+        bpe.constraint("lark", 'start: %json {"contains": {}}')
     for bad in ("", "start: x", "start: %json {", "%llguidance 5\nstart: /a/", "start: /(/"):
         with pytest.raises(GrammarError):
             bpe.constraint("lark", bad)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +15,11 @@ from llamado.library.errors import LibraryError
 from llamado.text.dialects import Conversation, Prepared, prepare
 from llamado.text.dialects.answer import AnswerReader, delta
 from llamado.text.grammar.compiler import Constraint, GrammarCompiler
-from llamado.text.grammar.source import GrammarSource
+from llamado.text.grammar.source import GrammarError, GrammarSource
 from llamado.text.template.chat import ChatTemplate
 from llamado.text.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger("llamado.library")
 
 
 def prepared_chat(
@@ -82,7 +85,12 @@ def limits(prepared: Prepared, grammars: GrammarCompiler, tokenizer: Tokenizer) 
     """Fields of Request that hold an answer to what was asked for. Raises GrammarError."""
     constraint: Constraint | None = None
     if prepared.grammar is not None:
-        constraint = grammars.compile(prepared.grammar, triggers=prepared.triggers)
+        try:
+            constraint = grammars.compile(prepared.grammar, triggers=prepared.triggers)
+        except GrammarError as error:
+            if prepared.strict:
+                raise
+            log.warning("tools: their schemas are not enforced: %s", error)
         if prepared.thinking is not None and prepared.thinking[1] not in prepared.generation_prompt:
             start, end = prepared.thinking
             constraint = grammars.with_reasoning(constraint, start=start, end=end, open=prepared.thinking_open)
@@ -96,13 +104,14 @@ class ChatCompletion:
     def __init__(self, model: str, prepared: Prepared, *, logprobs: bool = False) -> None:
         self._head = {"id": f"chatcmpl-{uuid.uuid4()}", "created": int(time.time()), "model": model}
         self._reader = AnswerReader(prepared.parser(), prepared.given)
+        self._stops = prepared.stops
         self._shows = logprobs
 
     def whole(self, events: Events) -> dict[str, Any]:
         """The answer at once."""
         result = last(events)
         self._reader.push(result.content)
-        self._reader.finish()
+        self._reader.finish(self._was_cut(result))
         message = self._reader.message()
         if self._reader.calls and not message["content"]:
             message["content"] = None
@@ -128,11 +137,15 @@ class ChatCompletion:
                     yield self._chunk(change, logprobs)
                     logprobs = None
         except StopIteration as end:
-            for part in self._reader.finish():
+            for part in self._reader.finish(self._was_cut(end.value)):
                 yield self._chunk(delta(part))
             yield self._chunk({}, reason=self._reason(end.value))
         finally:
             events.close()
+
+    def _was_cut(self, result: Result) -> bool:
+        """Whether a limit, or a stop of the caller's, ended the answer."""
+        return result.stop_type != "eos" and result.stopping_word not in self._stops
 
     def _reason(self, result: Result) -> str:
         reason = finish_reason(result)

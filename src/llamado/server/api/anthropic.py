@@ -22,7 +22,7 @@ from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
 from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid
-from llamado.server.generate.formats import answer_reader
+from llamado.server.generate.formats import answer_reader, was_cut
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import flag, table, text, whole, written
 from llamado.server.generate.request import GenerationRequest
@@ -165,6 +165,13 @@ def messages_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     return chat
 
 
+def _strict_tools(body: Mapping[str, Any]) -> set[str]:
+    """Return the names of the tools whose schemas must be enforced."""
+    tools = body.get("tools")
+    given = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    return {text(tool, "name") for tool in given if tool.get("strict") is True}
+
+
 def _stop_reason(asked: GenerationRequest, result: Result, reader: AnswerReader) -> dict[str, Any]:
     word = result.stopping_word if result.stopping_word in asked.client_stops else None
     if result.stop_type not in ("eos", "word"):
@@ -201,13 +208,13 @@ class MessagesFormat:
         """The whole body."""
         result, reader = results[0], self._reader
         reader.push(result.content)
-        reader.finish()
+        reader.finish(was_cut(self._asked, result))
         content: list[dict[str, Any]] = []
         if reader.reasoning:
             content.append({"type": "thinking", "thinking": reader.reasoning, "signature": ""})
         if reader.content:
             content.append({"type": "text", "text": reader.content})
-        for call in reader.calls:
+        for call in reader.whole_calls:  # `input` is an object, so there is no place for a part of one
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
         usage = {**_input_usage(result.n_prompt, result.n_cached), "output_tokens": result.n_predicted}
         body = {**self._message(content), **_stop_reason(self._asked, result, reader), "usage": usage}
@@ -277,7 +284,7 @@ class MessagesFormat:
 
     def final(self, index: int, result: Result) -> bytes:
         events = list(self._begin(result.n_prompt, result.n_cached))
-        for part in self._reader.finish():
+        for part in self._reader.finish(was_cut(self._asked, result)):
             events += self._part(part)
         events += self._stop()
         usage = {**_input_usage(result.n_prompt, result.n_cached), "output_tokens": result.n_predicted}
@@ -311,14 +318,16 @@ def messages_router(generator: Generator) -> Routes:
 
     @router.post(_PATH, **describe("messages"))
     async def messages(request: Request) -> Response:
-        chat = messages_to_chat(await read_object(request))
+        body = await read_object(request)
+        chat = messages_to_chat(body)
         if flag(chat, "stream"):
             chat["timings_per_token"] = True  # the first event says how much of the prompt was cached
-        return await generator.chat(chat, MessagesFormat)
+        return await generator.chat(chat, MessagesFormat, strict_tools=_strict_tools(body))
 
     @router.post("/v1/messages/count_tokens", **describe("messages_count"))
     async def count_tokens(request: Request) -> Response:
-        n_tokens = await generator.count(messages_to_chat(await read_object(request)))
+        body = await read_object(request)
+        n_tokens = await generator.count(messages_to_chat(body), _strict_tools(body))
         return json_response(orjson.dumps({"input_tokens": n_tokens}))
 
     return router

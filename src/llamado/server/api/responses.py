@@ -21,7 +21,7 @@ from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
 from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid
-from llamado.server.generate.formats import answer_reader, progress_json, timings_json
+from llamado.server.generate.formats import answer_reader, progress_json, timings_json, was_cut
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import table, text, written
 from llamado.server.generate.request import GenerationRequest
@@ -168,6 +168,13 @@ def _tools(given: Any) -> list[dict[str, Any]]:
     return tools
 
 
+def _strict_tools(body: Mapping[str, Any]) -> set[str]:
+    """The tools that are strict because the client says so: templates are shown `strict` for others, too."""
+    given = body.get("tools")
+    tools = given if isinstance(given, list) else []
+    return {text(tool, "name") for tool in tools if isinstance(tool, dict) and tool.get("strict") is True}
+
+
 def responses_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """A body of the Responses API as one of the chat API. Raises ApiError."""
     if "input" not in body:
@@ -232,13 +239,14 @@ class ResponsesFormat:
     def answer(self, results: Sequence[Result]) -> bytes:
         """The whole body."""
         self._reader.push(results[0].content)
-        self._reader.finish()
+        self._reader.finish(was_cut(self._asked, results[0]))
         return orjson.dumps(self._response(results[0], _items(self._reader)))
 
     def _response(self, result: Result | None, output: list[dict[str, Any]]) -> dict[str, Any]:
         """The `response` object; without a result it is one in progress."""
-        complete = result is not None and result.stop_type != "limit"
-        status = "in_progress" if result is None else "completed" if complete else "incomplete"
+        status = "in_progress" if result is None else _status(result)
+        if status == "incomplete" and output:
+            output[-1]["status"] = status
         engine = self._asked.engine
         response: dict[str, Any] = {
             "id": self._id,
@@ -321,7 +329,7 @@ class ResponsesFormat:
         shown = {**self._open, "arguments": ""} if item["type"] == "function_call" else self._open
         yield self._event("response.output_item.added", {"output_index": len(self._items) - 1, "item": shown})
 
-    def _close(self) -> Iterator[dict[str, Any]]:
+    def _close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
         """The open item is done."""
         item, grown = self._open, "".join(self._grown)
         if item is None:
@@ -338,7 +346,7 @@ class ResponsesFormat:
             item["arguments"] = grown
             done = {**self._place, "name": item["name"], "arguments": grown}
             yield self._event("response.function_call_arguments.done", done)
-        item["status"] = "completed"
+        item["status"] = status
         yield self._event("response.output_item.done", {"output_index": len(self._items) - 1, "item": item})
         self._open, self._grown = None, []
 
@@ -359,9 +367,9 @@ class ResponsesFormat:
 
     def final(self, index: int, result: Result) -> bytes:
         events = list(self._begin())
-        for part in self._reader.finish():
+        for part in self._reader.finish(was_cut(self._asked, result)):
             events += self._part(part)
-        events += self._close()
+        events += self._close(_status(result))
         response = self._response(result, self._items)
         last = self._event(f"response.{response['status']}", {"response": response})
         events.append({**last, "timings": timings_json(result.timings)})
@@ -376,6 +384,10 @@ class ResponsesFormat:
 
     def failure(self, error: ApiError) -> Response:
         return error_response(error)
+
+
+def _status(result: Result) -> str:
+    return "incomplete" if result.stop_type == "limit" else "completed"
 
 
 def _new(prefix: str) -> str:
@@ -422,15 +434,17 @@ def responses_router(generator: Generator) -> Routes:
     @router.post("/v1/responses", **describe("responses"))
     @router.post("/responses", **describe("responses"))
     async def responses(request: Request) -> Response:
-        chat = responses_to_chat(await read_object(request))
+        body = await read_object(request)
+        chat = responses_to_chat(body)
         chat.pop("n", None)  # this API gives one answer
         chat.pop("n_cmpl", None)
-        return await generator.chat(chat, ResponsesFormat)
+        return await generator.chat(chat, ResponsesFormat, strict_tools=_strict_tools(body))
 
     @router.post("/v1/responses/input_tokens", **describe("responses_count"))
     @router.post("/responses/input_tokens", **describe("responses_count"))
     async def input_tokens(request: Request) -> Response:
-        n_tokens = await generator.count(responses_to_chat(await read_object(request)))
+        body = await read_object(request)
+        n_tokens = await generator.count(responses_to_chat(body), _strict_tools(body))
         return json_response(orjson.dumps({"input_tokens": n_tokens, "object": "response.input_tokens"}))
 
     return router

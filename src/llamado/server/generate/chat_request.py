@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from llamado.server.errors import ApiError, invalid
@@ -42,7 +42,7 @@ class PlainParser:
     def push(self, text: str) -> list[Piece]:
         return [Content(text)] if text else []
 
-    def finish(self) -> list[Piece]:
+    def finish(self, cut: bool = False) -> list[Piece]:
         return []
 
 
@@ -257,7 +257,9 @@ def _continued(
     return Continued.of(last, wish if isinstance(wish, str) and wish in _PARTS else None), True
 
 
-def _conversation(body: Mapping[str, Any], switches: Switches) -> tuple[Conversation, str]:
+def _conversation(
+    body: Mapping[str, Any], switches: Switches, strict_tools: Collection[str] | None
+) -> tuple[Conversation, str]:
     """What the dialects take of a body, and the field that says what the content must look like."""
     limit, grammar, limited_by = _content_limit(body)
     messages = _messages(body)
@@ -280,6 +282,7 @@ def _conversation(body: Mapping[str, Any], switches: Switches) -> tuple[Conversa
     conversation = Conversation(
         messages=messages,
         tools=tools,
+        strict_tools=strict_tools,
         tool_choice=choice,
         parallel_tool_calls=flag(body, "parallel_tool_calls", True) if "parallel_tool_calls" in body else None,
         json_schema=limit,
@@ -340,6 +343,7 @@ def _limits(
     return Limits(
         source=prepared.grammar,
         field=limited_by,
+        optional=not prepared.strict,
         lazy=bool(prepared.triggers),
         triggers=prepared.triggers,
         preserved=preserved_tokens(list(prepared.preserved), served.tokenizer),
@@ -348,13 +352,17 @@ def _limits(
 
 
 def read_chat(
-    body: Mapping[str, Any], served: Served, switches: Switches, before: Sequence[int] = ()
+    body: Mapping[str, Any],
+    served: Served,
+    switches: Switches,
+    before: Sequence[int] = (),
+    strict_tools: Collection[str] | None = None,
 ) -> GenerationRequest:
-    """Check a chat body, render its prompt, and choose how the answer is read; `before`: tokens in front of the prompt.
+    """Check a chat body, render its prompt, and choose how the answer is read.
 
-    Raises LlamadoError.
+    `before`: tokens in front of the prompt; `strict_tools`: see Conversation. Raises LlamadoError.
     """
-    conversation, limited_by = _conversation(body, switches)
+    conversation, limited_by = _conversation(body, switches, strict_tools)
     n_probs, stops, budget = _answer(body, switches)
     prepared = _prepared(conversation, switches, served.template)
     plain = {name: value for name, value in body.items() if name not in _CHAT_FIELDS}
@@ -377,8 +385,10 @@ def read_chat(
     )
 
 
-def chat_prompt(body: Mapping[str, Any], served: Served, switches: Switches) -> str:
+def chat_prompt(
+    body: Mapping[str, Any], served: Served, switches: Switches, strict_tools: Collection[str] | None = None
+) -> str:
     """The prompt of a chat body; what is wrong with the chat is refused as by `read_chat`. Raises LlamadoError."""
-    conversation, _ = _conversation(body, switches)
+    conversation, _ = _conversation(body, switches, strict_tools)
     _answer(body, switches)
     return _prepared(conversation, switches, served.template).prompt

@@ -39,6 +39,8 @@ class Limits:
     source: GrammarSource | None = None
     field: str = ""
     """The JSON field `source` comes from; "" where it was made here, say for tools."""
+    optional: bool = False
+    """Whether answers are generated without `source` if it cannot be compiled."""
     lazy: bool = False
     triggers: tuple[Trigger, ...] = ()
     preserved: frozenset[int] = frozenset()

@@ -104,6 +104,12 @@ def finish_reason(result: Result, called: bool = False) -> str:
     return "tool_calls" if called else "stop"
 
 
+def was_cut(asked: GenerationRequest, result: Result) -> bool:
+    """Whether a limit, or a stop of the client's, ended an answer, so that it may break off in the middle of a call."""
+    stops = () if asked.prepared is None else asked.prepared.stops
+    return result.stop_type != "eos" and result.stopping_word not in stops
+
+
 def data(value: Any) -> bytes:
     """One SSE message."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
@@ -381,7 +387,7 @@ class ChatFormat(_OpenAIFormat):
         self._results.append(result)
         reader = self._readers[index]
         chunks = self._begin(index)
-        chunks += [self._chunk(index, delta(part)) for part in reader.finish()]
+        chunks += [self._chunk(index, delta(part)) for part in reader.finish(was_cut(self._asked, result))]
         chunks.append(self._chunk(index, {}, finish_reason(result, bool(reader.calls))))
         chunks[0] |= self._verbose(index, result)
         if self._asked.include_usage and len(self._results) == self._asked.n_answers:
@@ -397,7 +403,7 @@ class ChatFormat(_OpenAIFormat):
         for index, result in enumerate(results):
             reader = self._readers[index]
             reader.push(result.content)
-            reader.finish()
+            reader.finish(was_cut(self._asked, result))
             reason = finish_reason(result, bool(reader.calls))
             choice: dict[str, Any] = {"finish_reason": reason, "index": index, "message": reader.message()}
             logprobs = _logprobs(result.probs, self._asked)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from starlette.responses import Response
 
@@ -23,6 +24,16 @@ from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 
 MakeFormat = Callable[[GenerationRequest], AnswerFormat]
+
+
+LOOSENED = "Llamado-Not-Enforced"
+"""The header that names what is not enforced of the tools' schemas."""
+_MOST_OF_HEADER = 1000  # characters
+
+
+def _header(parts: Sequence[str]) -> str:
+    text = quote("; ".join(parts), safe=" !#$&'()*+,-./:;=?@[]^_`{|}~<>")
+    return text if len(text) <= _MOST_OF_HEADER else f"{text[:_MOST_OF_HEADER]}..."
 
 
 class Generator:
@@ -55,19 +66,28 @@ class Generator:
         read = partial(read_completion, body, served, self.switches, native=native, prompt=prompt)
         return await self._answer(await off_loop(read, size_of(body)), served, make)
 
-    async def chat(self, body: Mapping[str, Any], make: MakeFormat, before: Sequence[int] = ()) -> Response:
-        """Answer a body of OpenAI's chat form; `before`: tokens in front of its prompt. Raises LlamadoError."""
+    async def chat(
+        self,
+        body: Mapping[str, Any],
+        make: MakeFormat,
+        before: Sequence[int] = (),
+        strict_tools: Collection[str] | None = None,
+    ) -> Response:
+        """Answer a body of OpenAI's chat form.
+
+        `before`: tokens in front of its prompt; `strict_tools`: see Conversation. Raises LlamadoError.
+        """
         served = self.served
-        asked = await off_loop_chat(partial(read_chat, body, served, self.switches, before), body)
+        asked = await off_loop_chat(partial(read_chat, body, served, self.switches, before, strict_tools), body)
         return await self._answer(asked, served, make)
 
-    async def render(self, body: Mapping[str, Any]) -> str:
+    async def render(self, body: Mapping[str, Any], strict_tools: Collection[str] | None = None) -> str:
         """A chat body's prompt. Raises LlamadoError."""
-        return await off_loop_chat(partial(chat_prompt, body, self.served, self.switches), body)
+        return await off_loop_chat(partial(chat_prompt, body, self.served, self.switches, strict_tools), body)
 
-    async def count(self, body: Mapping[str, Any]) -> int:
+    async def count(self, body: Mapping[str, Any], strict_tools: Collection[str] | None = None) -> int:
         """Tokens of a chat body's prompt. Raises LlamadoError."""
-        prompt = await self.render(body)
+        prompt = await self.render(body, strict_tools)
         return len(await off_loop(partial(tokenize_chat, prompt, self.served), len(prompt)))
 
     async def _answer(self, asked: GenerationRequest, served: Served, make: MakeFormat) -> Response:
@@ -90,6 +110,8 @@ class Generator:
         )
         if asked.prepared is not None:
             self._chats[asked.id] = generation
+            if asked.prepared.loosened:
+                response.headers[LOOSENED] = _header(asked.prepared.loosened)
         return response
 
     def end_reasoning(self, id: str) -> str:

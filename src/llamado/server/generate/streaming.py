@@ -528,6 +528,8 @@ class Answer(Response):
         finally:
             watcher.cancel()
             generation.close()
+        for name, value in self.headers.items():
+            response.headers.setdefault(name, value)
         await response(scope, receive, send)
 
 

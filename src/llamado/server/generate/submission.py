@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,9 @@ from llamado.text.grammar.source import GrammarError
 
 if TYPE_CHECKING:
     from llamado.text.grammar.compiler import Constraint
+
+
+log = logging.getLogger("llamado.server")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +70,12 @@ def _constraint(asked: GenerationRequest, grammars: Grammars | None) -> Constrai
     constraint: Constraint | None = None
     try:
         if asked.grammar is not None:
-            constraint = grammars.compile(asked.grammar, triggers=limits.triggers if limits.lazy else ())
+            try:
+                constraint = grammars.compile(asked.grammar, triggers=limits.triggers if limits.lazy else ())
+            except GrammarError as error:
+                if not limits.optional:
+                    raise
+                log.warning("tools of request %s: their schemas are not enforced: %s", asked.id, error)
         if limits.reasoning is None:
             return constraint
         return grammars.with_reasoning(constraint, **dataclasses.asdict(limits.reasoning))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import string
 from collections.abc import Sequence
@@ -50,15 +51,24 @@ class AnswerReader:
         self._thoughts: list[str] = []
         self.calls: list[CallSoFar] = []
         self._by_index: dict[int, int] = {}
+        self._cut = False
         self._take(given)
 
     def push(self, text: str) -> list[Part]:
         """Take more text; returns what is certain now."""
         return self._take(self._parser.push(text)) if text else []
 
-    def finish(self) -> list[Part]:
-        """The answer is over; returns what was held back."""
-        return self._take(self._parser.finish())
+    def finish(self, cut: bool = False) -> list[Part]:
+        """The answer is over; returns what was held back. `cut`: a limit ended it, so a broken call is no content."""
+        self._cut = cut
+        return self._take(self._parser.finish(cut))
+
+    @property
+    def whole_calls(self) -> list[CallSoFar]:
+        """The calls without the last one if a limit ended the answer in its arguments."""
+        if self._cut and self.calls and not _is_object(self.calls[-1].arguments):
+            return self.calls[:-1]
+        return self.calls
 
     @property
     def content(self) -> str:
@@ -99,6 +109,13 @@ class AnswerReader:
         call = self.calls[at]
         call.arguments += piece.arguments
         return CallPart(at, call, head, piece.arguments)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def delta(part: Part) -> dict[str, Any]:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from llamado.text.dialects.reading import Reader, Reading, Tags
+from llamado.text.dialects.bare_text import choices, spelled, text_expression
+from llamado.text.dialects.reading import Reader, Reading, Tags, TextCut
 from llamado.text.dialects.values import MAX_KEY, Show, read_bare, read_string, read_text, read_value, types
-from llamado.text.grammar.schema_numbers import limits
+from llamado.text.grammar.loosen import check_enforced, loosened
 from llamado.text.grammar.source import GrammarError, Trigger
 
 MAX_HEAD = 1024
@@ -28,11 +29,20 @@ class Tools:
     """The tools of a request, by name: the schemas of their parameters."""
 
     schemas: Mapping[str, Mapping[str, Any]]
+    strict: bool = False
+    """Whether one of the tools' schemas must be enforced."""
+    loosened: tuple[str, ...] = ()
+    """What is not enforced of the schemas: each tool's name, the place and the keyword."""
 
     @classmethod
-    def of(cls, tools: Sequence[Mapping[str, Any]]) -> Tools:
-        """From OpenAI's list. Raises GrammarError."""
+    def of(cls, tools: Sequence[Mapping[str, Any]], strict: Collection[str] | None = None) -> Tools:
+        """From OpenAI's list; schemas are loosened where they cannot be enforced.
+
+        `strict`: names of the tools that are refused instead; None: those that say so. Raises GrammarError.
+        """
         schemas: dict[str, Mapping[str, Any]] = {}
+        loosened_parts: list[str] = []
+        any_strict = False
         for tool in tools:
             function = tool.get("function")
             if isinstance(function, Mapping) and isinstance(function.get("name"), str):
@@ -42,8 +52,15 @@ class Tools:
                         f"the parameters of the tool {function['name'][:100]!r} must be a JSON schema of an object, "
                         f"not {json.dumps(parameters)[:50]}"
                     )
-                schemas[function["name"]] = parameters
-        return cls(schemas)
+                name = function["name"]
+                if function.get("strict") is True if strict is None else name in strict:
+                    check_enforced(parameters, name)
+                    any_strict = True
+                else:
+                    parameters, parts = loosened(parameters, name)
+                    loosened_parts += [f"{name} {part}" for part in parts]
+                schemas[name] = parameters
+        return cls(schemas, any_strict, tuple(loosened_parts))
 
     def only(self, name: str) -> Tools:
         return Tools({name: self.schemas[name]} if name in self.schemas else {})
@@ -138,6 +155,39 @@ def schema_body(schema: Mapping[str, Any]) -> str:
     if schema.get("type") is None and "properties" in schema:
         schema = {"type": "object", **schema}
     return "%json " + json.dumps(schema, ensure_ascii=False)
+
+
+def member_body(schema: Mapping[str, Any], name: str) -> str:
+    """A rule for one of the arguments by itself; its references lead to places in the tool's whole schema."""
+    member = schema["properties"][name]
+    if not _has_references(member):
+        return schema_body(member if isinstance(member, Mapping) else {})
+    place = name.replace("~", "~0").replace("/", "~1").replace("%", "%25")
+    whole = _moved(schema, "#/$defs/tool")
+    return schema_body({"$ref": f"#/$defs/tool/properties/{place}", "$defs": {"tool": whole}})
+
+
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+def _has_references(node: Any) -> bool:
+    if isinstance(node, Mapping):
+        return not node.keys().isdisjoint(_REFERENCES) or any(map(_has_references, node.values()))
+    return isinstance(node, list) and any(map(_has_references, node))
+
+
+def _moved(node: Any, place: str) -> Any:
+    """A schema whose references hold when it stands at `place` of another one."""
+    if isinstance(node, list):
+        return [_moved(one, place) for one in node]
+    if not isinstance(node, Mapping):
+        return node
+    out = {key: value if key in ("const", "enum", "default") else _moved(value, place) for key, value in node.items()}
+    for key in _REFERENCES:
+        value = node.get(key)
+        if isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            out[key] = place + value[1:]
+    return out
 
 
 def words(*tags: str) -> tuple[Trigger, ...]:
@@ -352,7 +402,13 @@ class _ObjectCall:
         self._raw = reader.read()
         reader.accept()
         self._held = []
-        good = yield from _read_arguments(reader, self._held.append)
+        try:
+            good = yield from _read_arguments(reader, self._held.append)
+        except TextCut:
+            if self._name is not None:
+                reader.call(self._name, self._id)
+                reader.arguments("".join(self._held))
+            raise
         reader.mark()
         self._raw += "".join(self._held)
         if good:
@@ -723,29 +779,17 @@ class TaggedCalls:
         )
         head = sequence(head, quoted(line))
         if "string" not in kinds:
-            known = {key: root[key] for key in ("$defs", "definitions") if key in root}
-            body = schema_body({**known, **schema} if isinstance(schema, Mapping) else {})
-            return [f"argument_{at}: {head} value_{at} {quoted(ending)} SPACE", f"value_{at}: {body}"]
-        choices = (
-            schema.get("enum", [schema["const"]] if "const" in schema else None) if isinstance(schema, dict) else None
-        )
-        if isinstance(choices, list) and choices:
-            texts = [c if isinstance(c, str) else json.dumps(c, ensure_ascii=False) for c in choices]
-            values = " | ".join(quoted(text) or '""' for text in texts)
-            return [f"argument_{at}: {head} ({values}) {quoted(ending)} SPACE"]
+            return [
+                f"argument_{at}: {head} value_{at} {quoted(ending)} SPACE",
+                f"value_{at}: {member_body(root, name)}",
+            ]
+        values = choices(schema, root)
+        if values:
+            texts = " | ".join(quoted(spelled(value)) or '""' for value in values)
+            return [f"argument_{at}: {head} ({texts}) {quoted(ending)} SPACE"]
         return [
             f"argument_{at}: {head} value_{at} SPACE",
             f"END_{at}: {quoted(ending)}",
-            f"value_{at}[suffix=END_{at}]: /{_length(schema) if kinds == {'string'} else '(?s:.*)'}/",
+            f"TEXT_{at}: {text_expression(schema, root)}",
+            f"value_{at}[suffix=END_{at}]: TEXT_{at}",
         ]
-
-
-def _length(schema: Any) -> str:
-    """A regular expression for texts as long as a schema says. Raises GrammarError."""
-    try:
-        given = limits(schema) if isinstance(schema, Mapping) else {}
-    except ValueError as error:
-        raise GrammarError(f"a tool's parameter cannot be used: {error}") from None
-    if given.keys().isdisjoint(("minLength", "maxLength")):
-        return "(?s:.*)"
-    return f"(?s:.{{{given.get('minLength', 0)},{given.get('maxLength', '')}}})"

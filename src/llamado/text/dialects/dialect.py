@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
@@ -44,8 +44,8 @@ class Parser(Protocol):
         """More text; returns what is certain now."""
         ...
 
-    def finish(self) -> list[Piece]:
-        """The answer is over; returns what was held back."""
+    def finish(self, cut: bool = False) -> list[Piece]:
+        """The answer is over; returns what was held back. `cut`: a limit ended it, so a broken call is no content."""
         ...
 
 
@@ -74,6 +74,8 @@ class Conversation:
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
+    strict_tools: Collection[str] | None = None
+    """Names of the tools that are refused if their schemas cannot be enforced; None: those that say `strict`."""
     tool_choice: str = "auto"
     """auto, none, required, or a tool's name behind `function:`."""
     parallel_tool_calls: bool | None = None
@@ -113,6 +115,10 @@ class Prepared:
     """Of what is generated: it does not cover `generation_prompt`, nor thoughts."""
     triggers: tuple[Trigger, ...] = ()
     """Not empty: the grammar is lazy."""
+    strict: bool = True
+    """Whether an answer must not be generated without the grammar, should it be impossible to compile."""
+    loosened: tuple[str, ...] = ()
+    """What is not enforced of the tools' schemas: each tool's name, the place and the keyword."""
     stops: tuple[str, ...] = ()
     preserved: tuple[str, ...] = ()
     """Special tokens, as text, that the parser must see."""

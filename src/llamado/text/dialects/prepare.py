@@ -61,7 +61,7 @@ def prepare(template: ChatTemplate, conversation: Conversation, new_id: Callable
     known = _look_up(template)
     family, thinking = known.family, known.thinking
     wanted = conversation.tools and conversation.tool_choice != "none"
-    tools = Tools.of(conversation.tools if wanted else ())
+    tools = Tools.of(conversation.tools if wanted else (), conversation.strict_tools)
     generic = bool(tools.schemas) and family.calls is None
     required = conversation.tool_choice == "required" or conversation.tool_choice.startswith("function:")
     callable_tools = tools
@@ -139,6 +139,8 @@ def prepare(template: ChatTemplate, conversation: Conversation, new_id: Callable
         given=given,
         grammar=grammar,
         triggers=family.calls.triggers if lazy and family.calls is not None else (),
+        strict=not lazy or tools.strict,
+        loosened=tools.loosened,
         stops=family.stops,
         preserved=tuple(dict.fromkeys(preserved)),
         thinking=(thinking.start.strip(), thinking.end.strip()) if thinking is not None else None,

@@ -22,6 +22,10 @@ MAX_SPACE = 256  # whitespace taken between parts of a call; more of it is no fo
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
+class TextCut(Exception):
+    """The text was cut off where a parser needs more of it; what was not shown by then is dropped."""
+
+
 class Tags:
     """Texts that end a stretch of plain text. None is the beginning of another."""
 
@@ -59,6 +63,7 @@ class Reader:
         """How many calls were begun."""
         self.out: list[Piece] = []
         self._ended = False
+        self._cut = False
         self._marks: list[int] = []
         self._new_id = new_id
 
@@ -72,8 +77,10 @@ class Reader:
             self._marks = [mark - keep for mark in self._marks]
         self.text += text
 
-    def end(self) -> None:
+    def end(self, cut: bool = False) -> None:
+        """There will be no more text; `cut`: because of a limit, so what it breaks off in is no content."""
         self._ended = True
+        self._cut = cut
 
     @property
     def held(self) -> int:
@@ -81,10 +88,11 @@ class Reader:
         return len(self.text) - (self._marks[0] if self._marks else self.at)
 
     def more(self) -> Reading[bool]:
-        """Wait for more text; False: there will be none."""
-        if self._ended:
-            return False
-        yield
+        """Wait for more text; False: there will be none. Raises TextCut."""
+        if not self._ended:
+            yield
+        if self._cut:
+            raise TextCut
         return not self._ended
 
     def over(self) -> Reading[bool]:
@@ -93,6 +101,11 @@ class Reader:
             if not (yield from self.more()):
                 return True
         return False
+
+    def drop(self) -> None:
+        """Forget what was not shown."""
+        self.at = len(self.text)
+        self._marks.clear()
 
     # trial reading: from `mark` on nothing may be shown before `accept` or `reject`
 
@@ -237,8 +250,11 @@ class ReadingParser:
 
     def _whole(self, read: Callable[[Reader], Reading[None]]) -> Reading[None]:
         yield
-        yield from read(self._reader)
-        yield from self._reader.rest()
+        try:
+            yield from read(self._reader)
+            yield from self._reader.rest()
+        except TextCut:
+            self._reader.drop()
 
     @property
     def held(self) -> int:
@@ -252,9 +268,9 @@ class ReadingParser:
         reader.add(text)
         return self._go()
 
-    def finish(self) -> list[Piece]:
+    def finish(self, cut: bool = False) -> list[Piece]:
         first = self.push("") if self._before else []
-        self._reader.end()
+        self._reader.end(cut)
         return first + self._go()
 
     def _go(self) -> list[Piece]:

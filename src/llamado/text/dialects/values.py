@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from llamado.text.dialects.reading import Reader, Reading, Tags
 
@@ -220,7 +221,7 @@ def types(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
         found &= {_type(value) for value in schema["enum"]}
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        found &= types(_resolve(reference, root), root, depth + 1)
+        found &= types(resolve(reference, root), root, depth + 1)
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
             found &= frozenset().union(*(types(one, root, depth + 1) for one in schema[key]))
@@ -252,14 +253,31 @@ def _type(value: Any) -> str:
     return "array" if isinstance(value, list) else "object"
 
 
-def _resolve(reference: str, root: Any) -> Any:
+def resolve(reference: str, root: Any) -> Any:
+    """What a reference in a tool's schema leads to; None where that is nothing."""
     if not reference.startswith("#"):
         return None
+    if reference[1:2] not in ("", "/"):
+        return next((node for node in _objects(root) if node.get("$anchor") == reference[1:]), None)
     place = root
-    for part in reference[1:].split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
-        place = place.get(part) if isinstance(place, Mapping) else None
+    for part in reference.split("/")[1:]:
+        part = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(place, list):
+            place = place[int(part)] if part.isdecimal() and int(part) < len(place) else None
+        else:
+            place = place.get(part) if isinstance(place, Mapping) else None
     return place
+
+
+def _objects(root: Any) -> Iterator[Mapping[str, Any]]:
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Mapping):
+            yield node
+            todo += node.values()
+        elif isinstance(node, list):
+            todo += node
 
 
 def as_json(text: str, wanted: frozenset[str]) -> str:

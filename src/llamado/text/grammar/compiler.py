@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.text.grammar.deep_stack import with_deep_stack
 from llamado.text.grammar.gbnf import FAILED
 from llamado.text.grammar.gbnf_lark import gbnf_grammar
 from llamado.text.grammar.guidance import GuidedMatcher, ParserLimits
@@ -41,7 +42,6 @@ LIMITS = ParserLimits(
     max_grammar_size=200_000,
 )
 MAX_TEXT = 1 << 19  # characters of a grammar
-_STACK = 1 << 27  # bytes for llguidance's recursion over nested grammars, which would otherwise end the process
 _CACHED = 6  # compiled grammars kept: one may grow to 14 MB while it is used, until LIMITS stop it
 _CACHED_TEXT = 1 << 20  # and the characters of their texts in all
 
@@ -141,7 +141,7 @@ class GrammarCompiler:
             matcher = GuidedMatcher.of(guided, text, LIMITS)
             return matcher.error or GrammarConstraint(matcher, vocabulary.words)
 
-        built = _with_deep_stack(build)
+        built = with_deep_stack(build)
         if not isinstance(built, str):
             return built
         if source.kind == "json_schema" or "failed to compile JSON schema" in built:
@@ -157,32 +157,3 @@ _GRAMMARS: Mapping[str, Callable[[str, GuidedVocabulary], str]] = {
     "regex": lambda text, _: regex_grammar(text),
     "lark": lark_grammar,
 }
-
-_T = TypeVar("_T")
-_one_at_a_time = threading.Lock()
-
-
-def _with_deep_stack(work: Callable[[], _T]) -> _T:
-    """Do something on a thread of its own that has much stack; one at a time, so that bombs cost one core."""
-    results: list[_T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    with _one_at_a_time:
-        before = threading.stack_size(_STACK)
-        thread = threading.Thread(target=run, name="grammar")
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(before)
-        thread.join()
-    if not errors:
-        return results[0]
-    if isinstance(errors[0], Exception):
-        raise errors[0]
-    raise GrammarError(f"the grammar cannot be compiled: {str(errors[0])[:500]}")  # a bug in llguidance

@@ -157,6 +157,12 @@ class GuidedTokenizer:
         weakref.finalize(self, library.llg_free_tokenizer, self.pointer).atexit = False
 
 
+@cache
+def bytes_tokenizer() -> GuidedTokenizer:
+    """A vocabulary of the 256 bytes and an end of answers: for what is true of grammars in every vocabulary."""
+    return GuidedTokenizer([bytes([byte]) for byte in range(256)] + [b"\xff<end>"], [256], ())
+
+
 class GuidedMatcher:
     """A grammar and how far an answer has come in it. Of one thread at a time; copies may be made by several."""
 

@@ -10,28 +10,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
-from llamado.text.grammar.schema_formats import FORMATS
+from llamado.text.grammar.schema_formats import FORMATS, LIMITS, NOT_REGULAR
 from llamado.text.grammar.schema_numbers import FAR, MAX_MULTIPLE, Number, check_literal, limits, multiple, units
+from llamado.text.grammar.schema_rewrite import WAYS, rewritten
 from llamado.text.grammar.source import GrammarError
+from llamado.text.grammar.string_states import has_too_many_states
 
 # White space between two tokens of JSON: none, a space, or a new line and its indentation. Without a bound small
 # models write blanks for ever. llama.cpp allows the same.
 WHITESPACE = r" |\n[ \t]{0,20}"
+
+OVERLAPPING = "keyword 'oneOf' is not supported where more than one of its schemas may hold; use 'anyOf'"
 
 MAX_DEPTH = 150  # of schemas inside one another, references followed
 MAX_PATTERNS = 16  # that may hold together: each one more doubles what llguidance takes, unbounded by its limits
 MAX_SCHEMAS = 20_000
 
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
-_FORMATS_REFUSED = frozenset(
-    ("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "regex"),
-) | {"json-pointer", "relative-json-pointer"}
 
 # Where a schema has further schemas: in place of it, or for parts of its instances.
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
@@ -86,14 +87,26 @@ def schema_error(text: str) -> GrammarError:
     lines = [line for line in reason.splitlines() if " | " not in line and line.strip(" ^~<>")]
     reason = " ".join(lines)[:500].strip() or text[:500]
     if reason.startswith("oneOf constraints are not supported"):
-        reason = "keyword 'oneOf' is not supported where more than one of its schemas may hold; use 'anyOf'"
+        reason = OVERLAPPING
     return _error("#", reason)
 
 
-def _error(path: str, what: str) -> GrammarError:
-    if len(path) > 300:
-        path = f"{path[:200]}…{path[-50:]}"
-    return GrammarError(f"JSON schema conversion failed:\nJSON schema error at {path}: {what}")
+class SchemaError(GrammarError):
+    """A part of a schema cannot be honoured: `keys` of `node`, an object of the document, at `path`."""
+
+    def __init__(self, path: str, what: str, node: dict[str, Any] | None = None, keys: Sequence[str] = ()) -> None:
+        self.path = path if len(path) <= 300 else f"{path[:200]}…{path[-50:]}"
+        self.node = node
+        self.keys = keys
+        super().__init__(f"JSON schema conversion failed:\nJSON schema error at {self.path}: {what}")
+
+
+_error = SchemaError
+
+
+def check_schema(schema: object) -> None:
+    """Raise SchemaError for a keyword that cannot be honoured, as far as that shows before llguidance compiles it."""
+    _Schema(schema).prepared()
 
 
 @dataclass
@@ -102,10 +115,53 @@ class _Seen:
 
     composed: bool = False
     """Other schemas hold for the same instances, so it must stay open."""
-    require: str | None = None
-    """A property that tells it from its neighbours."""
+    compared: bool = False
+    """llguidance tells it from alternatives, so it must stay open, and all schemas in it."""
     limits: Mapping[str, Number] = field(default_factory=dict)
     """Its bounds, lengths and counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Face:
+    """What tells a schema from the alternatives to it."""
+
+    types: set[str]
+    """Those of all its instances."""
+    written: set[str]
+    """Those of the instances that are written."""
+    values: set[str] | None
+    properties: Mapping[str, object]
+    tags: Mapping[str, list[str]]
+    required: set[str]
+    open: bool
+    """Whether objects are written with other properties than those that are listed."""
+    forbids: bool
+    """Whether objects may have no other properties, written or not."""
+
+    def excludes(self, other: _Face) -> bool:
+        """Whether nothing that is written of this schema fits the other one."""
+        if self.values is not None and other.values is not None:
+            return not self.values & other.values
+        common = self.written & other.types
+        if common != {"object"}:
+            return not common
+        return any(map(self._excludes_by(other), self.required | other.required))
+
+    def _excludes_by(self, other: _Face) -> Callable[[str], bool]:
+        def by(name: str) -> bool:
+            mine, others = self.properties.get(name, True), other.properties.get(name, True)
+            if name in other.required and (mine is False or (name not in self.properties and not self.open)):
+                return True
+            if name not in self.required:
+                return False
+            if others is False or (name not in other.properties and other.forbids):
+                return True
+            if name in self.tags and name in other.tags:
+                return not set(self.tags[name]) & set(other.tags[name])
+            both = isinstance(mine, dict) and isinstance(others, dict)
+            return both and not _types(mine) & _types(others)  # type: ignore[arg-type]
+
+        return by
 
 
 class _Schema:
@@ -113,6 +169,9 @@ class _Schema:
 
     def __init__(self, root: object) -> None:
         self._root = root
+        self._nodes: dict[int, tuple[object, dict[str, Any]]] = {}  # schemas, and how they are written instead
+        self._origins: dict[int, dict[str, Any]] = {}
+        self._require: dict[int, str] = {}  # properties that tell schemas from their neighbours
         self._seen: dict[int, _Seen] = {}
         self._anchors: dict[str, object] | None = None
         self._targets: dict[int, str] = {}  # what the schemas that references lead to are called
@@ -139,18 +198,23 @@ class _Schema:
 
     # --- looking
 
-    def _look(self, node: object, path: str, composed: bool, depth: int, trail: tuple[int, ...]) -> None:
+    def _look(
+        self, node: object, path: str, composed: bool, depth: int, trail: tuple[int, ...], compared: bool = False
+    ) -> None:
         """Check a schema and all that it leads to; `trail`: the schemas that hold for the same instances."""
         if depth > MAX_DEPTH:
             raise _error(path, f"schemas are nested more than {MAX_DEPTH} deep")
         if isinstance(node, bool):
             return
         if not isinstance(node, dict):
-            raise _error(path, f"a schema must be an object or a boolean, not {json.dumps(node)[:50]}")
+            raise _no_schema(node, path)
+        node = self._node(node)
+        composed |= compared
         if id(node) in trail:
-            raise _error(path, "keyword '$ref' leads back to the same schema without anything between")
+            why = "keyword '$ref' leads back to the same schema without anything between"
+            raise _error(path, why, self._origin(node), [key for key in ("$ref", "allOf") if key in node])
         seen = self._seen.get(id(node))
-        if seen is not None and seen.composed >= composed:
+        if seen is not None and seen.composed >= composed and seen.compared >= compared:
             return
         if seen is None:
             seen = self._seen[id(node)] = _Seen()
@@ -163,62 +227,99 @@ class _Schema:
                 if "multipleOf" in node:
                     self._multiples.add(multiple(node["multipleOf"]))
             except ValueError as error:
-                raise _error(path, str(error)) from None
-        seen.composed = composed
+                raise _error(path, str(error), self._origin(node), [key for key in NUMERIC if key in node]) from None
+        composed |= seen.composed
+        compared |= seen.compared
+        seen.composed, seen.compared = composed, compared
         if composed and ("pattern" in node or "format" in node):
-            self._patterns += 1
+            self._patterns += 2 if node.get("format") in LIMITS else 1
             if self._patterns > MAX_PATTERNS:
-                raise _error(path, f"more than {MAX_PATTERNS} keywords 'pattern' and 'format' in conjunctions")
-        for part, place in _parts(node, path):
-            self._look(part, place, False, depth + 1, ())
+                why = f"more than {MAX_PATTERNS} keywords 'pattern' and 'format' in conjunctions"
+                raise _error(path, why, self._origin(node), [key for key in ("pattern", "format") if key in node])
+        for part, place, holder, key in _parts(node, path):
+            if not isinstance(part, (dict, bool)):
+                raise _no_schema(part, place, holder if holder is not node else self._origin(node), key)
+            self._look(part, place, compared, depth + 1, (), compared)
+        if "oneOf" in node:
+            self._tell_apart(node["oneOf"])
         alone = not composed and _is_alone(node)
         self._conjunctions |= composed
         here = (*trail, id(node))
         for key in _IN_PLACE:
-            for i, option in enumerate(node.get(key, ())):
+            options = node.get(key, ())
+            deep = compared or (
+                key == "oneOf" and not self._are_apart(options, self._types(node, ("oneOf",)), closing=alone)
+            )
+            for i, option in enumerate(options):
+                if not isinstance(option, (dict, bool)):
+                    raise _no_schema(option, f"{path}/{key}/{i}", self._origin(node), key)
                 # A choice that leads back is recursion like any other; a conjunction that does holds for nothing.
-                self._look(option, f"{path}/{key}/{i}", not alone, depth + 1, here if key == "allOf" else ())
+                self._look(option, f"{path}/{key}/{i}", not alone, depth + 1, here if key == "allOf" else (), deep)
         if "$ref" in node:
-            target = self._resolve(node["$ref"], path)
-            self._look(target, path, not alone, depth + 1, here)
-        if "oneOf" in node:
-            self._tell_apart(node["oneOf"])
+            target = self._resolve(node["$ref"], path, self._origin(node))
+            self._look(target, path, not alone, depth + 1, here, compared)
+
+    def _node(self, node: dict[str, Any]) -> dict[str, Any]:
+        """A schema with its keywords written as llguidance has them."""
+        known = self._nodes.get(id(node))
+        if known is None:
+            try:
+                known = self._nodes[id(node)] = (node, rewritten(node, self._find))
+            except SchemaError as error:  # of a reference below
+                error.node, error.keys = node, [key for key in WAYS if key in node]
+                raise
+            self._nodes.setdefault(id(known[1]), (known[1], known[1]))
+            self._origins[id(known[1])] = node
+        return known[1]
+
+    def _origin(self, node: dict[str, Any]) -> dict[str, Any]:
+        """The object of the document that a schema was made of."""
+        return self._origins.get(id(node), node)
+
+    def _find(self, reference: object) -> object:
+        return self._resolve(reference, "#")
 
     def _check(self, node: dict[str, Any], path: str) -> None:
+        def refuse(key: str, why: str) -> SchemaError:
+            more = [other for other in ("then", "else") if key == "if" and other in node]
+            return _error(path, why, self._origin(node), [key, *more])
+
         for key in _REFUSED & node.keys():
             if not _says_nothing(key, node):
-                raise _error(path, f"keyword '{key}' is not supported")
+                raise refuse(key, f"keyword '{key}' is not supported")
         types = node.get("type", [])
         for name in types if isinstance(types, list) else [types]:
             if not isinstance(name, str) or name not in _TYPES:
-                raise _error(path, f"unrecognized type {name if isinstance(name, str) else json.dumps(name)}")
-        if node.get("format") in _FORMATS_REFUSED and "string" in (types or ["string"]):
-            raise _error(path, f"keyword 'format' is not supported with {node['format']!r}")
+                raise refuse("type", f"unrecognized type {name if isinstance(name, str) else json.dumps(name)}")
+        if node.get("format") in NOT_REGULAR and "string" in (types or ["string"]):
+            raise refuse("format", f"keyword 'format' is not supported with {node['format']!r}")
         for key, kind in _KINDS.items():
             if key in node and not isinstance(node[key], kind):
-                raise _error(path, f"keyword '{key}' cannot be {json.dumps(node[key])[:50]}")
+                raise refuse(key, f"keyword '{key}' cannot be {json.dumps(node[key])[:50]}")
         if not all(isinstance(name, str) for name in node.get("required", ())):
-            raise _error(path, f"keyword 'required' cannot be {json.dumps(node['required'])[:50]}")
+            raise refuse("required", f"keyword 'required' cannot be {json.dumps(node['required'])[:50]}")
 
-    def _resolve(self, reference: object, path: str) -> object:
+    def _resolve(self, reference: object, path: str, node: dict[str, Any] | None = None) -> object:
+        """What a reference of `node` leads to. Raises SchemaError."""
+        own = node, [key for key in ("$ref", "$dynamicRef", "$recursiveRef") if node is not None and key in node]
         if not isinstance(reference, str):
-            raise _error(path, "keyword '$ref' must be a text")
+            raise _error(path, "keyword '$ref' must be a text", *own)
         if not reference.startswith("#"):
-            raise _error(path, f"keyword '$ref' is not supported for other documents: {reference[:200]}")
+            raise _error(path, f"keyword '$ref' is not supported for other documents: {reference[:200]}", *own)
         if not reference.startswith("#/") and reference != "#":
             if self._anchors is None:
                 self._anchors = dict(_anchors(self._root))
             if reference[1:] in self._anchors:
                 return self._anchors[reference[1:]]
-            raise _error(path, f"cannot resolve $ref {reference[:200]}")
-        node: Any = self._root
+            raise _error(path, f"cannot resolve $ref {reference[:200]}", *own)
+        at: Any = self._root
         for step in reference.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
             try:
-                node = node[int(step)] if isinstance(node, list) else node[step]
+                at = at[int(step)] if isinstance(at, list) else at[step]
             except (KeyError, IndexError, ValueError, TypeError):
-                raise _error(path, f"cannot resolve $ref {reference[:200]}, {step[:50]} not found") from None
-        return node
+                raise _error(path, f"cannot resolve $ref {reference[:200]}, {step[:50]} not found", *own) from None
+        return at
 
     # --- alternatives of which exactly one holds
 
@@ -231,8 +332,7 @@ class _Schema:
         for name in tags[0]:
             values = [value for tag in tags for value in tag.get(name, ("", ""))]
             if all(name in tag for tag in tags) and len(set(values)) == len(values):
-                for target in targets:
-                    self._seen[id(target)].require = name
+                self._require |= dict.fromkeys(map(id, targets), name)
                 return
 
     def _target(self, node: object) -> object:
@@ -241,38 +341,77 @@ class _Schema:
             if not isinstance(node, dict) or "$ref" not in node or not _is_alone(node):
                 break
             node = self._resolve(node["$ref"], "#")
-        return node
+        return self._node(node) if isinstance(node, dict) else node
 
-    def _are_apart(self, options: list[object]) -> bool:
-        """Whether no instance fits two of the alternatives, as far as types and fixed values tell."""
+    def _are_apart(self, options: Sequence[object], around: set[str], *, closing: bool = True) -> bool:
+        """Whether what is written of each alternative fits none of the others, as far as types and values tell.
+
+        `around`: the types that the schema around them allows; `closing`: whether objects among them may be closed.
+        """
         targets = [self._target(option) for option in options]
-        if not all(isinstance(target, dict) for target in targets) or len(targets) > 200:
+        faces = [self._face(target, around, closing) for target in targets if isinstance(target, dict)]
+        if len(faces) < len(targets) or len(targets) > 200:
             return False
-        faces = [(_types(t), _tags(t), self._required(t)) for t in targets if isinstance(t, dict)]
-        for i, (types, tags, required) in enumerate(faces):
-            for other_types, other_tags, other_required in faces[:i]:
-                common = types & other_types
-                if not common:
-                    continue
-                if common != {"object"} or not any(
-                    not set(tags[name]) & set(other_tags[name])
-                    for name in tags.keys() & other_tags.keys() & required & other_required
-                ):
-                    return False
-        return True
+        return all(one is other or one.excludes(other) for one in faces for other in faces)
+
+    def _face(self, node: dict[str, Any], around: set[str], closing: bool) -> _Face:
+        seen = self._seen.get(id(node))
+        composed = not closing if seen is None else seen.composed
+        closes = not composed and node.keys().isdisjoint((*_IN_PLACE, "$ref", "enum", "const")) and self._closes(node)
+        values = [node["const"]] if "const" in node else node.get("enum")
+        properties = node.get("properties", {})
+        types = self._types(node) & around
+        becomes_object = "type" not in node and "properties" in node and (not composed or id(node) in self._require)
+        return _Face(
+            types=types,
+            written=types & {"object"} if becomes_object else types,
+            values=None if values is None else {_json(value) for value in values},
+            properties={name: self._target(part) for name, part in properties.items()},
+            tags=_tags(node),
+            required=self._required(node),
+            open=not closes and (node.get("additionalProperties") is not False or "patternProperties" in node),
+            forbids=node.get("additionalProperties") is False and "patternProperties" not in node,
+        )
+
+    def _types(self, node: object, but: Sequence[str] = (), depth: int = 0) -> set[str]:
+        """The JSON types that instances may have; `but`: keywords that are left out of account."""
+        if not isinstance(node, dict) or depth > 20:
+            return set(_TYPES - {"integer"}) if node is not False else set()
+        types = _types(node)
+        for part in node.get("allOf", ()):
+            types &= self._types(self._target(part), (), depth + 1)
+        for key in ("anyOf", "oneOf"):
+            if key in node and key not in but:
+                types &= set().union(*(self._types(self._target(one), (), depth + 1) for one in node[key]))
+        if "$ref" in node:
+            types &= self._types(self._target({"$ref": node["$ref"]}), (), depth + 1)
+        return types
+
+    def _closes(self, node: dict[str, Any]) -> bool:
+        """Whether its objects get no properties beside those that are listed."""
+        return (
+            bool(node.get("properties"))
+            and node.keys().isdisjoint(
+                ("additionalProperties", "patternProperties", "minProperties", "maxProperties", "unevaluatedProperties")
+            )
+            and self._required(node) <= node["properties"].keys()
+        )
 
     def _required(self, node: dict[str, Any]) -> set[str]:
-        seen = self._seen.get(id(node))
         required = {name for name in node.get("required", ()) if isinstance(name, str)}
-        if seen is not None and seen.require is not None:
-            required.add(seen.require)
-        return required
+        require = self._require.get(id(node))
+        return required if require is None else required | {require}
+
+    def _is_compared(self, option: object) -> bool:
+        target = self._target(option)
+        return not isinstance(target, dict) or self._seen[id(target)].compared
 
     # --- writing
 
     def _write(self, node: object) -> Any:
         if not isinstance(node, dict):
             return node
+        node = self._node(node)
         seen = self._seen[id(node)]
         out: dict[str, Any] = {key: node[key] for key in _AS_GIVEN if key in node} | dict(seen.limits)
         for key, value in node.items():
@@ -299,18 +438,41 @@ class _Schema:
             self._waiting.append((name, target))
         return self._targets[id(target)]
 
+    def _check_states(self, node: dict[str, Any], out: dict[str, Any]) -> None:
+        """Refuse a pattern whose automaton, with those of lengths and other patterns, has too many states."""
+        string: dict[str, Any] = {key: out[key] for key in ("pattern", "minLength", "maxLength") if key in out}
+        others = [part for part in out.get("allOf", ()) if isinstance(part, dict) and part.keys() <= _STRING_KEYS]
+        if others:
+            string["allOf"] = [{key: value for key, value in part.items() if key != "type"} for part in others]
+        if len(string) > 1 and "pattern" in string and has_too_many_states(string):
+            keys = [key for key in ("pattern", "format") if key in node]
+            what = ", ".join(f"'{key}'" for key in string if key not in ("pattern", "allOf")) or "others"
+            raise _error("#", f"keyword 'pattern' with {what} needs too many states", self._origin(node), keys)
+
     def _close(self, node: dict[str, Any], seen: _Seen, out: dict[str, Any]) -> None:
-        pattern = FORMATS.get(str(node.get("format")))  # names that no standard has are mere notes
-        if pattern is not None:
-            whole = f"^(?:{pattern})$"
+        name = str(node.get("format"))
+        if name in FORMATS:  # names that no standard has are mere notes
+            whole: dict[str, Any] = {"pattern": f"^(?:{FORMATS[name]})$"}
+            also = [LIMITS[name]] if name in LIMITS else []
             if "pattern" in out:
-                out["allOf"] = [*out.get("allOf", ()), {"pattern": whole}]
+                also.append(whole)
             else:
-                out["pattern"] = whole
-        if "oneOf" in node and "anyOf" not in node and self._are_apart(node["oneOf"]):
-            out = _renamed(out, "oneOf", "anyOf")
-        if seen.require is not None and seen.require not in node.get("required", ()):
-            out["required"] = [*node.get("required", ()), seen.require]
+                out |= whole
+            if also:
+                out["allOf"] = [*out.get("allOf", ()), *also]
+        if node.get("format") not in FORMATS or "pattern" in node:
+            self._check_states(node, out)
+        if "oneOf" in node:
+            if self._are_apart(node["oneOf"], self._types(node, ("oneOf",))):
+                if "anyOf" not in node:
+                    _renamed(out, "oneOf", "anyOf")
+            elif not all(self._is_compared(option) for option in node["oneOf"]):
+                raise _error("#", OVERLAPPING)
+        require = self._require.get(id(node))
+        if require is not None and require not in node.get("required", ()):
+            out["required"] = [*node.get("required", ()), require]
+        if require is not None and "type" not in node:
+            out["type"] = "object"
         if seen.composed or not node.keys().isdisjoint((*_IN_PLACE, "$ref", "enum", "const")):
             return
         if "type" not in node:
@@ -320,13 +482,7 @@ class _Schema:
                 out["type"] = "array"
         if node.get("unevaluatedProperties") is False:
             out.setdefault("additionalProperties", False)
-        if (
-            node.get("properties")
-            and node.keys().isdisjoint(
-                ("additionalProperties", "patternProperties", "minProperties", "maxProperties", "unevaluatedProperties")
-            )
-            and set(out.get("required", ())) <= node["properties"].keys()
-        ):
+        if self._closes(node):
             out["additionalProperties"] = False
         if node.get("type") == "integer" and "multipleOf" not in node:
             if not {"minimum", "exclusiveMinimum"} & out.keys():
@@ -335,7 +491,12 @@ class _Schema:
                 out["maximum"] = FAR
 
 
+_STRING_KEYS = {"type", "pattern", "minLength", "maxLength"}
 _NUMBER = (int, float)
+NUMERIC = (
+    "const", "enum", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength",
+    "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
+)  # fmt: skip
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "properties": dict,
     "patternProperties": dict,
@@ -368,20 +529,25 @@ def _renamed(node: dict[str, Any], old: str, new: str) -> dict[str, Any]:
     return node
 
 
-def _parts(node: dict[str, Any], path: str) -> Iterator[tuple[object, str]]:
-    """Schemas for parts of the instances, with their places."""
+def _no_schema(part: object, path: str, node: dict[str, Any] | None = None, key: str = "") -> SchemaError:
+    why = f"a schema must be an object or a boolean, not {json.dumps(part)[:50]}"
+    return _error(path, why, node, [key] if key else ())
+
+
+def _parts(node: dict[str, Any], path: str) -> Iterator[tuple[object, str, dict[str, Any], str]]:
+    """Schemas for parts of the instances, with their places, and the object and the key of it that has them."""
     for key in _MAPS:
         for name, part in node.get(key, {}).items():
-            yield part, f"{path}/{key}/{name}"
+            yield part, f"{path}/{key}/{name}", node[key], name
     for key in _SINGLE:
         part = node.get(key)
         if isinstance(part, list) and key == "items":
             for i, item in enumerate(part):
-                yield item, f"{path}/{key}/{i}"
+                yield item, f"{path}/{key}/{i}", node, key
         elif key in node:
-            yield part, f"{path}/{key}"
+            yield part, f"{path}/{key}", node, key
     for i, part in enumerate(node.get("prefixItems", ())):
-        yield part, f"{path}/prefixItems/{i}"
+        yield part, f"{path}/prefixItems/{i}", node, "prefixItems"
 
 
 def _is_alone(node: dict[str, Any]) -> bool:
@@ -423,7 +589,7 @@ def _types(node: dict[str, Any]) -> set[str]:
         return {_type(value) for value in values}
     given = node.get("type")
     if given is None:
-        return {"object"} if "properties" in node else set(_TYPES - {"integer"})
+        return set(_TYPES - {"integer"})
     return {"number" if name == "integer" else name for name in (given if isinstance(given, list) else [given])}
 
 
@@ -435,13 +601,19 @@ def _type(value: object) -> str:
     return {int: "number", float: "number", str: "string", list: "array"}.get(type(value), "object")
 
 
+def _json(value: object) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True)
+
+
 def _tags(node: dict[str, Any]) -> dict[str, list[str]]:
     """Properties that must have one of a few values, with these as JSON."""
     out = {}
     for name, part in node.get("properties", {}).items():
         if isinstance(part, dict) and ("const" in part or isinstance(part.get("enum"), list)):
             values = [part["const"]] if "const" in part else part["enum"]
-            out[name] = [json.dumps(value, sort_keys=True) for value in values]
+            out[name] = [_json(value) for value in values]
     return out
 
 

@@ -14,7 +14,7 @@ from llamado.engine.request import Progress, Result, Token, TokenProb, TokenProb
 from llamado.http.answer import json_response
 from llamado.http.request_log import current
 from llamado.server.errors import ApiError
-from llamado.server.generate.formats import finish_reason
+from llamado.server.generate.formats import finish_reason, was_cut
 from llamado.server.generate.request import GenerationRequest
 from llamado.text.dialects.answer import AnswerReader, CallSoFar, Part
 from llamado.text.dialects.dialect import Content, Reasoning
@@ -139,7 +139,7 @@ class OllamaFormat:
         yield from self._calls(over=over)
 
     def _calls(self, *, over: bool) -> Iterator[dict[str, Any]]:
-        calls = [] if self._reader is None else self._reader.calls
+        calls = [] if self._reader is None else self._reader.whole_calls if over else self._reader.calls
         complete = len(calls) if over else len(calls) - 1
         for call in calls[self._told_calls : complete]:
             yield self._chunk(calls=[call])
@@ -152,7 +152,9 @@ class OllamaFormat:
         return b""
 
     def final(self, index: int, result: Result) -> bytes:
-        chunks = [] if self._reader is None else list(self._chunks(self._reader.finish(), over=True))
+        chunks: list[dict[str, Any]] = []
+        if self._reader is not None:
+            chunks += self._chunks(self._reader.finish(was_cut(self._asked, result)), over=True)
         return b"".join(map(line, [*chunks, self._over(result, self._said("", "", ()))]))
 
     def answer(self, results: Sequence[Result]) -> bytes:
@@ -162,8 +164,8 @@ class OllamaFormat:
             said = self._said(result.content, "", ())
         else:
             reader.push(result.content)
-            reader.finish()
-            said = self._said(reader.content, reader.reasoning, reader.calls)
+            reader.finish(was_cut(self._asked, result))
+            said = self._said(reader.content, reader.reasoning, reader.whole_calls)
         return orjson.dumps(self._over(result, said) | _logprobs(result.probs, self._most))
 
     def _over(self, result: Result, said: dict[str, Any]) -> dict[str, Any]:

@@ -63,31 +63,19 @@ def spelled_out(messages: Sequence[Message]) -> list[Message]:
 
 
 def generic_grammar(tools: Tools, parallel: bool, required: bool, response: Any) -> GrammarSource:
-    """JSON: a call, several where `parallel`, or, unless `required`, a response."""
-    calls = []
-    definitions: dict[str, Any] = {}
-    for name, schema in tools.schemas.items():
-        calls.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, "arguments": schema},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-        )
-        for key in ("$defs", "definitions"):
-            if isinstance(schema.get(key), Mapping):
-                definitions[key] = {**definitions.get(key, {}), **schema[key]}
-    call: Any = {"anyOf": calls} if len(calls) > 1 else calls[0]
-    forms = {"tool_calls": {"type": "array", "items": call, "minItems": 1}} if parallel else {"tool_call": call}
+    """JSON: a call, several where `parallel`, or, unless `required`, a response.
+
+    Each tool's schema is a document of its own, in which its references lead.
+    """
+    calls = _CALL.grammar(tools, False).split("\n", 1)[1]
+    form = '"\\"tool_calls\\"" COLON "[" SPACE one (SPACE "," SPACE one)* SPACE "]"' if parallel else ""
+    forms = [form or '"\\"tool_call\\"" COLON one']
+    rules = [calls, "COLON: /[ \\t\\n]{0,8}:[ \\t\\n]{0,8}/"]
     if not required:
-        forms["response"] = response if response is not None else {"type": "string"}
-    schemas = [
-        {"type": "object", "properties": {key: form}, "required": [key], "additionalProperties": False}
-        for key, form in forms.items()
-    ]
-    whole: dict[str, Any] = {"anyOf": schemas} if len(schemas) > 1 else schemas[0]
-    return GrammarSource("json_schema", json.dumps({**definitions, **whole}))
+        forms.append('"\\"response\\"" COLON response')
+        rules.append("response: %json " + json.dumps({"type": "string"} if response is None else response))
+    whole = " | ".join(f"({form})" for form in forms)
+    return GrammarSource("lark", "\n".join((f'start: "{{" SPACE ({whole}) SPACE "}}"', *rules)) + "\n")
 
 
 def read_generic(reader: Reader, tools: Tools) -> Reading[None]:

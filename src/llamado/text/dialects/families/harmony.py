@@ -48,7 +48,7 @@ class HarmonyCalls:
             'in_role: " to=functions." named_in_role',
             'in_channel: channel " to=functions." named',
             'channel: "<|channel|>" ("commentary" | "analysis")',
-            'form: (" "? "<|constrain|>"? "json")?',
+            'form: (" "? "<|constrain|>" "json" | " json")?',
         ]
         names = range(len(tools.schemas))
         rules.append("named_in_role: " + alternatives([f"role_{i}" for i in names]))

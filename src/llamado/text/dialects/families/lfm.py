@@ -11,12 +11,12 @@ from llamado.text.dialects.calls import (
     Outcome,
     Tools,
     alternatives,
+    member_body,
     members_in_order,
     quoted,
     read_after_space,
     read_gap,
     required_names,
-    schema_body,
 )
 from llamado.text.dialects.family import Family, Message
 from llamado.text.dialects.reading import Reader, Reading, Tags
@@ -70,10 +70,8 @@ class PythonCalls:
         for i, (name, schema) in enumerate(tools.schemas.items()):
             given = schema.get("properties")
             properties = given if isinstance(given, Mapping) else {}
-            known = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-            for k, part in enumerate(properties.values()):
-                body = schema_body({**known, **part} if isinstance(part, Mapping) else {})
-                rules.append(f"value_{i}_{k}: {body}")
+            for k, key in enumerate(properties):
+                rules.append(f"value_{i}_{k}: {member_body(schema, key)}")
             members = {key: f"{quoted(key + '=')} value_{i}_{k}" for k, key in enumerate(properties)}
             rules += members_in_order(f"call_{i}", members, required_names(schema), '"," " "?')
             rules.append(f'call_{i}: {quoted(name)} "(" call_{i}_first ")"')

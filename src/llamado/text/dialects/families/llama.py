@@ -15,6 +15,7 @@ from llamado.text.grammar.source import Trigger
 
 _TAG = "<|python_tag|>"
 _OBJECTS = JsonCalls(start="", several=True, arguments=("parameters", "arguments"))
+_KEYS = ("name", "parameters", "arguments", "function", "type", "id")
 _BUILT_IN = re.compile(r"(?P<name>\w+)\.call\((?P<key>\w+)=")
 
 
@@ -31,7 +32,9 @@ class LlamaCalls:
     def read(self, reader: Reader, tools: Tools, drop: Sequence[str] = ()) -> Reading[None]:
         white = yield from reader.space()
         tag = yield from reader.take(_TAG)
-        outcome = yield from read_object(reader, tools, _OBJECTS)
+        outcome = Outcome.NONE
+        if tag or (yield from _sees_call(reader)):
+            outcome = yield from read_object(reader, tools, _OBJECTS)
         if outcome is Outcome.NONE and tag:
             outcome = yield from _read_built_in(reader, tools)
         if outcome is Outcome.NONE:
@@ -77,6 +80,17 @@ class LlamaCalls:
         rules = _OBJECTS.grammar(tools, False).split("\n", 1)[1]
         more = "(/[;\\n ]{1,3}/ one)*" if parallel else ""
         return f'calls: "{_TAG}"? SPACE one {more}\n{rules}'
+
+
+def _sees_call(reader: Reader) -> Reading[bool]:
+    """Whether an object comes next that begins as calls do; any other one is content and shown as it comes."""
+    reader.mark()
+    key = None
+    if (yield from reader.take("{")):
+        yield from reader.space()
+        key = yield from read_text(reader, 16)
+    reader.reject()
+    return key in _KEYS
 
 
 def _read_built_in(reader: Reader, tools: Tools) -> Reading[Outcome]:

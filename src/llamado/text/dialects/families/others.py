@@ -108,7 +108,7 @@ FIREFUNCTION = Family(
 GIGACHAT = Family(
     name="GigaChat",
     knows=lambda source: "<|role_sep|>" in source and "<|message_sep|>" in source,
-    calls=JsonCalls(start="<|message_sep|>\n\nfunction call<|role_sep|>\n", also_starts=("<|function_call|>",)),
+    calls=JsonCalls(start="<|message_sep|>\n\nfunction call<|role_sep|>", also_starts=("<|function_call|>",)),
 )
 
 COMMAND_R = Family(
