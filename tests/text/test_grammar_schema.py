@@ -15,6 +15,7 @@ import pytest
 from guided import Vocabulary, bytes_tokenizer, pieces_tokenizer
 
 from llamado.text.grammar import compiler
+from llamado.text.grammar.schema import check_schema
 from llamado.text.grammar.schema_formats import FORMATS
 from llamado.text.grammar.source import ConstraintError, GrammarError
 
@@ -467,3 +468,22 @@ def test_regex_and_lark(bpe: Vocabulary) -> None:
             bpe.constraint("lark", bad)
     with pytest.raises(GrammarError, match="regex"):
         bpe.constraint("regex", "(")
+
+
+def test_types_behind_doubling_references_are_found_once() -> None:
+    """Each of 60 definitions refers twice to the next: 2**60 ways lead to the last one."""
+    definitions = {
+        f"d{i}": {"oneOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]} for i in range(60)
+    }
+    definitions["d60"] = {"type": "string"}
+    for schema in (
+        {"$defs": definitions, "$ref": "#/$defs/d0"},
+        {
+            "$defs": {"d": {"anyOf": [{"$ref": "#/$defs/d"}, {"type": "string"}]}},
+            "oneOf": [{"$ref": "#/$defs/d"}, True],
+        },
+    ):
+        try:
+            check_schema(schema)
+        except GrammarError:
+            pass  # whether it is refused does not matter here: it ends

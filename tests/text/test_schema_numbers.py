@@ -16,6 +16,7 @@ import pytest
 from guided import Vocabulary, bytes_tokenizer
 from test_dialects import template
 
+from llamado.errors import LlamadoError
 from llamado.text.dialects import Conversation, prepare
 from llamado.text.grammar.schema_numbers import MOST
 from llamado.text.grammar.source import GrammarError, GrammarSource
@@ -107,19 +108,17 @@ def random_schema(chance: random.Random, depth: int = 0) -> object:
     return schema
 
 
+FAMILIES = ("plain", "hermes", "coder")
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
 def doors(schema: object) -> list[GrammarSource]:
-    """The ways of a schema to the compiler: as such, in a chat's `response_format` and as a tool's parameters."""
-    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    messages = [{"role": "user", "content": "hi"}]
+    """The ways of a schema to the compiler: as such and in a chat's `response_format`."""
     sources = [GrammarSource("json_schema", json.dumps(schema))]
-    for name in ("plain", "hermes", "coder"):
-        for request in (
-            Conversation(messages=messages, json_schema=schema),
-            Conversation(messages=messages, tools=[tool]),
-        ):  # type: ignore[arg-type]
-            grammar = prepare(template(name), request).grammar
-            assert grammar is not None
-            sources.append(grammar)
+    for name in FAMILIES:
+        grammar = prepare(template(name), Conversation(messages=MESSAGES, json_schema=schema)).grammar
+        assert grammar is not None
+        sources.append(grammar)
     return sources
 
 
@@ -151,6 +150,10 @@ def test_no_mixture_of_numbers_ends_the_process(part: int) -> None:
 def test_integers_of_more_than_64_bits_are_refused_at_every_door(schema: dict[str, Any]) -> None:
     whole = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
     assert set(in_a_child(doors(whole))) == {"refused"}
+    tool = {"type": "function", "function": {"name": "f", "parameters": whole}}
+    for name in FAMILIES:
+        with pytest.raises(LlamadoError, match="schema"):
+            prepare(template(name), Conversation(messages=MESSAGES, tools=[tool], strict_tools={"f"}))
 
 
 @pytest.fixture(scope="module")

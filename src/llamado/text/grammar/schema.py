@@ -33,6 +33,7 @@ MAX_PATTERNS = 16  # that may hold together: each one more doubles what llguidan
 MAX_SCHEMAS = 20_000
 
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
+_ANY_TYPE = _TYPES - {"integer"}
 
 # Where a schema has further schemas: in place of it, or for parts of its instances.
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
@@ -174,6 +175,7 @@ class _Schema:
         self._require: dict[int, str] = {}  # properties that tell schemas from their neighbours
         self._seen: dict[int, _Seen] = {}
         self._anchors: dict[str, object] | None = None
+        self._instance_types: dict[int, set[str]] = {}
         self._targets: dict[int, str] = {}  # what the schemas that references lead to are called
         self._definitions: dict[str, Any] = {}
         self._waiting: list[tuple[str, object]] = []  # to be written among them
@@ -248,7 +250,9 @@ class _Schema:
         for key in _IN_PLACE:
             options = node.get(key, ())
             deep = compared or (
-                key == "oneOf" and not self._are_apart(options, self._types(node, ("oneOf",)), closing=alone)
+                options
+                and key == "oneOf"
+                and not self._are_apart(options, self._types(node, ("oneOf",)), closing=alone)
             )
             for i, option in enumerate(options):
                 if not isinstance(option, (dict, bool)):
@@ -340,7 +344,7 @@ class _Schema:
         for _ in range(MAX_DEPTH):
             if not isinstance(node, dict) or "$ref" not in node or not _is_alone(node):
                 break
-            node = self._resolve(node["$ref"], "#")
+            node = self._resolve(node["$ref"], "#", self._origin(node))
         return self._node(node) if isinstance(node, dict) else node
 
     def _are_apart(self, options: Sequence[object], around: set[str], *, closing: bool = True) -> bool:
@@ -373,18 +377,28 @@ class _Schema:
             forbids=node.get("additionalProperties") is False and "patternProperties" not in node,
         )
 
-    def _types(self, node: object, but: Sequence[str] = (), depth: int = 0) -> set[str]:
-        """The JSON types that instances may have; `but`: keywords that are left out of account."""
-        if not isinstance(node, dict) or depth > 20:
-            return set(_TYPES - {"integer"}) if node is not False else set()
+    def _types(self, node: object, but: Sequence[str] = ()) -> set[str]:
+        """Return the JSON types that instances may have; a schema that refers to itself may have any.
+
+        `but`: keywords of `node` to leave out.
+        """
+        if not isinstance(node, dict):
+            return set(_ANY_TYPE) if node is not False else set()
+        if not but and id(node) in self._instance_types:
+            return self._instance_types[id(node)]
+        self._instance_types[id(node)] = set(_ANY_TYPE)
         types = _types(node)
         for part in node.get("allOf", ()):
-            types &= self._types(self._target(part), (), depth + 1)
+            types &= self._types(self._target(part))
         for key in ("anyOf", "oneOf"):
             if key in node and key not in but:
-                types &= set().union(*(self._types(self._target(one), (), depth + 1) for one in node[key]))
+                types &= set().union(*(self._types(self._target(one)) for one in node[key]))
         if "$ref" in node:
-            types &= self._types(self._target({"$ref": node["$ref"]}), (), depth + 1)
+            types &= self._types(self._target({"$ref": node["$ref"]}))
+        if but:
+            del self._instance_types[id(node)]
+        else:
+            self._instance_types[id(node)] = types
         return types
 
     def _closes(self, node: dict[str, Any]) -> bool:
@@ -588,9 +602,10 @@ def _types(node: dict[str, Any]) -> set[str]:
         values = [node["const"]] if "const" in node else node["enum"]
         return {_type(value) for value in values}
     given = node.get("type")
-    if given is None:
-        return set(_TYPES - {"integer"})
-    return {"number" if name == "integer" else name for name in (given if isinstance(given, list) else [given])}
+    names = {name for name in (given if isinstance(given, list) else [given]) if isinstance(name, str)}
+    if not names:  # none, or what is refused when it is written
+        return set(_ANY_TYPE)
+    return {"number" if name == "integer" else name for name in names}
 
 
 def _type(value: object) -> str:
