@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from browsing import take_picture, until
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import BrowserContext, Error, Locator, Page, Route, expect
 from scripted import ScriptedEngine, scripted_server
 
 pytestmark = pytest.mark.browser
@@ -394,3 +396,64 @@ def pdf(text: str) -> bytes:
     table = b"".join(b"%010d 00000 n \n" % place for place in places)
     trailer = b"trailer\n<< /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % len(out)
     return out + b"xref\n0 6\n0000000000 65535 f \n" + table + trailer
+
+
+STORED = """async (text) => {
+  const opened = indexedDB.open("llamado");
+  await new Promise((done) => (opened.onsuccess = done));
+  const all = opened.result.transaction("messages").objectStore("messages").getAll();
+  await new Promise((done) => (all.onsuccess = done));
+  opened.result.close();
+  return all.result.some((one) => one.content.includes(text));
+}"""
+
+
+@pytest.mark.parametrize("how", ["reload", "crash"])
+def test_an_answer_that_was_interrupted_is_kept_and_continued(
+    chat: Page, engine: ScriptedEngine, context: BrowserContext, how: str
+) -> None:
+    goes_on = threading.Event()
+    engine.say, engine.piece, engine.pause = "The Ebro rises in Cantabria.", 8, lambda: goes_on.wait(120)
+    try:
+        say(chat, "Go")
+        expect(answers(chat)).to_have_text("The Ebro")
+        page = chat
+        if how == "reload":
+            page.reload()
+        else:
+            until(page, lambda: page.evaluate(STORED, "The Ebro"))
+            address = page.url
+            with page.expect_event("crash"), contextlib.suppress(Error):
+                page.goto("chrome://crash")
+            page = context.new_page()
+            page.goto(address)
+        expect(answers(page)).to_have_text("The Ebro")
+        page.get_by_text("Interrupted").wait_for()
+    finally:
+        goes_on.set()
+    engine.say, engine.piece = " is a river.", 4
+    page.get_by_role("button", name="Continue").click()
+    ended(page, 1)
+    expect(answers(page)).to_have_text("The Ebro is a river.")
+    expect(page.get_by_text("Interrupted")).to_have_count(0)
+    assert bytes(engine.requests[-1].prompt).decode().endswith("The Ebro")
+
+
+@pytest.mark.parametrize("view", ["Chat", "Complete"])
+def test_a_stream_without_an_end_is_marked_as_interrupted(chat: Page, view: str) -> None:
+    chunk = {"choices": [{"delta": {"content": "The Ebro"}}], "content": "The Ebro"}
+    chat.route(
+        "**/*completion*",
+        lambda route: route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(chunk)}\n\n"),
+    )
+    chat.get_by_role("link", name=view, exact=True).click()
+    if view == "Chat":
+        say(chat, "Go")
+    else:
+        chat.get_by_label("Text", exact=True).fill("Go: ")
+        chat.keyboard.press("ControlOrMeta+Enter")
+    chat.get_by_text("Interrupted").wait_for()
+    if view == "Chat":
+        chat.reload()
+        chat.get_by_text("Interrupted").wait_for()
+        expect(answers(chat)).to_have_text("The Ebro")

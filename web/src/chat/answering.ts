@@ -9,6 +9,7 @@ import { go } from "../shell/route";
 import type { Settings } from "./settings";
 import { change, conversations, create, current, keep, messages, newId, opened, shownSettings } from "./store";
 import { type Attachment, type Message, newestLeaf, path, type ToolCall } from "./tree";
+import { UnfinishedSaver } from "./unfinished";
 
 interface Growing {
   message: Message;
@@ -181,18 +182,20 @@ async function answer(stopped: AbortSignal, behind: Thread, from?: Message): Pro
   const picture = new Pictures(() => {
     if (latest) grows({ message: grown(start, latest), progress: latest.progress });
   });
+  const saver = new UnfinishedSaver(() => (latest ? grown(start, latest) : start));
   grows({ message: start, progress: undefined });
   let ended: Message = start;
   try {
-    if (!from) await keep(start);
+    if (!from) await keep({ ...start, ending: "interrupted" });
     const found = await generate({
-      messages: from ? [...behind.messages, from] : behind.messages,
+      messages: from && (from.content || from.reasoning) ? [...behind.messages, from] : behind.messages,
       settings: behind.settings,
       serverTools: await offered(behind.settings.serverTools),
       signal: stopped,
       onGrown: (one) => {
         latest = one;
         picture.want();
+        saver.changed();
       },
     });
     ended = grown(start, found);
@@ -202,6 +205,7 @@ async function answer(stopped: AbortSignal, behind: Thread, from?: Message): Pro
     ended = { ...(latest ? grown(start, latest) : start), ending: "error", error: words };
   } finally {
     picture.end();
+    saver.end();
     if (isRouter.value) void refresh(); // it may have loaded the model, and unloaded another
     const leaf = conversations.value.find((one) => one.id === ended.conversation)?.leaf;
     await keep(ended, { leaf: leaf === ended.id || leaf === start.parent });

@@ -147,6 +147,21 @@ export async function keep(message: Message, { leaf = true } = {}): Promise<void
   await kept;
 }
 
+/**
+ * Saves a message that is still being written, and changes nothing that is shown. The transaction is committed at once, so
+ * that it also completes when the page is being left. A failure is ignored: the finished message is saved again.
+ */
+export async function saveUnfinished(message: Message): Promise<void> {
+  try {
+    const transaction = (await database()).transaction("messages", "readwrite");
+    void transaction.store.put(message).catch(() => undefined);
+    transaction.commit();
+    await transaction.done;
+  } catch {
+    // see above
+  }
+}
+
 /** Removes a message and all that follows it; what is shown then ends before it. */
 export async function removeMessage(message: Message): Promise<void> {
   const gone = subtree(messages.value, message.id);
