@@ -225,17 +225,91 @@ def test_nothing_is_deleted_before_it_was_asked(chat: Page) -> None:
         expect(chat.locator("article")).to_have_count(left)
 
 
-def test_the_end_is_one_click_away(chat: Page, engine: ScriptedEngine) -> None:
-    engine.say = "A line.\n\n" * 100
-    say(chat, "Go")
-    ended(chat, 1)
-    end = chat.get_by_role("button", name="To the end")
-    expect(end).to_have_count(0)
+# Scrolling by wheel and by key goes on for some frames.
+STILL = """async (all) => {
+  for (let still = 0, before; still < 8; before = all.scrollTop) {
+    await new Promise((done) => requestAnimationFrame(done));
+    still = all.scrollTop === before ? still + 1 : 0;
+  }
+}"""
+TO_END = "(all) => all.scrollHeight - all.scrollTop - all.clientHeight"
+
+
+def test_a_reader_who_scrolls_up_is_left_there_while_text_streams_in(chat: Page, engine: ScriptedEngine) -> None:
+    """By wheel, key, finger and scroll bar; one click leads back to the end, which is followed again."""
+    latest = chat.get_by_role("button", name="Latest")
     messages = chat.locator(".messages")
-    messages.evaluate("(all) => all.scrollTo(0, 0)")
-    end.click()
-    expect(end).to_have_count(0)
-    until(chat, lambda: messages.evaluate("(all) => all.scrollHeight - all.scrollTop - all.clientHeight < 2"))
+    devtools = chat.context.new_cdp_session(chat)
+    devtools.send("Emulation.setTouchEmulationEnabled", {"enabled": True})
+
+    def grows_by(pixels: int) -> None:
+        before = messages.evaluate("(all) => all.scrollHeight")
+        until(chat, lambda: messages.evaluate("(all) => all.scrollHeight") >= before + pixels)
+
+    def drag() -> None:
+        for kind, y in (("touchStart", 300), ("touchMove", 400), ("touchMove", 500), ("touchCancel", None)):
+            points = [] if y is None else [{"x": 640, "y": y}]
+            devtools.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    engine.say, engine.delay, engine.piece = "A line.\n\n" * 5000, 0.03, 9
+    say(chat, "Go")
+    grows_by(600)
+    chat.mouse.move(640, 300)
+    for scroll_up in (
+        lambda: chat.mouse.wheel(0, -100),
+        lambda: messages.press("PageUp"),
+        drag,
+        lambda: messages.evaluate("(all) => all.scrollTo(0, 0)"),
+    ):
+        expect(latest).to_have_count(0)
+        grows_by(100)
+        assert messages.evaluate(TO_END) < 2
+        scroll_up()
+        expect(latest).to_have_count(1)
+        messages.evaluate(STILL)
+        grows_by(100)
+        assert messages.evaluate(TO_END) > 100
+        latest.click()
+    chat.mouse.move(640, 300)
+    chat.mouse.wheel(0, -300)
+    expect(latest).to_have_count(1)
+    messages.evaluate(STILL)
+    chat.get_by_role("button", name="Stop").click()
+    chat.mouse.move(640, 300)
+    chat.mouse.wheel(0, 100_000)
+    expect(latest).to_have_count(0)
+
+
+def test_a_long_chat_opens_at_its_end(chat: Page) -> None:
+    code = "```python\nfor i in range(10): print(i)\n```\n\n$$\\sum_{i=1}^n \\frac{1}{i}$$\n\n"
+    said = [f"{n}. " + ("A line of words. " * 20 + "\n\n") * (n % 7 + 1) + code * (n > 290) for n in range(300)]
+    kept = [
+        {"id": str(n), "parent": str(n - 1) if n else None, "role": ("user", "assistant")[n % 2], "content": text}
+        for n, text in enumerate(said)
+    ]
+    conversation = {"title": "Long", "leaf": "299", "updated": 1}
+    exported = {
+        "format": "llamado-conversations",
+        "version": 1,
+        "conversations": [{"conversation": conversation, "messages": kept}],
+    }
+    chat.get_by_label("File of chats").set_input_files(
+        {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(exported).encode()}
+    )
+    for width in (1280, 390):
+        if width == 390:
+            chat.get_by_role("link", name="New chat").click()
+            chat.set_viewport_size({"width": 390, "height": 800})
+            chat.get_by_role("button", name="Chats", exact=True).click()
+        chat.get_by_role("link", name="Long").click()
+        last = chat.locator("article").last
+        expect(last.locator(".hljs-keyword").first).to_be_visible()
+        expect(last.locator("math").first).to_be_visible()
+        chat.evaluate("""async () => {
+          for (let frame = 0; frame < 10; frame++) await new Promise((done) => requestAnimationFrame(done));
+        }""")
+        assert chat.locator(".messages").evaluate(TO_END) < 2, width
+        expect(last).to_be_in_viewport()
 
 
 def test_what_an_answer_takes_is_told_while_it_comes(chat: Page, engine: ScriptedEngine) -> None:
