@@ -181,9 +181,10 @@ def test_another_chat_while_an_answer_is_made(chat: Page, engine: ScriptedEngine
     expect(answers(chat)).to_contain_text("word word")
     chat.get_by_role("link", name="New chat").click()
     expect(answers(chat)).to_have_count(0)
+    chat.get_by_role("link", name="Mountains of Peru").click()
     chat.get_by_role("link", name="Live", exact=True).click()
     chat.get_by_role("link", name="Chat", exact=True).click()
-    expect(answers(chat)).to_contain_text("word word")  # from another view one comes back to what is being made
+    expect(answers(chat)).to_contain_text("word word")  # from another view one comes back to the same chat
     chat.get_by_role("link", name="Rivers of Spain").click()
     engine.say = "never " * 300
     say(chat, "and this")
@@ -531,3 +532,41 @@ def test_a_stream_without_an_end_is_marked_as_interrupted(chat: Page, view: str)
         chat.reload()
         chat.get_by_text("Interrupted").wait_for()
         expect(answers(chat)).to_have_text("The Ebro")
+
+
+def test_each_chat_has_a_draft_of_its_own(chat: Page, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("the secret is seven")
+    field = chat.get_by_label("Message", exact=True)
+    new, rivers = chat.get_by_role("link", name="New chat"), chat.get_by_role("link", name="Rivers of Spain")
+    say(chat, "Rivers of Spain")
+    ended(chat, 1)
+    expect(field).to_have_value("")
+
+    field.fill("and lakes?")
+    chat.get_by_label("Files to attach").set_input_files(tmp_path / "notes.txt")
+    expect(chat.locator(".chip")).to_have_count(1)
+    chat.get_by_role("link", name="Live", exact=True).click()
+    expect(field).to_have_count(0)
+    chat.get_by_role("link", name="Chat", exact=True).click()
+    expect(answers(chat)).to_have_count(1)
+    expect(field).to_have_value("and lakes?")
+    expect(chat.locator(".chip")).to_have_count(1)
+
+    new.click()
+    expect(field).to_have_value("")
+    expect(chat.locator(".chip")).to_have_count(0)
+    field.fill("Mountains of Peru")
+    chat.reload()
+    expect(field).to_have_value("Mountains of Peru")
+    rivers.click()
+    expect(field).to_have_value("and lakes?")
+    chat.reload()
+    expect(answers(chat)).to_have_count(1)
+    expect(field).to_have_value("and lakes?")
+
+    field.press("Enter")
+    ended(chat, 2)
+    new.click()
+    expect(field).to_have_value("Mountains of Peru")
+    rivers.click()
+    expect(field).to_have_value("")

@@ -1,6 +1,7 @@
 // Conversations, kept in the browser (IndexedDB) and nowhere else.
 import { signal } from "@preact/signals";
 import { type IDBPDatabase, openDB } from "idb";
+import { dropDraft } from "./drafts";
 import * as sound from "./imported";
 import { lastSettings, NO_SETTINGS, type Settings } from "./settings";
 import { type Message, type Messages, subtree } from "./tree";
@@ -175,6 +176,7 @@ export async function removeMessage(message: Message): Promise<void> {
 
 export async function removeConversation(id: string): Promise<void> {
   conversations.value = conversations.value.filter((one) => one.id !== id);
+  dropDraft(id);
   if (current.value?.id === id) await open(null);
   const ids = (await messagesOf(id)).map((one) => one.id);
   const transaction = (await database()).transaction(["conversations", "messages"], "readwrite");

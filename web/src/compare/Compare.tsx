@@ -110,7 +110,7 @@ export function Compare() {
             </section>
           ))}
         </div>
-        <Composer busy={busy} onStop={stop} onSend={ask} />
+        <Composer place="compare" busy={busy} onStop={stop} onSend={ask} />
       </section>
       {opened.value !== null && (
         <SettingsPanel

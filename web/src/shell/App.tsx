@@ -7,7 +7,7 @@ import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
 import { KeyDialog } from "./KeyDialog";
 import { Logo } from "./Logo";
-import { address, route } from "./route";
+import { addressOf, route } from "./route";
 import { theme, type Theme } from "./theme";
 import { VIEWS, type View } from "./views";
 
@@ -78,7 +78,7 @@ export function App() {
         </button>
         <nav id="views" aria-label="Views" class={menu ? "open" : ""}>
           {VIEWS.map((one) => (
-            <a key={one.id} href={address(one.id)} aria-current={one === view ? "page" : undefined} onClick={() => setMenu(false)}>
+            <a key={one.id} href={addressOf(one.id)} aria-current={one === view ? "page" : undefined} onClick={() => setMenu(false)}>
               {one.title}
             </a>
           ))}
