@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browsing import take_picture, until
@@ -570,3 +571,38 @@ def test_each_chat_has_a_draft_of_its_own(chat: Page, tmp_path: Path) -> None:
     expect(field).to_have_value("Mountains of Peru")
     rivers.click()
     expect(field).to_have_value("")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said", "advice"),
+    [
+        (0, "", "Cannot reach the server", "choose Regenerate"),
+        (500, {"error": {"message": "device lost."}}, "device lost", "choose Regenerate"),
+        (503, {"error": {"message": "Loading model"}}, "The model is still loading", "choose Regenerate"),
+        (400, {"error": {"message": "no.", "type": "exceed_context_size_error"}}, "longer than", "start a new chat"),
+        (200, [{"choices": [{"delta": {"content": "A"}}]}, {"error": {"message": "gone"}}], "gone", "choose Continue"),
+    ],
+)  # fmt: skip
+def test_an_error_is_shown_once_with_what_to_do(chat: Page, status: int, body: Any, said: str, advice: str) -> None:
+    chat.expected_errors.append("Failed to load|ERR_")  # type: ignore[attr-defined]
+
+    def answer(route: Route) -> None:
+        if status == 0:
+            route.abort()
+        elif status == 200:
+            events = "".join(f"data: {json.dumps(one)}\n\n" for one in body)
+            route.fulfill(content_type="text/event-stream", body=events)
+        else:
+            route.fulfill(status=status, json=body)
+
+    chat.route("**/v1/chat/completions", answer)
+    say(chat, "Go")
+    expect(chat.locator("article.assistant .notice")).to_contain_text(advice)
+    expect(chat.get_by_text(said)).to_have_count(1)
+    chat.unroute_all()
+    chat.get_by_role(
+        "button", name=advice.removeprefix("choose ") if advice.startswith("choose") else "Regenerate"
+    ).click()
+    ended(chat, 1)
+    expect(answers(chat)).to_contain_text("Answer to 1.")
+    expect(chat.get_by_text(said)).to_have_count(0)

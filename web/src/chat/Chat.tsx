@@ -64,7 +64,7 @@ export function Chat() {
         </div>
         <MessageList />
         {failure.value && (
-          <p class={shownPath.value.at(-1)?.error === failure.value ? "hidden" : "notice"} role="alert">
+          <p class="notice" role="alert">
             {failure.value}
           </p>
         )}

@@ -1,6 +1,6 @@
 // What the reader does in a conversation: send, edit, regenerate, continue, stop, answer a tool's call.
 import { computed, signal } from "@preact/signals";
-import { ApiFailure } from "../api/http";
+import { explain } from "../api/problems";
 import { isRouter, refresh } from "../api/server";
 import { offered, serverTools } from "../tools/offered";
 import { Pictures } from "../ui/pictures";
@@ -18,6 +18,7 @@ interface Growing {
 
 /** The messages that are being made, by their ids, and how they stand: new objects for each picture of the screen. */
 export const growing = signal<ReadonlyMap<string, Growing>>(new Map());
+/** Why the conversation that is shown does not go on, if no message says so. */
 export const failure = signal("");
 
 /** The messages that are shown, in their order. */
@@ -153,7 +154,7 @@ async function runByThemselves(stopped: AbortSignal, message: Message): Promise<
   if (!calls.length || message.ending !== "tool_calls") return;
   const since = shownPath.value.slice(shownPath.value.findLastIndex((one) => one.role === "user") + 1);
   if (since.filter((one) => one.toolCalls?.length).length > MOST_ROUNDS) {
-    failure.value = `${MOST_ROUNDS} rounds of tools ran by themselves: the next is yours to run.`;
+    failure.value = `${MOST_ROUNDS} rounds of tools ran without asking. To go on, run the next one yourself.`;
     return;
   }
   for (const call of calls) if (!stopped.aborted) await runCall(message, call);
@@ -176,8 +177,8 @@ export async function show(message: Message): Promise<void> {
 
 /** Asks for the answer to a thread; `from`: for what follows in that answer, which stands behind the thread. */
 async function answer(stopped: AbortSignal, behind: Thread, from?: Message): Promise<void> {
-  say("", behind);
-  const start: Message = from ?? blank("assistant", behind, "");
+  if (current.value?.id === behind.conversation) failure.value = "";
+  const { error: _, ...start }: Message = from ?? blank("assistant", behind, "");
   let latest: Answer | null = null;
   const picture = new Pictures(() => {
     if (latest) grows({ message: grown(start, latest), progress: latest.progress });
@@ -200,9 +201,9 @@ async function answer(stopped: AbortSignal, behind: Thread, from?: Message): Pro
     });
     ended = grown(start, found);
   } catch (error) {
-    const words = error instanceof Error ? error.message : String(error);
-    say(error instanceof ApiFailure && error.status === 401 ? "" : words, behind);
-    ended = { ...(latest ? grown(start, latest) : start), ending: "error", error: words };
+    const written = latest ? grown(start, latest) : start;
+    const again = written.content || written.reasoning ? "choose Continue" : "choose Regenerate";
+    ended = { ...written, ending: "error", error: explain(error, again) };
   } finally {
     picture.end();
     saver.end();
@@ -212,11 +213,6 @@ async function answer(stopped: AbortSignal, behind: Thread, from?: Message): Pro
     growing.value = new Map([...growing.value].filter(([id]) => id !== ended.id));
   }
   if (current.value?.id === ended.conversation) await runByThemselves(stopped, ended);
-}
-
-/** What went wrong, where it is seen: the message itself says it, too. */
-function say(words: string, { conversation }: Thread): void {
-  if (current.value?.id === conversation) failure.value = words;
 }
 
 function grows(one: Growing): void {
