@@ -29,7 +29,9 @@ Say = Callable[[str], str]
 
 
 class ScriptedEngine(FakeEngine):
-    """`say` makes the answer of the prompt; it comes in pieces of `piece` characters, `delay` seconds apart.
+    """`say` makes the answer of the prompt; it comes in pieces of `piece` characters, with `pause` called after each.
+
+    By default `pause` sleeps for `delay` seconds.
 
     Requests are answered side by side, each by a thread.
     """
@@ -38,6 +40,7 @@ class ScriptedEngine(FakeEngine):
         super().__init__(delay=delay)
         self.say: Say | str = say
         self.piece = piece
+        self.pause: Callable[[], object] = lambda: time.sleep(self.delay) if self.delay else None
 
     def submit(
         self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
@@ -70,8 +73,7 @@ class ScriptedEngine(FakeEngine):
                 emit(_joined(held))
                 held.clear()
                 length = 0
-                if self.delay:
-                    time.sleep(self.delay)
+                self.pause()
             if not isinstance(event, Token):
                 emit(event)
 

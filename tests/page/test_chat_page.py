@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browsing import take_picture, until
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import BrowserContext, Error, Locator, Page, Route, expect
 from scripted import ScriptedEngine, scripted_server
 
 pytestmark = pytest.mark.browser
@@ -179,9 +182,10 @@ def test_another_chat_while_an_answer_is_made(chat: Page, engine: ScriptedEngine
     expect(answers(chat)).to_contain_text("word word")
     chat.get_by_role("link", name="New chat").click()
     expect(answers(chat)).to_have_count(0)
+    chat.get_by_role("link", name="Mountains of Peru").click()
     chat.get_by_role("link", name="Live", exact=True).click()
     chat.get_by_role("link", name="Chat", exact=True).click()
-    expect(answers(chat)).to_contain_text("word word")  # from another view one comes back to what is being made
+    expect(answers(chat)).to_contain_text("word word")  # from another view one comes back to the same chat
     chat.get_by_role("link", name="Rivers of Spain").click()
     engine.say = "never " * 300
     say(chat, "and this")
@@ -223,17 +227,81 @@ def test_nothing_is_deleted_before_it_was_asked(chat: Page) -> None:
         expect(chat.locator("article")).to_have_count(left)
 
 
-def test_the_end_is_one_click_away(chat: Page, engine: ScriptedEngine) -> None:
-    engine.say = "A line.\n\n" * 100
-    say(chat, "Go")
-    ended(chat, 1)
-    end = chat.get_by_role("button", name="To the end")
-    expect(end).to_have_count(0)
+TO_END = "(all) => all.scrollHeight - all.scrollTop - all.clientHeight"
+
+# Inputs whose scrolling has not begun, as when text arrives between the two.
+INPUTS = {
+    "wheel": "(all) => all.dispatchEvent(new WheelEvent('wheel', { deltaY: -100, bubbles: true }))",
+    "key": "(all) => all.dispatchEvent(new KeyboardEvent('keydown', { key: 'PageUp', bubbles: true }))",
+    "finger": """(all) => {
+      for (const [kind, clientY] of [["touchstart", 300], ["touchmove", 340]]) {
+        const touches = [new Touch({ identifier: 1, target: all, clientY })];
+        all.dispatchEvent(new TouchEvent(kind, { touches, bubbles: true }));
+      }
+    }""",
+    "scroll bar": "(all) => all.scrollTo(0, 0)",
+}
+
+
+def test_a_reader_who_scrolls_up_is_left_there_while_text_streams_in(chat: Page, engine: ScriptedEngine) -> None:
+    """One click leads back to the end, which is followed again."""
+    latest = chat.get_by_role("button", name="Latest")
     messages = chat.locator(".messages")
-    messages.evaluate("(all) => all.scrollTo(0, 0)")
-    end.click()
-    expect(end).to_have_count(0)
-    until(chat, lambda: messages.evaluate("(all) => all.scrollHeight - all.scrollTop - all.clientHeight < 2"))
+
+    def grows() -> None:
+        before = messages.evaluate("(all) => all.scrollHeight")
+        until(chat, lambda: messages.evaluate("(all) => all.scrollHeight") >= before + 100)
+
+    engine.say, engine.delay, engine.piece = "A line.\n\n" * 5000, 0.02, 9
+    say(chat, "Go")
+    until(chat, lambda: messages.evaluate("(all) => all.scrollHeight - all.clientHeight") > 100)
+    for name, given in INPUTS.items():
+        messages.evaluate(given)
+        expect(latest).to_have_count(1)
+        grows()
+        assert messages.evaluate(TO_END) >= 100, name
+        latest.click()
+        expect(latest).to_have_count(0)
+        grows()
+        assert messages.evaluate(TO_END) < 2, name
+    chat.get_by_role("button", name="Stop").click()
+    messages.hover()
+    chat.mouse.wheel(0, -200)
+    expect(latest).to_have_count(1)
+    chat.mouse.wheel(0, 100_000)
+    expect(latest).to_have_count(0)
+
+
+def test_a_long_chat_opens_at_its_end(chat: Page) -> None:
+    code = "```python\nfor i in range(10): print(i)\n```\n\n$$\\sum_{i=1}^n \\frac{1}{i}$$\n\n"
+    said = [f"{n}. " + ("A line of words. " * 20 + "\n\n") * (n % 7 + 1) + code * (n > 290) for n in range(300)]
+    kept = [
+        {"id": str(n), "parent": str(n - 1) if n else None, "role": ("user", "assistant")[n % 2], "content": text}
+        for n, text in enumerate(said)
+    ]
+    conversation = {"title": "Long", "leaf": "299", "updated": 1}
+    exported = {
+        "format": "llamado-conversations",
+        "version": 1,
+        "conversations": [{"conversation": conversation, "messages": kept}],
+    }
+    chat.get_by_label("File of chats").set_input_files(
+        {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(exported).encode()}
+    )
+    for width in (1280, 390):
+        if width == 390:
+            chat.get_by_role("link", name="New chat").click()
+            chat.set_viewport_size({"width": 390, "height": 800})
+            chat.get_by_role("button", name="Chats", exact=True).click()
+        chat.get_by_role("link", name="Long").click()
+        last = chat.locator("article").last
+        expect(last.locator(".hljs-keyword").first).to_be_visible()
+        expect(last.locator("math").first).to_be_visible()
+        chat.evaluate("""async () => {
+          for (let frame = 0; frame < 10; frame++) await new Promise((done) => requestAnimationFrame(done));
+        }""")
+        assert chat.locator(".messages").evaluate(TO_END) < 2, width
+        expect(last).to_be_in_viewport()
 
 
 def test_what_an_answer_takes_is_told_while_it_comes(chat: Page, engine: ScriptedEngine) -> None:
@@ -394,3 +462,137 @@ def pdf(text: str) -> bytes:
     table = b"".join(b"%010d 00000 n \n" % place for place in places)
     trailer = b"trailer\n<< /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % len(out)
     return out + b"xref\n0 6\n0000000000 65535 f \n" + table + trailer
+
+
+STORED = """async (text) => {
+  const opened = indexedDB.open("llamado");
+  await new Promise((done) => (opened.onsuccess = done));
+  const all = opened.result.transaction("messages").objectStore("messages").getAll();
+  await new Promise((done) => (all.onsuccess = done));
+  opened.result.close();
+  return all.result.some((one) => one.content.includes(text));
+}"""
+
+
+@pytest.mark.parametrize("how", ["reload", "crash"])
+def test_an_answer_that_was_interrupted_is_kept_and_continued(
+    chat: Page, engine: ScriptedEngine, context: BrowserContext, how: str
+) -> None:
+    goes_on = threading.Event()
+    engine.say, engine.piece, engine.pause = "The Ebro rises in Cantabria.", 8, lambda: goes_on.wait(120)
+    try:
+        say(chat, "Go")
+        expect(answers(chat)).to_have_text("The Ebro")
+        page = chat
+        if how == "reload":
+            page.reload()
+        else:
+            until(page, lambda: page.evaluate(STORED, "The Ebro"))
+            address = page.url
+            with page.expect_event("crash"), contextlib.suppress(Error):
+                page.goto("chrome://crash")
+            page = context.new_page()
+            page.goto(address)
+        expect(answers(page)).to_have_text("The Ebro")
+        page.get_by_text("Interrupted").wait_for()
+    finally:
+        goes_on.set()
+    engine.say, engine.piece = " is a river.", 4
+    page.get_by_role("button", name="Continue").click()
+    ended(page, 1)
+    expect(answers(page)).to_have_text("The Ebro is a river.")
+    expect(page.get_by_text("Interrupted")).to_have_count(0)
+    assert bytes(engine.requests[-1].prompt).decode().endswith("The Ebro")
+
+
+@pytest.mark.parametrize("view", ["Chat", "Complete"])
+def test_a_stream_without_an_end_is_marked_as_interrupted(chat: Page, view: str) -> None:
+    chunk = {"choices": [{"delta": {"content": "The Ebro"}}], "content": "The Ebro"}
+    chat.route(
+        "**/*completion*",
+        lambda route: route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(chunk)}\n\n"),
+    )
+    chat.get_by_role("link", name=view, exact=True).click()
+    if view == "Chat":
+        say(chat, "Go")
+    else:
+        chat.get_by_label("Text", exact=True).fill("Go: ")
+        chat.keyboard.press("ControlOrMeta+Enter")
+    chat.get_by_text("Interrupted").wait_for()
+    if view == "Chat":
+        chat.reload()
+        chat.get_by_text("Interrupted").wait_for()
+        expect(answers(chat)).to_have_text("The Ebro")
+
+
+def test_each_chat_has_a_draft_of_its_own(chat: Page, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("the secret is seven")
+    field = chat.get_by_label("Message", exact=True)
+    new, rivers = chat.get_by_role("link", name="New chat"), chat.get_by_role("link", name="Rivers of Spain")
+    say(chat, "Rivers of Spain")
+    ended(chat, 1)
+    expect(field).to_have_value("")
+
+    field.fill("and lakes?")
+    chat.get_by_label("Files to attach").set_input_files(tmp_path / "notes.txt")
+    expect(chat.locator(".chip")).to_have_count(1)
+    chat.get_by_role("link", name="Live", exact=True).click()
+    expect(field).to_have_count(0)
+    chat.get_by_role("link", name="Chat", exact=True).click()
+    expect(answers(chat)).to_have_count(1)
+    expect(field).to_have_value("and lakes?")
+    expect(chat.locator(".chip")).to_have_count(1)
+
+    new.click()
+    expect(field).to_have_value("")
+    expect(chat.locator(".chip")).to_have_count(0)
+    field.fill("Mountains of Peru")
+    chat.reload()
+    expect(field).to_have_value("Mountains of Peru")
+    rivers.click()
+    expect(field).to_have_value("and lakes?")
+    chat.reload()
+    expect(answers(chat)).to_have_count(1)
+    expect(field).to_have_value("and lakes?")
+
+    field.press("Enter")
+    ended(chat, 2)
+    new.click()
+    expect(field).to_have_value("Mountains of Peru")
+    rivers.click()
+    expect(field).to_have_value("")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said", "advice"),
+    [
+        (0, "", "Cannot reach the server", "choose Regenerate"),
+        (500, {"error": {"message": "device lost."}}, "device lost", "choose Regenerate"),
+        (503, {"error": {"message": "Loading model"}}, "The model is still loading", "choose Regenerate"),
+        (400, {"error": {"message": "no.", "type": "exceed_context_size_error"}}, "longer than", "start a new chat"),
+        (200, [{"choices": [{"delta": {"content": "A"}}]}, {"error": {"message": "gone"}}], "gone", "choose Continue"),
+    ],
+)  # fmt: skip
+def test_an_error_is_shown_once_with_what_to_do(chat: Page, status: int, body: Any, said: str, advice: str) -> None:
+    chat.expected_errors.append("Failed to load|ERR_")  # type: ignore[attr-defined]
+
+    def answer(route: Route) -> None:
+        if status == 0:
+            route.abort()
+        elif status == 200:
+            events = "".join(f"data: {json.dumps(one)}\n\n" for one in body)
+            route.fulfill(content_type="text/event-stream", body=events)
+        else:
+            route.fulfill(status=status, json=body)
+
+    chat.route("**/v1/chat/completions", answer)
+    say(chat, "Go")
+    expect(chat.locator("article.assistant .notice")).to_contain_text(advice)
+    expect(chat.get_by_text(said)).to_have_count(1)
+    chat.unroute_all()
+    chat.get_by_role(
+        "button", name=advice.removeprefix("choose ") if advice.startswith("choose") else "Regenerate"
+    ).click()
+    ended(chat, 1)
+    expect(answers(chat)).to_contain_text("Answer to 1.")
+    expect(chat.get_by_text(said)).to_have_count(0)

@@ -178,7 +178,7 @@ def test_names_titles_and_errors(page: Page, listener: Listener) -> None:
         )
         page.get_by_role("link", name="New chat").click()
         ask(page)
-        expect(page.get_by_role("alert")).to_contain_text("<img")
+        expect(page.locator("article.assistant .notice")).to_contain_text("<img")
         assert "\u202e" not in page.locator("body").inner_text().replace(evil, "")
         assert page.evaluate("globalThis.ran") == [] and not listener.seen
         assert not page.locator("main :is(img, script, iframe)").count()

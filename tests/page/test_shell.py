@@ -53,6 +53,21 @@ def test_a_server_that_ends_and_comes_back(page: Page) -> None:
     page.get_by_text("the server cannot be reached").wait_for()
 
 
+def test_a_view_that_could_not_be_fetched_opens_when_the_server_is_back(page: Page) -> None:
+    page.expected_errors.append("ERR_|Failed to load")  # type: ignore[attr-defined]
+    with scripted_server(ScriptedEngine()) as address:
+        page.goto(address)
+        page.get_by_label("Message", exact=True).wait_for()
+        page.route(re.compile("/(health|assets/)"), lambda route: route.abort())
+        page.get_by_role("link", name="Live", exact=True).click()
+        notice = page.locator("main .notice")
+        expect(notice).to_contain_text("this view opens when the server answers")
+        expect(notice).to_have_count(1)
+        page.unroute_all()
+        page.locator(".lane").first.wait_for()
+        expect(notice).to_have_count(0)
+
+
 VIEWS = ("Chat", "Compare", "Complete", "Infill", "Live", "Cluster", "Lab")
 
 

@@ -46,7 +46,7 @@ export async function send(method: string, path: string, options: Options = {}):
     });
   } catch (error) {
     if (options.signal?.aborted) throw error;
-    throw new ApiFailure("the server cannot be reached", 0);
+    throw new ApiFailure("Cannot reach the server.", 0);
   }
   if (response.ok) return response;
   if (response.status === 401) keyWanted.value = true;
@@ -69,15 +69,28 @@ export async function getJson<T>(path: string, signal?: AbortSignal): Promise<T>
   return (await (await send("GET", path, { signal })).json()) as T;
 }
 
+/** Passes on what is read; a failure to read becomes an ApiFailure. */
+async function* connected<T>(given: AsyncGenerator<T>, signal?: AbortSignal): AsyncGenerator<T> {
+  try {
+    yield* given;
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ApiFailure("The connection to the server was lost.", 0);
+  }
+}
+
 export async function postJson<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T> {
   return (await (await send("POST", path, { body, signal })).json()) as T;
 }
 
-/** The events of a stream, each one's data as parsed JSON, until it ends or `signal` aborts it. */
+/**
+ * The events of a stream, each one's data as parsed JSON, until it ends or `signal` aborts it. Throws ApiFailure, also when
+ * the connection is lost.
+ */
 export async function* stream(method: string, path: string, options: Options = {}): AsyncGenerator<unknown> {
   const response = await send(method, path, options);
   if (!response.body) return;
-  for await (const event of events(response.body)) {
+  for await (const event of connected(events(response.body), options.signal)) {
     if (event.data === "[DONE]") return;
     const data: unknown = JSON.parse(event.data);
     if (typeof data === "object" && data !== null && "error" in data) {

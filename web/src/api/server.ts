@@ -90,12 +90,17 @@ export async function refresh(): Promise<void> {
   }
 }
 
-async function watch(): Promise<void> {
-  const before = health.value.state;
+/** Asks the server for its state now; when it has become ready, also for what it serves. */
+export async function checkHealth(): Promise<void> {
   const now = await readHealth();
-  if (JSON.stringify(now) !== JSON.stringify(health.value)) health.value = now;
-  if (now.state === "ready" && before !== "ready") await refresh();
-  setTimeout(() => void watch(), now.state === "ready" ? READY_MS : WAITING_MS);
+  const before = health.value;
+  if (JSON.stringify(now) !== JSON.stringify(before)) health.value = now;
+  if (now.state === "ready" && before.state !== "ready") await refresh();
+}
+
+async function watch(): Promise<void> {
+  await checkHealth();
+  setTimeout(() => void watch(), health.value.state === "ready" ? READY_MS : WAITING_MS);
 }
 
 /** Begins to watch the server; called once. */

@@ -3,12 +3,12 @@ import { effect, signal, untracked } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { props } from "../api/server";
 import { shown } from "../markdown/visible";
-import { go, route } from "../shell/route";
+import { route } from "../shell/route";
 import { readServerTools } from "../tools/offered";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
 import { remembered } from "../ui/remembered";
-import { busy, failure, growing, send, shownPath, stop } from "./answering";
+import { busy, failure, send, shownPath, stop } from "./answering";
 import { Composer } from "./Composer";
 import { MessageList } from "./MessageList";
 import { ModelPicker } from "./ModelPicker";
@@ -41,11 +41,6 @@ function toggleList(): void {
 
 export function Chat() {
   useEffect(() => void readConversations(), []);
-  useEffect(() => {
-    // From another view one comes back to the answer that is being made.
-    const now = [...growing.peek().values()].at(-1);
-    if (now && !route.peek()[1]) go("chat", now.message.conversation);
-  }, []);
   useEffect(() => void readServerTools(), [props.value]);
   const settings = shownSettings();
 
@@ -69,11 +64,11 @@ export function Chat() {
         </div>
         <MessageList />
         {failure.value && (
-          <p class={shownPath.value.at(-1)?.error === failure.value ? "hidden" : "notice"} role="alert">
+          <p class="notice" role="alert">
             {failure.value}
           </p>
         )}
-        <Composer place={current.value?.id ?? ""} busy={busy.value} onStop={stop} onSend={send} />
+        <Composer place={route.value[1] || "new"} busy={busy.value} onStop={stop} onSend={send} />
       </section>
       {panel.value === "settings" && <SettingsPanel onClose={() => (panel.value = "")} />}
     </div>

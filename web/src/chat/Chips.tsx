@@ -3,7 +3,7 @@ import { Icon } from "../ui/Icon";
 import type { Attachment } from "./tree";
 
 interface Given {
-  files: Attachment[];
+  files: readonly Attachment[];
   onChange: (files: Attachment[]) => void;
 }
 

@@ -1,8 +1,9 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
 import { Chips } from "./Chips";
 import { readAttachment } from "./attachments";
+import { draftAttachments, draftText, dropDraft, setDraftAttachments, setDraftText } from "./drafts";
 import type { Attachment } from "./tree";
 
 interface Given {
@@ -10,21 +11,26 @@ interface Given {
   busy: boolean;
   onStop: () => void;
   onSend: (text: string, attachments: Attachment[]) => Promise<void>;
-  /** What is written to: where that changes, one can write at once. */
-  place?: string;
+  /** What the draft belongs to. When it changes, its own draft is shown and the field has the focus. */
+  place: string;
 }
 
 /** Whether there are keys to write with: a touched screen would raise its own over half of the page. */
 const HAS_KEYS = matchMedia("(hover: hover) and (pointer: fine)");
 
 /** Where a message is written: Enter sends, Shift+Enter begins a line; files are attached, dropped or pasted. */
-export function Composer({ busy, onStop, onSend, place = "" }: Given) {
+export function Composer({ busy, onStop, onSend, place }: Given) {
   const field = useRef<HTMLTextAreaElement>(null);
   const file = useRef<HTMLInputElement>(null);
-  const [attachments, setAttachments] = useState<Attachment[]>([]);
+  const attachments = draftAttachments(place);
   const [said, setSaid] = useState("");
   const [over, setOver] = useState(false);
 
+  useLayoutEffect(() => {
+    field.current!.value = draftText(place);
+    fit();
+    setSaid("");
+  }, [place]);
   useEffect(() => {
     if (HAS_KEYS.matches) field.current?.focus({ preventScroll: true });
   }, [place]);
@@ -41,9 +47,9 @@ export function Composer({ busy, onStop, onSend, place = "" }: Given) {
     if (busy || (!text && !attachments.length)) return;
     field.current!.value = "";
     fit();
-    setAttachments([]);
+    dropDraft(place);
     setSaid("");
-    void onSend(text, attachments);
+    void onSend(text, [...attachments]);
   }
 
   async function attach(files: Iterable<File>) {
@@ -51,7 +57,7 @@ export function Composer({ busy, onStop, onSend, place = "" }: Given) {
       try {
         setSaid(`Reading ${one.name}…`);
         const read = await readAttachment(one);
-        setAttachments((before) => [...before, read]);
+        setDraftAttachments(place, [...draftAttachments(place), read]);
         setSaid("");
       } catch (error) {
         setSaid(`${one.name}: ${error instanceof Error ? error.message : String(error)}`);
@@ -75,7 +81,7 @@ export function Composer({ busy, onStop, onSend, place = "" }: Given) {
       <div class="composer-box">
         {(attachments.length > 0 || said) && (
           <div class="attachments" role="status">
-            <Chips files={attachments} onChange={setAttachments} />
+            <Chips files={attachments} onChange={(files) => setDraftAttachments(place, files)} />
             {said}
           </div>
         )}
@@ -100,7 +106,10 @@ export function Composer({ busy, onStop, onSend, place = "" }: Given) {
             placeholder={over ? "Drop the files here" : "Ask something"}
             dir="auto"
             enterkeyhint="send"
-            onInput={fit}
+            onInput={(event) => {
+              setDraftText(place, event.currentTarget.value);
+              fit();
+            }}
             onPaste={(event) => {
               const files = [...(event.clipboardData?.files ?? [])];
               if (files.length) {

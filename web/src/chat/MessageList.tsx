@@ -1,85 +1,53 @@
-import { useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useRef } from "preact/hooks";
 import { isRouter, modelFor, models, onlyGoesOn, props } from "../api/server";
 import { shown } from "../markdown/visible";
 import { Logo } from "../shell/Logo";
 import { address } from "../shell/route";
-import { IconButton } from "../ui/IconButton";
+import { Icon } from "../ui/Icon";
 import { growing, send, shownPath } from "./answering";
+import { useFollowing } from "./following";
 import { MessageView } from "./MessageView";
-import { isOpen, messages, shownSettings } from "./store";
+import { current, isOpen, messages, shownSettings } from "./store";
 
-const NEAR_END = 60; // pixels
-
-/** The messages of the branch that is shown. It follows the end while the reader is there. */
+/** The messages of the branch that is shown. It follows the end until the reader scrolls up. */
 export function MessageList() {
-  const list = useRef<HTMLDivElement>(null);
-  const follows = useRef(true);
-  const [away, setAway] = useState(false);
+  const place = useRef<HTMLDivElement>(null);
+  const content = useRef<HTMLDivElement>(null);
   const path = shownPath.value;
-
-  useLayoutEffect(() => {
-    follows.current = true;
-  }, [path.length]);
-  useLayoutEffect(() => {
-    const place = list.current;
-    if (!place || !follows.current) return;
-    const toEnd = () => (place.scrollTop = place.scrollHeight);
-    toEnd();
-    // Messages get their true heights when they come into view.
-    const frame = requestAnimationFrame(toEnd);
-    return () => cancelAnimationFrame(frame);
-  });
-
-  useLayoutEffect(() => {
-    // What is written below may need more lines, or a phone raises its keys.
-    const place = list.current!;
-    const sized = new ResizeObserver(() => {
-      if (follows.current) place.scrollTop = place.scrollHeight;
-    });
-    sized.observe(place);
-    return () => sized.disconnect();
-  }, []);
+  const question = path.findLast((message) => message.role === "user");
+  const { isFollowing, toEnd, on } = useFollowing(place, content, `${current.value?.id} ${question?.id}`);
 
   return (
     <div class="messages-place">
       <div
-        ref={list}
+        ref={place}
         class="messages"
         role="log"
         aria-label="Messages"
         aria-busy={path.some((message) => growing.value.has(message.id))}
         tabIndex={0}
-        onScroll={(event) => {
-          const { scrollHeight, scrollTop, clientHeight } = event.currentTarget;
-          const left = scrollHeight - scrollTop - clientHeight;
-          follows.current = left < NEAR_END;
-          setAway(left > clientHeight / 2);
-        }}
+        {...on}
       >
-        {!path.length && isOpen.value && <Welcome />}
-        {path.map((message) => {
-          const now = growing.value.get(message.id);
-          return (
-            <MessageView
-              key={message.id}
-              message={now?.message ?? message}
-              all={messages.value}
-              grows={now !== undefined}
-              progress={now?.progress}
-            />
-          );
-        })}
+        <div ref={content} class="messages-content">
+          {!path.length && isOpen.value && <Welcome />}
+          {path.map((message) => {
+            const now = growing.value.get(message.id);
+            return (
+              <MessageView
+                key={message.id}
+                message={now?.message ?? message}
+                all={messages.value}
+                grows={now !== undefined}
+                progress={now?.progress}
+              />
+            );
+          })}
+        </div>
       </div>
-      {away && path.length > 0 && (
-        <IconButton
-          kind="to-end"
-          icon="down"
-          label="To the end"
-          onClick={() => {
-            follows.current = true;
-            list.current!.scrollTop = list.current!.scrollHeight;
-          }}
-        />
+      {!isFollowing && path.length > 0 && (
+        <button class="latest" type="button" onClick={toEnd}>
+          <Icon name="down" /> Latest
+        </button>
       )}
     </div>
   );

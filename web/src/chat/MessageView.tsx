@@ -25,6 +25,7 @@ interface Given {
 const ENDINGS: Partial<Record<string, string>> = {
   length: "The answer was cut: no tokens were left.",
   aborted: "Stopped.",
+  interrupted: "Interrupted: the answer is incomplete. Choose Continue for the rest.",
 };
 
 /** One message: what it says, what it took, and what can be done with it. */

@@ -1,6 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { shown } from "../markdown/visible";
-import { address } from "../shell/route";
+import { address, go } from "../shell/route";
 import { Icon } from "../ui/Icon";
 import { confirmed } from "../ui/Confirm";
 import { IconButton } from "../ui/IconButton";
@@ -23,7 +23,10 @@ function download(name: string, value: unknown): void {
 }
 
 async function remove(one: Conversation): Promise<void> {
-  if (await confirmed(`Delete “${one.title}”?`, "It is kept nowhere else than in this browser.", "Delete")) await removeConversation(one.id);
+  if (await confirmed(`Delete “${one.title}”?`, "It is kept nowhere else than in this browser.", "Delete")) {
+    if (current.value?.id === one.id) go("chat");
+    await removeConversation(one.id);
+  }
 }
 
 /** The conversations that are kept in this browser. */

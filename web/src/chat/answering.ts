@@ -1,6 +1,6 @@
 // What the reader does in a conversation: send, edit, regenerate, continue, stop, answer a tool's call.
 import { computed, signal } from "@preact/signals";
-import { ApiFailure } from "../api/http";
+import { explain } from "../api/problems";
 import { isRouter, refresh } from "../api/server";
 import { offered, serverTools } from "../tools/offered";
 import { Pictures } from "../ui/pictures";
@@ -9,6 +9,7 @@ import { go } from "../shell/route";
 import type { Settings } from "./settings";
 import { change, conversations, create, current, keep, messages, newId, opened, shownSettings } from "./store";
 import { type Attachment, type Message, newestLeaf, path, type ToolCall } from "./tree";
+import { UnfinishedSaver } from "./unfinished";
 
 interface Growing {
   message: Message;
@@ -17,6 +18,7 @@ interface Growing {
 
 /** The messages that are being made, by their ids, and how they stand: new objects for each picture of the screen. */
 export const growing = signal<ReadonlyMap<string, Growing>>(new Map());
+/** Why the conversation that is shown does not go on, if no message says so. */
 export const failure = signal("");
 
 /** The messages that are shown, in their order. */
@@ -152,7 +154,7 @@ async function runByThemselves(stopped: AbortSignal, message: Message): Promise<
   if (!calls.length || message.ending !== "tool_calls") return;
   const since = shownPath.value.slice(shownPath.value.findLastIndex((one) => one.role === "user") + 1);
   if (since.filter((one) => one.toolCalls?.length).length > MOST_ROUNDS) {
-    failure.value = `${MOST_ROUNDS} rounds of tools ran by themselves: the next is yours to run.`;
+    failure.value = `${MOST_ROUNDS} rounds of tools ran without asking. To go on, run the next one yourself.`;
     return;
   }
   for (const call of calls) if (!stopped.aborted) await runCall(message, call);
@@ -175,44 +177,42 @@ export async function show(message: Message): Promise<void> {
 
 /** Asks for the answer to a thread; `from`: for what follows in that answer, which stands behind the thread. */
 async function answer(stopped: AbortSignal, behind: Thread, from?: Message): Promise<void> {
-  say("", behind);
-  const start: Message = from ?? blank("assistant", behind, "");
+  if (current.value?.id === behind.conversation) failure.value = "";
+  const { error: _, ...start }: Message = from ?? blank("assistant", behind, "");
   let latest: Answer | null = null;
   const picture = new Pictures(() => {
     if (latest) grows({ message: grown(start, latest), progress: latest.progress });
   });
+  const saver = new UnfinishedSaver(() => (latest ? grown(start, latest) : start));
   grows({ message: start, progress: undefined });
   let ended: Message = start;
   try {
-    if (!from) await keep(start);
+    if (!from) await keep({ ...start, ending: "interrupted" });
     const found = await generate({
-      messages: from ? [...behind.messages, from] : behind.messages,
+      messages: from && (from.content || from.reasoning) ? [...behind.messages, from] : behind.messages,
       settings: behind.settings,
       serverTools: await offered(behind.settings.serverTools),
       signal: stopped,
       onGrown: (one) => {
         latest = one;
         picture.want();
+        saver.changed();
       },
     });
     ended = grown(start, found);
   } catch (error) {
-    const words = error instanceof Error ? error.message : String(error);
-    say(error instanceof ApiFailure && error.status === 401 ? "" : words, behind);
-    ended = { ...(latest ? grown(start, latest) : start), ending: "error", error: words };
+    const written = latest ? grown(start, latest) : start;
+    const again = written.content || written.reasoning ? "choose Continue" : "choose Regenerate";
+    ended = { ...written, ending: "error", error: explain(error, again) };
   } finally {
     picture.end();
+    saver.end();
     if (isRouter.value) void refresh(); // it may have loaded the model, and unloaded another
     const leaf = conversations.value.find((one) => one.id === ended.conversation)?.leaf;
     await keep(ended, { leaf: leaf === ended.id || leaf === start.parent });
     growing.value = new Map([...growing.value].filter(([id]) => id !== ended.id));
   }
   if (current.value?.id === ended.conversation) await runByThemselves(stopped, ended);
-}
-
-/** What went wrong, where it is seen: the message itself says it, too. */
-function say(words: string, { conversation }: Thread): void {
-  if (current.value?.id === conversation) failure.value = words;
 }
 
 function grows(one: Growing): void {

@@ -112,6 +112,7 @@ export async function generate({ messages, settings, serverTools, signal, onGrow
       if (chunk.timings) answer.stats = statsOf(chunk.timings, (first || performance.now()) - began);
       onGrown(answer);
     }
+    answer.ending ??= "interrupted"; // the stream ended without a finish_reason
   } catch (error) {
     if (!signal.aborted) throw error;
     answer.ending = "aborted";

@@ -33,6 +33,8 @@ function stats(one: Fields): Stats {
 }
 
 const ROLES = ["user", "assistant", "tool"] as const;
+/** Those that a reader is told about. */
+const ENDINGS = ["length", "aborted", "interrupted"] as const;
 
 /** A message as it is kept. Throws an Error for what is none. */
 export function message(value: unknown): Message {
@@ -53,7 +55,8 @@ export function message(value: unknown): Message {
   if (one["attachments"]) found.attachments = list(one["attachments"], file);
   if (one["probs"]) found.probs = list(one["probs"], prob);
   if (one["stats"]) found.stats = stats(fields(one["stats"]));
-  if (one["ending"] === "length" || one["ending"] === "aborted") found.ending = one["ending"];
+  const ending = ENDINGS.find((known) => known === one["ending"]);
+  if (ending) found.ending = ending;
   return found;
 }
 

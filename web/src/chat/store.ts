@@ -1,6 +1,7 @@
 // Conversations, kept in the browser (IndexedDB) and nowhere else.
 import { signal } from "@preact/signals";
 import { type IDBPDatabase, openDB } from "idb";
+import { dropDraft } from "./drafts";
 import * as sound from "./imported";
 import { lastSettings, NO_SETTINGS, type Settings } from "./settings";
 import { type Message, type Messages, subtree } from "./tree";
@@ -147,6 +148,21 @@ export async function keep(message: Message, { leaf = true } = {}): Promise<void
   await kept;
 }
 
+/**
+ * Saves a message that is still being written, and changes nothing that is shown. The transaction is committed at once, so
+ * that it also completes when the page is being left. A failure is ignored: the finished message is saved again.
+ */
+export async function saveUnfinished(message: Message): Promise<void> {
+  try {
+    const transaction = (await database()).transaction("messages", "readwrite");
+    void transaction.store.put(message).catch(() => undefined);
+    transaction.commit();
+    await transaction.done;
+  } catch {
+    // see above
+  }
+}
+
 /** Removes a message and all that follows it; what is shown then ends before it. */
 export async function removeMessage(message: Message): Promise<void> {
   const gone = subtree(messages.value, message.id);
@@ -160,6 +176,7 @@ export async function removeMessage(message: Message): Promise<void> {
 
 export async function removeConversation(id: string): Promise<void> {
   conversations.value = conversations.value.filter((one) => one.id !== id);
+  dropDraft(id);
   if (current.value?.id === id) await open(null);
   const ids = (await messagesOf(id)).map((one) => one.id);
   const transaction = (await database()).transaction(["conversations", "messages"], "readwrite");

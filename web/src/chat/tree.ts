@@ -31,7 +31,9 @@ export interface TokenProbs {
   top: { token: string; logprob: number }[];
 }
 
-export type Ending = "stop" | "length" | "tool_calls" | "aborted" | "error";
+/** `interrupted`: the page or the stream ended before the answer did. */
+export type Ending = "stop" | "length" | "tool_calls" | "aborted" | "interrupted" | "error";
+
 
 export interface Message {
   id: string;

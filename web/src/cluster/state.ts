@@ -73,12 +73,8 @@ export function watch(): () => void {
         }
       } catch (error) {
         if (aborted.aborted) return;
-        if (!(error instanceof ApiFailure)) {
-          trouble.value = "the server cannot be reached";
-        } else {
-          trouble.value = error.message;
-          if (error.status === 401) return; // begun again with the key
-        }
+        trouble.value = error instanceof Error ? error.message : String(error);
+        if (error instanceof ApiFailure && error.status === 401) return; // begun again with the key
       }
       await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     }

@@ -110,7 +110,7 @@ export function Compare() {
             </section>
           ))}
         </div>
-        <Composer busy={busy} onStop={stop} onSend={ask} />
+        <Composer place="compare" busy={busy} onStop={stop} onSend={ask} />
       </section>
       {opened.value !== null && (
         <SettingsPanel
@@ -169,6 +169,7 @@ const AnswerView = memo(({ side, message, grows }: { side: Side; message: Messag
         </p>
       )}
       {message.error && <p class="notice">{shown(message.error)}</p>}
+      {!grows && message.ending === "interrupted" && <p class="ending">Interrupted: the answer is incomplete.</p>}
       <footer class="message-foot">
         {message.probs && (
           <button class="quiet small" type="button" aria-pressed={probs} onClick={() => setProbs(!probs)}>

@@ -1,5 +1,6 @@
 // One question to two sides at once; each side goes on from its own answers.
 import { signal } from "@preact/signals";
+import { explain } from "../api/problems";
 import { type Answer, generate } from "../chat/generate";
 import { NO_SETTINGS, type Settings } from "../chat/settings";
 import { newId } from "../chat/store";
@@ -91,8 +92,7 @@ async function answer(side: Side, before: readonly Turn[], turn: Turn, signal: A
     });
     ended = grown(start, found);
   } catch (error) {
-    const words = error instanceof Error ? error.message : String(error);
-    ended = { ...(latest ? grown(start, latest) : start), ending: "error", error: words };
+    ended = { ...(latest ? grown(start, latest) : start), ending: "error", error: explain(error, "ask again") };
   } finally {
     pictures.end();
     put(turn, side, ended);

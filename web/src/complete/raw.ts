@@ -42,6 +42,7 @@ export async function goOn(
   const found: Continuation = { text: "", probs: [], ending: "" };
   const began = performance.now();
   let first = 0;
+  let isComplete = false;
   try {
     for await (const data of stream("POST", path, { body: { ...body, stream: true }, signal })) {
       const chunk = data as Chunk;
@@ -50,10 +51,12 @@ export async function goOn(
       for (const one of chunk.completion_probabilities ?? []) {
         found.probs.push({ token: one.token, logprob: one.logprob, top: one.top_logprobs ?? [] });
       }
+      isComplete ||= Boolean(chunk.stop);
       if (chunk.stop) found.ending = ENDINGS[chunk.stop_type ?? "none"];
       if (chunk.timings) found.stats = statsOf(chunk.timings, (first || performance.now()) - began);
       onGrown(found);
     }
+    if (!isComplete) found.ending = "Interrupted: the text is incomplete.";
   } catch (error) {
     if (!signal.aborted) throw error;
     found.ending = "Stopped.";

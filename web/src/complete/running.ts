@@ -1,6 +1,7 @@
 // A continuation as a view shows it, while it is made and behind that.
 import { signal } from "@preact/signals";
 import { ApiFailure } from "../api/http";
+import { explain } from "../api/problems";
 import { NO_SETTINGS, type Settings } from "../chat/settings";
 import { Pictures } from "../ui/pictures";
 import { remembered } from "../ui/remembered";
@@ -44,8 +45,7 @@ export class Run {
         pictures.want();
       });
     } catch (error) {
-      const words = error instanceof Error ? error.message : String(error);
-      this.failure.value = { words, type: error instanceof ApiFailure ? error.type : "" };
+      this.failure.value = { words: explain(error, "start again"), type: error instanceof ApiFailure ? error.type : "" };
     } finally {
       pictures.end();
       if (found) this.latest.value = { ...(found as Continuation) };

@@ -1,6 +1,6 @@
 import { useEffect } from "preact/hooks";
 import { apiKey, getJson } from "../api/http";
-import { isKnown, isRouter } from "../api/server";
+import { health, isKnown, isRouter } from "../api/server";
 import { BehindRouter } from "../cluster/BehindRouter";
 import { shortName } from "../cluster/figures";
 import { cluster, watch } from "../cluster/state";
@@ -18,12 +18,13 @@ const NO_LIMIT = 9; // the slider's right end, as a power of ten of bits per sec
 export function Lab() {
   const key = apiKey.value;
   const asked = isKnown.value && !isRouter.value;
+  const isReady = health.value.state === "ready";
   useEffect(() => (asked ? watch() : undefined), [key, asked]);
   useEffect(() => {
     if (!asked) return;
     getJson<Parameters<typeof take>[0]>("lab").then(take, (error: Error) => (trouble.value = error.message));
     return begin();
-  }, [key, asked]);
+  }, [key, asked, isReady]);
   return (
     <div class="lab">
       <h1 class="hidden">Latency lab</h1>

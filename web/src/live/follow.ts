@@ -34,7 +34,7 @@ export function follow(path: string): Followed {
           trouble.value = "This server tells nothing of itself here: it is no llamado.";
           return;
         }
-        trouble.value = error instanceof ApiFailure ? error.message : "The connection was lost.";
+        trouble.value = error instanceof Error ? error.message : String(error);
       }
       await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     }

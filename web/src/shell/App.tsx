@@ -1,13 +1,13 @@
 import type { ComponentType } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { health, isRouter, models, props, start } from "../api/server";
+import { checkHealth, health, isRouter, models, props, start } from "../api/server";
 import { shown } from "../markdown/visible";
 import { Confirm } from "../ui/Confirm";
 import { Icon } from "../ui/Icon";
 import { IconButton } from "../ui/IconButton";
 import { KeyDialog } from "./KeyDialog";
 import { Logo } from "./Logo";
-import { address, route } from "./route";
+import { addressOf, route } from "./route";
 import { theme, type Theme } from "./theme";
 import { VIEWS, type View } from "./views";
 
@@ -35,21 +35,55 @@ function Status() {
   );
 }
 
+const FIRST_RETRY_MS = 500;
+const LAST_RETRY_MS = 8000;
+
+/** In place of a view whose files cannot be fetched. */
+function Unloaded() {
+  if (health.value.state !== "ready") {
+    return <p class="notice">Cannot reach the server. Check that it is running; this view opens when the server answers.</p>;
+  }
+  return (
+    <div class="notice">
+      <p>This view could not be loaded. The server may have a newer version of the page.</p>
+      <button type="button" onClick={() => location.reload()}>
+        Reload the page
+      </button>
+    </div>
+  );
+}
+
 function Shown({ view }: { view: View }) {
   const [loaded, setLoaded] = useState<{ id: string; component: ComponentType } | null>(null);
-  const [failure, setFailure] = useState("");
+  const [failed, setFailed] = useState(false);
   useEffect(() => {
     let wanted = true;
-    setFailure("");
-    view.load().then(
-      (component) => wanted && setLoaded({ id: view.id, component }),
-      () => wanted && setFailure("This view could not be loaded: the server may have ended."),
-    );
+    let wait = FIRST_RETRY_MS;
+    let timer: ReturnType<typeof setTimeout>;
+    function load() {
+      view.load().then(
+        (component) => {
+          if (!wanted) return;
+          setFailed(false);
+          setLoaded({ id: view.id, component });
+        },
+        async () => {
+          await checkHealth();
+          if (!wanted) return;
+          setFailed(true);
+          timer = setTimeout(load, wait);
+          wait = Math.min(2 * wait, LAST_RETRY_MS);
+        },
+      );
+    }
+    setFailed(false);
+    load();
     return () => {
       wanted = false;
+      clearTimeout(timer);
     };
   }, [view]);
-  if (failure) return <p class="notice">{failure}</p>;
+  if (failed) return <Unloaded />;
   if (loaded?.id !== view.id) return null;
   const Component = loaded.component;
   return <Component />;
@@ -78,7 +112,7 @@ export function App() {
         </button>
         <nav id="views" aria-label="Views" class={menu ? "open" : ""}>
           {VIEWS.map((one) => (
-            <a key={one.id} href={address(one.id)} aria-current={one === view ? "page" : undefined} onClick={() => setMenu(false)}>
+            <a key={one.id} href={addressOf(one.id)} aria-current={one === view ? "page" : undefined} onClick={() => setMenu(false)}>
               {one.title}
             </a>
           ))}

@@ -8,9 +8,22 @@ function parse(): string[] {
 /** The address by its parts: the view's name, then what the view makes of the rest. */
 export const route = signal<string[]>(parse());
 
+/** Addresses that views were left at. */
+const left = new Map<string, string[]>();
+
 function read(): void {
   const found = parse();
-  if (found.join("/") !== route.peek().join("/")) route.value = found;
+  const before = route.peek();
+  if (found.join("/") === before.join("/")) return;
+  left.set(before[0] || "chat", before);
+  route.value = found;
+}
+
+/** The address that leads back to a view as it was left: the chat that was open. */
+export function addressOf(view: string): string {
+  const now = route.value;
+  const parts = (now[0] || "chat") === view ? now : (left.get(view) ?? []);
+  return address(view, ...parts.slice(1));
 }
 
 addEventListener("hashchange", read); // typed, or one step back

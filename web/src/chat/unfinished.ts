@@ -1,0 +1,41 @@
+// Copies of an answer in the browser's storage while it streams in: a reload or a crash of the tab loses nothing of it.
+import { saveUnfinished } from "./store";
+import type { Message } from "./tree";
+
+const SAVE_MS = 1000;
+
+/** Saves the latest state of one message: at most once a second, and at once when the page is hidden or left. */
+export class UnfinishedSaver {
+  private timer: ReturnType<typeof setTimeout> | undefined;
+  private savedAt = -Infinity;
+
+  /** `latest` returns the message as it is now. */
+  constructor(private readonly latest: () => Message) {
+    addEventListener("pagehide", this.save);
+    document.addEventListener("visibilitychange", this.saveIfHidden);
+  }
+
+  /** Call after each change. */
+  changed(): void {
+    const wait = this.savedAt + SAVE_MS - performance.now();
+    if (wait <= 0) this.save();
+    else this.timer ??= setTimeout(this.save, wait);
+  }
+
+  end(): void {
+    clearTimeout(this.timer);
+    removeEventListener("pagehide", this.save);
+    document.removeEventListener("visibilitychange", this.saveIfHidden);
+  }
+
+  private readonly save = (): void => {
+    clearTimeout(this.timer);
+    this.timer = undefined;
+    this.savedAt = performance.now();
+    void saveUnfinished({ ...this.latest(), ending: "interrupted" });
+  };
+
+  private readonly saveIfHidden = (): void => {
+    if (document.hidden) this.save();
+  };
+}
