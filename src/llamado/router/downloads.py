@@ -6,8 +6,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from llamado.errors import LlamadoError
 from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
@@ -17,6 +17,10 @@ from llamado.gguf.sources.stored import remove, stored_models
 log = logging.getLogger("llamado.router")
 
 _EVERY = 0.1  # seconds between two reports of progress
+
+
+Updates: TypeAlias = asyncio.Queue[tuple[int, int] | str]
+"""Progress of a download: bytes done and in all; at the end why it failed, or ""."""
 
 
 class _Cancelled(Exception):
@@ -33,7 +37,7 @@ class Downloads:
         self._cancelled: dict[str, threading.Event] = {}
         self.progress: dict[str, dict[str, dict[str, int]]] = {}
         """Bytes done and in all, by model and file."""
-        self._followers: dict[str, set[asyncio.Queue[tuple[int, int] | str]]] = {}
+        self._followers: dict[str, set[Updates]] = {}
 
     def start(self, name: str) -> None:
         """Fetch a model: a name of the catalogue or `user/model[:quant]`. Raises SourceError when it is neither."""
@@ -98,23 +102,22 @@ class Downloads:
             self._finished()
             self._changed("download_finished", name, {})
 
-    async def follow(self, name: str) -> AsyncIterator[tuple[int, int] | str]:
-        """Bytes done and in all of a model that is being fetched, as they change; at the end why it failed, or "".
+    def join(self, name: str) -> Updates:
+        """Return a queue that gets the bytes done and in all of a model that is being fetched, as they change.
 
-        When the last who follows goes away, it is fetched no further.
+        The last item says why fetching failed, or is "". Call it before the event loop runs again after `start`: a download
+        may fail at once. Call `leave` at the end.
         """
-        queue: asyncio.Queue[tuple[int, int] | str] = asyncio.Queue()
-        followers = self._followers.setdefault(name, set())
-        followers.add(queue)
-        try:
-            while True:
-                told = await queue.get()
-                yield told
-                if isinstance(told, str):
-                    return
-        finally:
-            followers.discard(queue)
-            if not followers and self._followers.get(name) is followers:
+        updates: Updates = asyncio.Queue()
+        self._followers.setdefault(name, set()).add(updates)
+        return updates
+
+    def leave(self, name: str, updates: Updates) -> None:
+        """Stop updating a queue. When the last one leaves, the model is fetched no further."""
+        followers = self._followers.get(name, set())
+        if updates in followers:
+            followers.discard(updates)
+            if not followers:
                 del self._followers[name]
                 self.cancel(name)
 

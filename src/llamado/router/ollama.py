@@ -18,7 +18,7 @@ from llamado.http.errors import OLLAMA, ApiError, invalid, not_found, not_suppor
 from llamado.http.exchange import OLLAMA_POSTS
 from llamado.http.json_body import parse_body
 from llamado.router.catalogue import RoutedModel
-from llamado.router.downloads import Downloads
+from llamado.router.downloads import Downloads, Updates
 from llamado.router.fleet import LOADED, Fleet, Instance
 from llamado.server.api.ollama import bodies, describe
 from llamado.server.api.ollama.formats import LINES, line, now
@@ -146,7 +146,8 @@ class OllamaApi:
                     f"pull model manifest: '{name[:200]}' is neither in the catalogue nor user/model[:quant] of the "
                     "Hugging Face hub, which are what can be fetched here",
                 ) from None
-        steps = self._steps(wanted, here)
+        updates = None if here else self._downloads.join(wanted)
+        steps = self._steps(wanted, updates)
         gone = asyncio.ensure_future(watch(receive, lambda: None))
         try:
             if bodies.streams(told):
@@ -162,6 +163,8 @@ class OllamaApi:
         finally:
             gone.cancel()
             await steps.aclose()
+            if updates is not None:
+                self._downloads.leave(wanted, updates)
 
     async def _stream(self, steps: AsyncIterator[dict[str, Any]], gone: asyncio.Future[None], send: Send) -> None:
         headers = [(b"content-type", LINES.encode()), (b"x-accel-buffering", b"no")]
@@ -171,17 +174,16 @@ class OllamaApi:
         if not gone.done():
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _steps(self, name: str, here: bool) -> Any:
-        """What is told of a model that is being fetched, or that is here already."""
+    async def _steps(self, name: str, updates: Updates | None) -> Any:
+        """The lines of an answer about a model that is being fetched; `updates` is None if it is here already."""
         yield {"status": "pulling manifest"}
-        if not here:
-            async for told in self._downloads.follow(name):
-                if isinstance(told, tuple):
-                    done, total = told
-                    yield {"status": f"pulling {name}", "digest": name, "total": total, "completed": done}
-                elif told:
-                    yield {"error": told}
-                    return
+        if updates is not None:
+            while isinstance(update := await updates.get(), tuple):
+                done, total = update
+                yield {"status": f"pulling {name}", "digest": name, "total": total, "completed": done}
+            if update:
+                yield {"error": update}
+                return
             await self._refresh()
             yield {"status": "verifying sha256 digest"}
             yield {"status": "writing manifest"}
