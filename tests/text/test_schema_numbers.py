@@ -17,7 +17,7 @@ from guided import Vocabulary, bytes_tokenizer
 from test_dialects import template
 
 from llamado.text.dialects import Conversation, prepare
-from llamado.text.grammar.schema_numbers import MOST
+from llamado.text.grammar.json_schema.numbers import MOST
 from llamado.text.grammar.source import GrammarError, GrammarSource
 
 INT, NUMBER = {"type": "integer"}, {"type": "number"}

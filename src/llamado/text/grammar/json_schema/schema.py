@@ -16,11 +16,11 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
-from llamado.text.grammar.schema_formats import FORMATS, LIMITS, NOT_REGULAR
-from llamado.text.grammar.schema_numbers import FAR, MAX_MULTIPLE, Number, check_literal, limits, multiple, units
-from llamado.text.grammar.schema_rewrite import WAYS, rewritten
+from llamado.text.grammar.json_schema.formats import FORMATS, LIMITS, NOT_REGULAR
+from llamado.text.grammar.json_schema.numbers import FAR, MAX_MULTIPLE, Number, check_literal, limits, multiple, units
+from llamado.text.grammar.json_schema.rewrite import WAYS, rewritten
+from llamado.text.grammar.json_schema.string_states import has_too_many_states
 from llamado.text.grammar.source import GrammarError
-from llamado.text.grammar.string_states import has_too_many_states
 
 # White space between two tokens of JSON: none, a space, or a new line and its indentation. Without a bound small
 # models write blanks for ever. llama.cpp allows the same.
@@ -248,7 +248,9 @@ class _Schema:
         for key in _IN_PLACE:
             options = node.get(key, ())
             deep = compared or (
-                key == "oneOf" and not self._are_apart(options, self._types(node, ("oneOf",)), closing=alone)
+                options
+                and key == "oneOf"
+                and not self._are_apart(options, self._types(node, ("oneOf",)), closing=alone)
             )
             for i, option in enumerate(options):
                 if not isinstance(option, (dict, bool)):
@@ -340,7 +342,7 @@ class _Schema:
         for _ in range(MAX_DEPTH):
             if not isinstance(node, dict) or "$ref" not in node or not _is_alone(node):
                 break
-            node = self._resolve(node["$ref"], "#")
+            node = self._resolve(node["$ref"], "#", self._origin(node))
         return self._node(node) if isinstance(node, dict) else node
 
     def _are_apart(self, options: Sequence[object], around: set[str], *, closing: bool = True) -> bool:
