@@ -243,6 +243,7 @@ class Commands:
             return () if found is None else tuple(kind.name for kind in found.kinds)
 
         real_model_in, real_drafts_for = llamado.models.load_model, loaded_model.drafts_for
+        self._patch.setattr(loaded_model, "cores", lambda: 2)
         self._patch.setattr(loaded_model, "open_draft_model", open_draft_model)
         self._patch.setattr(loaded_model, "drafts_for", drafts_for)
         self._patch.setattr(loaded_model, "load_model", model_in)

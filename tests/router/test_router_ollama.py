@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import threading
@@ -20,6 +21,9 @@ from waiting import GUARD, until
 sys.path += [str(Path(__file__).parents[1] / room) for room in ("gguf", "server")]
 import stand_in_sites as loopback
 from ollama_documents import PS, SHOW, STATUS, TAGS, problems
+
+from llamado.gguf.errors import SourceError
+from llamado.router.downloads import Downloads
 
 HELLO = [{"role": "user", "content": "Hello!"}]
 
@@ -143,6 +147,26 @@ def test_pull_fetches_into_the_catalogue_and_delete_removes(start_router: Start,
     assert removed.status_code == 200 and removed.content == b""
     assert router.http.get("/api/tags").json() == {"models": []}
     assert router.http.request("DELETE", "/api/delete", json={"model": "me/good:Q8_0"}).status_code == 404
+
+
+def test_a_pull_that_fails_at_once_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it has failed before anything waits for its next update."""
+
+    def fetch_model(*_: object, **__: object) -> Path:
+        raise SourceError("no access")
+
+    async def fetch() -> object:
+        ended: asyncio.Queue[str] = asyncio.Queue()
+        downloads = Downloads(lambda event, *_: ended.put_nowait(event), lambda: None)
+        downloads.start("me/none")
+        updates = downloads.join("me/none")
+        while await ended.get() != "download_failed":
+            pass
+        assert not downloads.progress
+        return updates.get_nowait()
+
+    monkeypatch.setattr("llamado.engine.supported.fetch_model", fetch_model)
+    assert asyncio.run(fetch()) == "no access"
 
 
 def test_what_cannot_be_pulled(start_router: Start, hub: loopback.Site) -> None:

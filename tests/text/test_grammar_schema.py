@@ -15,8 +15,8 @@ import pytest
 from guided import Vocabulary, bytes_tokenizer, pieces_tokenizer
 
 from llamado.text.grammar import compiler
-from llamado.text.grammar.schema import check_schema
-from llamado.text.grammar.schema_formats import FORMATS
+from llamado.text.grammar.json_schema.formats import FORMATS
+from llamado.text.grammar.json_schema.schema import check_schema
 from llamado.text.grammar.source import ConstraintError, GrammarError
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -451,6 +451,15 @@ def test_limits_while_generating_are_errors_that_say_so(monkeypatch: pytest.Monk
         for _ in range(200):
             tokens = [token for token in vocabulary.allowed(matcher) if token not in vocabulary.tokenizer.eog]
             matcher.accept(chance.choice(tokens))
+
+
+def test_answers_outlive_a_lexer_that_other_answers_have_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "LIMITS", compiler.LIMITS._replace(max_lexer_states=700))
+    vocabulary = Vocabulary(bytes_tokenizer())
+    texts = {name: {"type": "string", "maxLength": 300} for name in "abcd"}
+    constraint = vocabulary.constraint("json_schema", json.dumps({"type": "object", "properties": texts}))
+    for name in "abcd" * 2:
+        assert vocabulary.accepts(constraint, json.dumps({name: "xyz" * 60}))
 
 
 def test_regex_and_lark(bpe: Vocabulary) -> None:

@@ -14,9 +14,8 @@ from guided import bits, bytes_tokenizer
 from llguidance import LLMatcher, LLTokenizer
 
 from llamado.text.grammar import guidance
-from llamado.text.grammar.compiler import LIMITS
-from llamado.text.grammar.guidance import GuidedMatcher, GuidedTokenizer
-from llamado.text.grammar.schema import schema_grammar
+from llamado.text.grammar.guidance import LIMITS, GuidedMatcher, GuidedTokenizer
+from llamado.text.grammar.json_schema.schema import schema_grammar
 from llamado.text.grammar.source import GrammarError
 from llamado.text.grammar.vocabulary import GuidedVocabulary
 

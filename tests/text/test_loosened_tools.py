@@ -11,7 +11,7 @@ from guided import Vocabulary, bytes_tokenizer
 from test_dialects import template
 
 from llamado.text.dialects import Conversation, Prepared, prepare
-from llamado.text.grammar.loosen import loosened
+from llamado.text.grammar.json_schema.loosen import loosened
 from llamado.text.grammar.source import GrammarError
 
 INT, STR = {"type": "integer"}, {"type": "string"}

@@ -18,7 +18,7 @@ from test_dialects import template
 
 from llamado.errors import LlamadoError
 from llamado.text.dialects import Conversation, prepare
-from llamado.text.grammar.schema_numbers import MOST
+from llamado.text.grammar.json_schema.numbers import MOST
 from llamado.text.grammar.source import GrammarError, GrammarSource
 
 INT, NUMBER = {"type": "integer"}, {"type": "number"}
@@ -147,7 +147,8 @@ def test_no_mixture_of_numbers_ends_the_process(part: int) -> None:
         {"allOf": [{"const": -9223372036854775809}, INT]},
     ],
 )
-def test_integers_of_more_than_64_bits_are_refused_at_every_door(schema: dict[str, Any]) -> None:
+def test_integers_of_more_than_64_bits_reach_the_compiler_by_no_way(schema: dict[str, Any]) -> None:
+    """They are refused, and taken out of the schemas of tools that are not strict."""
     whole = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
     assert set(in_a_child(doors(whole))) == {"refused"}
     tool = {"type": "function", "function": {"name": "f", "parameters": whole}}

@@ -11,7 +11,7 @@ import jsonschema_rs
 import pytest
 from guided import Vocabulary, bytes_tokenizer
 
-from llamado.text.grammar.schema_rewrite import other_than
+from llamado.text.grammar.json_schema.rewrite import other_than
 from llamado.text.grammar.source import GrammarError
 
 INT, STR = {"type": "integer"}, {"type": "string"}

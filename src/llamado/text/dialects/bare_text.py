@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from llamado.text.dialects.values import resolve, types
-from llamado.text.grammar.schema_formats import FORMATS
-from llamado.text.grammar.schema_formats import LIMITS as FORMAT_LIMITS
-from llamado.text.grammar.schema_numbers import limits
+from llamado.text.grammar.json_schema.formats import FORMATS
+from llamado.text.grammar.json_schema.formats import LIMITS as FORMAT_LIMITS
+from llamado.text.grammar.json_schema.numbers import limits
 
 ANY_TEXT = "/(?s:.*)/"
 _MAX_DEPTH = 12

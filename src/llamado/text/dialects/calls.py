@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from llamado.text.dialects.bare_text import choices, spelled, text_expression
 from llamado.text.dialects.reading import Reader, Reading, Tags, TextCut
 from llamado.text.dialects.values import MAX_KEY, Show, read_bare, read_string, read_text, read_value, types
-from llamado.text.grammar.loosen import check_enforced, loosened
+from llamado.text.grammar.json_schema.loosen import check_enforced, loosened
 from llamado.text.grammar.source import GrammarError, Trigger
 
 MAX_HEAD = 1024

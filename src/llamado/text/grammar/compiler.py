@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from llamado.text.grammar.deep_stack import with_deep_stack
 from llamado.text.grammar.gbnf import FAILED
 from llamado.text.grammar.gbnf_lark import gbnf_grammar
-from llamado.text.grammar.guidance import GuidedMatcher, ParserLimits
+from llamado.text.grammar.guidance import LIMITS, GuidedMatcher
+from llamado.text.grammar.json_schema.schema import schema_error, schema_grammar
 from llamado.text.grammar.lark import lark_error, lark_grammar, regex_grammar
 from llamado.text.grammar.lazy import LazyConstraint
 from llamado.text.grammar.matcher import GrammarConstraint
-from llamado.text.grammar.schema import schema_error, schema_grammar
 from llamado.text.grammar.source import GrammarError, GrammarSource, Trigger
 from llamado.text.grammar.thinking import ThinkingConstraint, Thoughts
 from llamado.text.grammar.triggers import Triggers
@@ -32,15 +32,6 @@ __all__ = ["Constraint", "GrammarCompiler", "Matcher"]
 
 Mask = NDArray[np.uint32]
 
-# With these, compiling stays below half a second, a mask below 50 ms.
-LIMITS = ParserLimits(
-    max_items_in_row=2_000,
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=400_000,
-    max_lexer_states=20_000,
-    max_grammar_size=200_000,
-)
 MAX_TEXT = 1 << 19  # characters of a grammar
 _CACHED = 6  # compiled grammars kept: one may grow to 14 MB while it is used, until LIMITS stop it
 _CACHED_TEXT = 1 << 20  # and the characters of their texts in all

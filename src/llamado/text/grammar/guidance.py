@@ -30,6 +30,17 @@ class ParserLimits(NamedTuple):
     max_grammar_size: int
 
 
+# With these, compiling stays below half a second, a mask below 50 ms.
+LIMITS = ParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=400_000,
+    max_lexer_states=20_000,
+    max_grammar_size=200_000,
+)
+
+
 class _TokenizerInit(ctypes.Structure):
     """`LlgTokenizerInitV2`."""
 
@@ -166,8 +177,9 @@ def bytes_tokenizer() -> GuidedTokenizer:
 class GuidedMatcher:
     """A grammar and how far an answer has come in it. Of one thread at a time; copies may be made by several."""
 
-    def __init__(self, tokenizer: GuidedTokenizer, pointer: int) -> None:
+    def __init__(self, tokenizer: GuidedTokenizer, pointer: int, source: tuple[str, ParserLimits]) -> None:
         self._tokenizer = tokenizer
+        self._source = source
         self._pointer = pointer
         self._short = _library().short
         weakref.finalize(self, _library().long.llg_free_matcher, pointer).atexit = False
@@ -182,11 +194,16 @@ class GuidedMatcher:
             limits=_ParserLimits(*limits, precompute_large_lexemes=True, verbose_errors=False),
         )
         text = grammar.encode("utf-8", "replace")
-        return cls(tokenizer, _library().long.llg_new_matcher(ctypes.byref(init), b"llguidance", text))
+        pointer = _library().long.llg_new_matcher(ctypes.byref(init), b"llguidance", text)
+        return cls(tokenizer, pointer, (grammar, limits))
 
     def copy(self) -> GuidedMatcher:
-        """Another one in the same state."""
-        return GuidedMatcher(self._tokenizer, _library().long.llg_clone_matcher(self._pointer))
+        """Another one in the same state; the states of the lexer are shared, and grow with each copy's answer."""
+        return GuidedMatcher(self._tokenizer, _library().long.llg_clone_matcher(self._pointer), self._source)
+
+    def compiled_again(self) -> GuidedMatcher:
+        """One at the beginning of the same grammar, with a lexer of its own."""
+        return GuidedMatcher.of(self._tokenizer, *self._source)
 
     @property
     def error(self) -> str:

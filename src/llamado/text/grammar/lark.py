@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from llamado.text.grammar.schema import json_rule
+from llamado.text.grammar.json_schema.schema import json_rule
 from llamado.text.grammar.source import GrammarError
 from llamado.text.grammar.vocabulary import GuidedVocabulary
 

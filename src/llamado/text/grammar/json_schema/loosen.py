@@ -13,10 +13,9 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llamado.text.grammar.compiler import LIMITS
 from llamado.text.grammar.deep_stack import with_deep_stack
-from llamado.text.grammar.guidance import GuidedMatcher, bytes_tokenizer
-from llamado.text.grammar.schema import SchemaError, check_schema, schema_error, schema_grammar
+from llamado.text.grammar.guidance import LIMITS, GuidedMatcher, bytes_tokenizer
+from llamado.text.grammar.json_schema.schema import SchemaError, check_schema, schema_error, schema_grammar
 from llamado.text.grammar.source import GrammarError
 
 log = logging.getLogger("llamado.text")

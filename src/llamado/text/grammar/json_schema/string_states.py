@@ -14,17 +14,10 @@ from typing import Any
 import numpy as np
 
 from llamado.text.grammar.deep_stack import with_deep_stack
-from llamado.text.grammar.guidance import GuidedMatcher, ParserLimits, bytes_tokenizer
+from llamado.text.grammar.guidance import LIMITS, GuidedMatcher, bytes_tokenizer
 
 # As for answers, with less fuel: a vocabulary's tokens reach further in one step than bytes do.
-_LIMITS = ParserLimits(
-    max_items_in_row=2_000,
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=150_000,
-    step_max_items=400_000,
-    max_lexer_states=20_000,
-    max_grammar_size=200_000,
-)
+_LIMITS = LIMITS._replace(step_lexer_fuel=150_000)
 _STEPS = 24  # bytes of a probe: states are largest at the beginning, when most of the length is left
 _KEPT = 512
 _FIRST = b"a 0A-b.1\\n:/@_"  # bytes to go on with, in turns

@@ -16,11 +16,11 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
-from llamado.text.grammar.schema_formats import FORMATS, LIMITS, NOT_REGULAR
-from llamado.text.grammar.schema_numbers import FAR, MAX_MULTIPLE, Number, check_literal, limits, multiple, units
-from llamado.text.grammar.schema_rewrite import WAYS, rewritten
+from llamado.text.grammar.json_schema.formats import FORMATS, LIMITS, NOT_REGULAR
+from llamado.text.grammar.json_schema.numbers import FAR, MAX_MULTIPLE, Number, check_literal, limits, multiple, units
+from llamado.text.grammar.json_schema.rewrite import WAYS, rewritten
+from llamado.text.grammar.json_schema.string_states import has_too_many_states
 from llamado.text.grammar.source import GrammarError
-from llamado.text.grammar.string_states import has_too_many_states
 
 # White space between two tokens of JSON: none, a space, or a new line and its indentation. Without a bound small
 # models write blanks for ever. llama.cpp allows the same.
