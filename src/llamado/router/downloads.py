@@ -105,8 +105,8 @@ class Downloads:
     def join(self, name: str) -> Updates:
         """Return a queue that gets the bytes done and in all of a model that is being fetched, as they change.
 
-        The last item says why fetching failed, or is "". A download may fail at once: call it right after `start`, before the
-        event loop runs again. Call `leave` at the end.
+        The last item says why fetching failed, or is "". Call it right after `start`, before the event loop runs
+        again: a download may fail at once. Call `leave` at the end.
         """
         updates: Updates = asyncio.Queue()
         self._followers.setdefault(name, set()).add(updates)
