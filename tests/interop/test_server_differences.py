@@ -58,6 +58,10 @@ EXPLAINED: list[tuple[str, str]] = [
     (r"^anthropic (no messages|messages text): status 400 for 200$", "a conversation must be a list"),
     (r"^(array|text body).*: status 400 for 200$", "a body must be an object"),
     (r"^slot outside: status 400 for 200$", "a slot that does not exist is an error"),
+    (r"^(tokenize|detokenize) null: status 200 for 400$", "null counts as absent in every field"),
+    (r"^chat tools logprobs stream: status 200 for 400$", "a stream with tools has log-probabilities, too"),
+    (r"^responses calls: missing output\[\]", "the markup of a call that a limit cuts is no content"),
+    (r"^anthropic use: missing content\[\]", "the markup of a call that a limit cuts is no content"),
     (r"^seed=text: status 200 for 400$", "any text is a seed of its own"),
 ]
 

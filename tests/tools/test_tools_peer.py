@@ -179,7 +179,7 @@ def test_headers_and_streams(both: list[tuple[httpx.Client, Path]]) -> None:
         ({}, {"tool": "get_info", "stream": True}),
         ({}, {"params": {}}),
         ({}, {"tool": "exec_shell_command", "params": {"command": "echo a; sleep 0.5; echo b"}, "stream": True}),
-        ({}, {"tool": "exec_shell_command", "params": {"command": "echo a; sleep 9", "timeout": 1}, "stream": True}),
+        ({}, {"tool": "exec_shell_command", "params": {"command": "echo a; sleep 9", "timeout": 3}, "stream": True}),
         ({}, {"tool": "s_echo", "params": {"text": "x"}, "stream": True}),
         ({}, {"tool": "s_echo", "params": {"text": "x"}}),
         ({}, {"tool": "s_fail", "params": {"text": "x"}}),
