@@ -12,6 +12,9 @@ import sysconfig
 from pathlib import Path
 from urllib.parse import urlsplit
 
+PROGRAMS = {"llama-server": "serve", "rpc-server": "worker", "ggml-rpc-server": "worker", "llama-gguf-split": "gguf"}
+"""llama.cpp's names of commands: as the first word, or as the name of a link to this program."""
+
 
 def python_command(*arguments: str) -> list[str]:
     """This Python with arguments. Nothing in the working directory is imported: anybody may have put files there."""

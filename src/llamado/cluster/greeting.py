@@ -1,8 +1,9 @@
-"""Whether a worker greets: one HELLO, which says more than an accepted connection."""
+"""Readiness of a worker: one HELLO, which a frozen process with an open port does not answer."""
 
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 
 from llamado.client.health import Phase, State
@@ -19,12 +20,12 @@ from llamado.rpc.wire import (
 )
 
 
-def greet(address: tuple[str, int], timeout: float) -> State:
-    """The state of a worker: whether it answers HELLO, which is more than accepting a connection."""
+def greet(address: tuple[str, int], timeout: float, tls: ssl.SSLContext | None = None) -> State:
+    """Return the state of a worker, by TLS if `tls` is given: ready if it answers HELLO."""
     deadline = time.monotonic() + timeout
     accepted = False
     try:
-        with socket.create_connection(address, timeout) as connection:
+        with _connected(address, timeout, tls) as connection:
             accepted = True
             reader = ResponseReader()
             reader.expect(COMMANDS[Hello])
@@ -58,3 +59,14 @@ def greet(address: tuple[str, int], timeout: float) -> State:
         theirs = ".".join(map(str, version))
         return State(Phase.UNHEALTHY, f"it speaks RPC {theirs}, this program {SPOKEN}: use a llama.cpp of one of these")
     return State(Phase.READY, "ready")
+
+
+def _connected(address: tuple[str, int], timeout: float, tls: ssl.SSLContext | None) -> socket.socket:
+    plain = socket.create_connection(address, timeout)
+    if tls is None:
+        return plain
+    try:
+        return tls.wrap_socket(plain, server_hostname=address[0])
+    except BaseException:
+        plain.close()
+        raise

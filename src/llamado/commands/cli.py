@@ -25,6 +25,7 @@ from llamado.flags import (
     memory_size,
     parse,
 )
+from llamado.installation import PROGRAMS
 from llamado.loglines import LineFormatter
 from llamado.processes.secret_values import taken
 from llamado.terminal.text import print
@@ -78,9 +79,12 @@ def _wait(flags: Parsed, namespace: argparse.Namespace) -> int:
         if not 0 < flags.values[key] < math.inf:
             raise FlagError(f"--{key}: expected seconds, more than 0, got {flags.values[key]}")
 
+    if namespace.url and flags.pid is not None:
+        raise FlagError("a URL and --pid: give one of them")
+
     from llamado.commands.wait import run_wait
 
-    return run_wait(namespace.url, timeout=flags.timeout, interval=flags.interval)
+    return run_wait(namespace.url, timeout=flags.timeout, interval=flags.interval, pid=flags.pid)
 
 
 def _run(flags: Parsed, namespace: argparse.Namespace) -> int:
@@ -412,10 +416,6 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
 }
 
 
-PROGRAMS = {"llama-server": "serve", "rpc-server": "worker", "ggml-rpc-server": "worker", "llama-gguf-split": "gguf"}
-"""llama.cpp's names of commands: as the first word, or as the name of a link to this program."""
-
-
 def _parser(command: str) -> FlagParser:
     parser = FlagParser(prog=f"llamado {command}", description=COMMANDS[command][1], allow_abbrev=False)
     parser.add_argument("--usage", action="help", help=argparse.SUPPRESS)
@@ -432,7 +432,11 @@ def _parser(command: str) -> FlagParser:
         parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, types_table()
         parser.usage = "llamado quantize [flags] IN.gguf [OUT.gguf] TYPE [THREADS]"
     elif command == "wait":
-        parser.add_argument("url", metavar="URL", help="http://host:port of a server, or tcp://host:port of a worker")
+        about = (
+            "http://host:port of a server, or tcp://host:port of a worker (default: the server, gateway or worker that "
+            "runs in this container)"
+        )
+        parser.add_argument("url", metavar="URL", nargs="?", help=about)
     elif command == "doctor":
         about = "http://host:port of servers, tcp://host:port of workers, logs, models (default: this machine)"
         parser.add_argument("targets", nargs="*", metavar="URL|LOG|MODEL", help=about)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ def run_deploy(flags: Parsed, target: str, file: str | None, serve: Sequence[str
 
     Raises FlagError, ClusterFileError and DeploymentError.
     """
-    from llamado.cluster.deploy.deployment import Deployment
+    from llamado.cluster.deploy.deployment import Deployment, SecretText
     from llamado.cluster.deploy.targets import files_for, write
 
     given: dict[str, Any] = {field: flags.values[flag] for flag, field in _FIELDS.items()}
@@ -52,10 +53,14 @@ def run_deploy(flags: Parsed, target: str, file: str | None, serve: Sequence[str
     if flags.out:
         for path in write(files, Path(flags.out)):
             print(path)
-    elif len(files) == 1:
+        return 0
+    shown = {name: text for name, text in files.items() if not isinstance(text, SecretText)}
+    if len(files) == 1:
         print(*files.values(), end="")
     else:
-        print("\n".join(f"# --- {name}\n{text}" for name, text in files.items()), end="")
+        print("\n".join(f"# --- {name}\n{text}" for name, text in shown.items()), end="")
+    if hidden := [name for name in files if name not in shown]:
+        print(f"llamado: --out FOLDER also writes the secrets: {', '.join(hidden)}", file=sys.stderr)
     return 0
 
 

@@ -22,11 +22,6 @@ def deployed(config: ClusterConfig, source: str, target: str) -> dict[str, Any]:
     """
     if config.engine != "llamado":
         raise DeploymentError(f"{source}: engine: only llamado's own programs are deployed; leave it out")
-    for name in ("ssl-key-file", "ssl-cert-file", "api-key-file"):
-        for key, options in (("server", config.server), ("gateway", config.gateway)):
-            if name in options:
-                option = "--key" if name == "api-key-file" else "--tls"
-                raise DeploymentError(f"{source}: {key}.{name}: targets keep such files: give {option} instead")
     local = [worker for worker in config.worker_list if worker.here]
     remote = [f"{worker.host}:{worker.port}" for worker in config.worker_list if not worker.here]
     if local and remote:
