@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llamado.errors import LlamadoError
 from llamado.flags import Parsed
 from llamado.terminal.text import print
 
@@ -31,6 +32,8 @@ _FIELDS = {
     "lws": "leader_worker_set",
 }
 """Fields of a Deployment by the flags that say them."""
+_LIMITED = frozenset({"compose", "helm", "kubernetes", "systemd"})
+"""Targets that limit the memory of processes."""
 
 
 def run_deploy(flags: Parsed, target: str, file: str | None, serve: Sequence[str]) -> int:
@@ -45,10 +48,12 @@ def run_deploy(flags: Parsed, target: str, file: str | None, serve: Sequence[str
     if flags.gateway:
         given["gateway"] = ()
     if file is None:
-        what = Deployment(serve=tuple(serve), **given)
+        what = _placed(Deployment(serve=tuple(serve), **given), target, choose="models" not in flags.given)
     else:
         said = {field: given[field] for flag, field in _FIELDS.items() if flag in flags.given}
         what = _of_file(file, target, serve, said | ({"gateway": ()} if flags.gateway else {}))
+    if target in _LIMITED and what.memory is None:
+        what = _limited(what, target)
     files = files_for(target, what)
     if flags.out:
         for path in write(files, Path(flags.out)):
@@ -62,6 +67,45 @@ def run_deploy(flags: Parsed, target: str, file: str | None, serve: Sequence[str
     if hidden := [name for name in files if name not in shown]:
         print(f"llamado: --out FOLDER also writes the secrets: {', '.join(hidden)}", file=sys.stderr)
     return 0
+
+
+def _placed(what: Deployment, target: str, *, choose: bool) -> Deployment:
+    """A deployment whose model, if it is a file of this machine, is where the target has it.
+
+    Containers have it in their folder of models, which `choose` allows to be the file's own.
+    """
+    from llamado.cluster.deploy.containers import MODELS
+    from llamado.cluster.deploy.deployment import spelled
+    from llamado.cluster.deploy.from_file import IN_CONTAINERS
+    from llamado.flags import split_flags
+
+    words, found = split_flags(what.serve, "serve", ("model",)) if what.parsed.model else ((), {})
+    path = Path(*found.get("model", [""]))
+    if len(found.get("model", [])) != 1 or not path.is_file():
+        return what
+    path = path.resolve()
+    folder = path.parent if choose else Path(what.models).resolve()
+    place = str(path)
+    if target in IN_CONTAINERS:
+        if not path.is_relative_to(folder):
+            return what
+        place = f"{MODELS}/{path.relative_to(folder)}"
+    return dataclasses.replace(what, serve=(spelled("serve", "model"), place, *words), models=str(folder))
+
+
+def _limited(what: Deployment, target: str) -> Deployment:
+    """A deployment with the limits of memory that its model asks for, if its file is on this machine."""
+    from llamado.commands.deploy_memory import planned_memory
+
+    what.serve_command()  # raises for what cannot be deployed, which is no reason to leave out limits
+    try:
+        planned = planned_memory(what, target)
+    except LlamadoError as error:
+        print(f"llamado: no limits of memory: {error}; --memory SIZE sets them", file=sys.stderr)
+        return what
+    worker = f", each worker {planned.worker}" if what.workers else ""
+    print(f"llamado: memory of each server {planned.server}{worker}: {planned.text}", file=sys.stderr)
+    return dataclasses.replace(what, memory=planned.server, worker_memory=planned.worker)
 
 
 def _of_file(file: str, target: str, serve: Sequence[str], given: dict[str, Any]) -> Deployment:

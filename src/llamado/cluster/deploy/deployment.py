@@ -275,7 +275,7 @@ class Deployment:
         found = [flags.values.get(key) for key in ("slot_save_path", "cache_disk")]
         found += [os.path.dirname(os.path.abspath(path)) for key in ("log_file", "quota_file")
                   if (path := flags.values.get(key))]  # fmt: skip
-        if flags.values.get("tools") or flags.values.get("agent"):
+        if "tools_folder" in flags.given:
             found.append(flags.tools_folder)
         return sorted({os.path.abspath(folder) for folder in found if folder})
 

@@ -100,6 +100,9 @@ def _container(what: Deployment, part: str, command: list[str], port: int) -> Ma
         container["volumeMounts"].append({"name": "tls", "mountPath": _TLS, "readOnly": True})
     if _secret_files(what, part):
         container["volumeMounts"].append({"name": "files", "mountPath": _FILES, "readOnly": True})
+    container["volumeMounts"] += [
+        {"name": f"folder-{number}", "mountPath": path} for number, path in enumerate(what.written_folders(part))
+    ]
     if what.secrets(part):
         container["envFrom"] = [{"secretRef": {"name": f"{what.name}-{part}-keys"}}]
     return container
@@ -213,6 +216,7 @@ def _pod(what: Deployment, part: str, container: Manifest, *, own_cache: bool = 
         volumes.append({"name": "tls", "secret": {"secretName": f"{what.name}-tls"}})
     if _secret_files(what, part):
         volumes.append({"name": "files", "secret": {"secretName": f"{what.name}-files"}})
+    volumes += [{"name": f"folder-{number}", "emptyDir": {}} for number, _ in enumerate(what.written_folders(part))]
     labels = _labels(what, part)
     spread = {
         "maxSkew": 1,
