@@ -25,21 +25,22 @@ def greet(address: tuple[str, int], timeout: float, tls: ssl.SSLContext | None =
     deadline = time.monotonic() + timeout
     accepted = False
     try:
-        with _connected(address, timeout, tls) as connection:
+        with socket.create_connection(address, timeout) as plain:
             accepted = True
-            reader = ResponseReader()
-            reader.expect(COMMANDS[Hello])
-            connection.sendall(write_request(Hello()))
-            while (found := reader.next()) is None:
-                connection.settimeout(max(0.001, deadline - time.monotonic()))
-                data = connection.recv(256)
-                if not data:
-                    return State(Phase.UNHEALTHY, "it ends the connection instead of greeting: no ggml RPC worker?")
-                reader.feed(data)
-            if isinstance(found[1], HelloResponse) and found[1].ours:
-                # One more question: who hangs up after the greeting alone seems to want another version.
-                connection.sendall(write_request(DeviceCount()))
-                connection.recv(256)
+            with plain if tls is None else tls.wrap_socket(plain, server_hostname=address[0]) as connection:
+                reader = ResponseReader()
+                reader.expect(COMMANDS[Hello])
+                connection.sendall(write_request(Hello()))
+                while (found := reader.next()) is None:
+                    connection.settimeout(max(0.001, deadline - time.monotonic()))
+                    data = connection.recv(256)
+                    if not data:
+                        return State(Phase.UNHEALTHY, "it ends the connection instead of greeting: no ggml RPC worker?")
+                    reader.feed(data)
+                if isinstance(found[1], HelloResponse) and found[1].ours:
+                    # One more question: who hangs up after the greeting alone seems to want another version.
+                    connection.sendall(write_request(DeviceCount()))
+                    connection.recv(256)
     except TimeoutError:
         if not accepted:
             return State(Phase.CONNECTING, f"no connection within {timeout:.2g} s; is the address right?")
@@ -59,14 +60,3 @@ def greet(address: tuple[str, int], timeout: float, tls: ssl.SSLContext | None =
         theirs = ".".join(map(str, version))
         return State(Phase.UNHEALTHY, f"it speaks RPC {theirs}, this program {SPOKEN}: use a llama.cpp of one of these")
     return State(Phase.READY, "ready")
-
-
-def _connected(address: tuple[str, int], timeout: float, tls: ssl.SSLContext | None) -> socket.socket:
-    plain = socket.create_connection(address, timeout)
-    if tls is None:
-        return plain
-    try:
-        return tls.wrap_socket(plain, server_hostname=address[0])
-    except BaseException:
-        plain.close()
-        raise
