@@ -90,7 +90,8 @@ def compose(what: Deployment) -> dict[str, str]:
             **_secrets(what, "gateway", certificate=True),
             "environment": what.allowed_hosts("gateway"),
         }
-        services["gateway"]["volumes"] = services["gateway"]["volumes"][1:]  # it reads no model
+        if not what.written_folders("gateway"):
+            services["gateway"].pop("volumes")
     elif front == "nginx":
         files |= nginx(what, [f"{name}:{what.port}" for name in servers])
         (configuration,) = files
@@ -156,7 +157,10 @@ def _service(what: Deployment, part: str, command: list[str], *, start: str) -> 
         "image": what.image,
         "build": {"context": "."},
         "command": command,
-        "volumes": [f"{what.models}:{MODELS}:ro", *(f"{path}:{path}" for path in what.written_folders(part))],
+        "volumes": [
+            *([f"{what.models}:{MODELS}:ro"] if part != "gateway" else []),
+            *(f"{path}:{path}" for path in what.written_folders(part)),
+        ],
         "restart": "unless-stopped",
         "stop_grace_period": "90s",
         "read_only": True,

@@ -259,6 +259,10 @@ def _notes(wanted: list[Manifest]) -> str:
     lines = ["{{- if not .Values.secrets.create }}", "These secrets have to be there:"]
     for secret in wanted:
         name = secret["metadata"]["name"].replace(_NAME, "{{ .Release.Name }}")
-        files = " ".join(f"--from-file={key}=FILE" for key in secret["stringData"])
-        lines.append(f"  kubectl create secret generic {name} --type={secret['type']} {files}")
+        keys = [*secret["stringData"]]
+        if name.endswith("-keys"):
+            lines.append(f"  kubectl create secret generic {name} --from-env-file=FILE   # with {', '.join(keys)}")
+        else:
+            files = " ".join(f"--from-file={key}=FILE" for key in keys)
+            lines.append(f"  kubectl create secret generic {name} --type={secret['type']} {files}")
     return "\n".join([*lines, "{{- end }}", ""])

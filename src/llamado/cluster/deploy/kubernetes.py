@@ -32,7 +32,10 @@ def kubernetes(what: Deployment) -> dict[str, str]:
     files = {f"{what.name}.yaml": yaml_text(*manifests(what))}
     if found := secrets(what):
         known = all(value for one in found for value in one["stringData"].values())
-        files[f"{what.name}-secrets{'' if known else '.example'}.yaml"] = SecretText(yaml_text(*found))
+        name, about = f"{what.name}-secrets.yaml", "# Keep it out of repositories.\n"
+        if not known:
+            name, about = f"{what.name}-secrets.example.yaml", "# Fill in what is empty, in a copy of this file.\n"
+        files[name] = SecretText(about + yaml_text(*found))
     return files
 
 
@@ -213,9 +216,9 @@ def _pod(what: Deployment, part: str, container: Manifest, *, own_cache: bool = 
     if not computes:
         volumes = [{"name": "tmp", "emptyDir": {}}]
     if has_tls(what, part):
-        volumes.append({"name": "tls", "secret": {"secretName": f"{what.name}-tls"}})
+        volumes.append({"name": "tls", "secret": {"secretName": f"{what.name}-tls", "defaultMode": 0o440}})
     if _secret_files(what, part):
-        volumes.append({"name": "files", "secret": {"secretName": f"{what.name}-files"}})
+        volumes.append({"name": "files", "secret": {"secretName": f"{what.name}-files", "defaultMode": 0o440}})
     volumes += [{"name": f"folder-{number}", "emptyDir": {}} for number, _ in enumerate(what.written_folders(part))]
     labels = _labels(what, part)
     spread = {

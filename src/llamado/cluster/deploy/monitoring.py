@@ -105,9 +105,12 @@ def prometheus(what: Deployment) -> dict[str, str]:
     if what.server_https:
         job |= {"scheme": "https", "tls_config": {"insecure_skip_verify": True}}
     files: dict[str, str] = {}
+    about = ""
     if what.server_has_key:
         job["authorization"] = {"credentials_file": f"/etc/{what.name}/{_KEY}"}
         files[_KEY if what.first_key else f"{_KEY}.example"] = SecretText(f"{what.first_key}\n")
+        filled = "" if what.first_key else "   # with a key of the servers in it"
+        about = f"# install -D -o prometheus -m 400 {_KEY} /etc/{what.name}/{_KEY}{filled}\n"
     configuration = {
         "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
         "rule_files": [rules],
@@ -126,7 +129,7 @@ def prometheus(what: Deployment) -> dict[str, str]:
     ]
     groups = {"groups": [{"name": what.name, "rules": alerts}]}
     return {
-        "prometheus.yml": yaml_text(configuration),
+        "prometheus.yml": about + yaml_text(configuration),
         rules: yaml_text(groups),
         "adapter-values.yaml": yaml_text(_adapter()),
         **files,

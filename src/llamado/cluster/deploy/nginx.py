@@ -31,9 +31,10 @@ def nginx(what: Deployment, servers: Sequence[str] = ()) -> dict[str, str]:
         certificate = f"\n        ssl_certificate {cert};\n        ssl_certificate_key {key};"
     # A gateway has no prefix: it adds that of the servers.
     prefix = re.escape(what.prefix) if what.front == "server" else ""
+    about = "" if what.has_key else "# Without a key (--key) all who reach nginx may use the servers.\n"
     return {
         "nginx.conf": f"""\
-worker_processes auto;
+{about}worker_processes auto;
 
 events {{
     worker_connections 4096;
