@@ -56,6 +56,15 @@ def test_workers_on_other_machines_are_used_as_they_are() -> None:
     assert found.workers == 0 and found.serve[-2:] == ("--rpc", "10.0.0.7:1,10.0.0.8:2")
 
 
+def test_keys_and_certificates_of_the_file() -> None:
+    gateway = {"ssl-key-file": "/k.pem", "ssl-cert-file": "/c.pem", "api-key": "sk-clients"}
+    found = deployment_of(cluster_of({"server": {"api-key": "sk-own"}, "gateway": gateway}, "x"), "x", "compose")
+    assert found.https and found.has_key and not found.server_https
+    assert found.secrets("server") == {"LLAMA_API_KEY": "sk-own"}
+    assert found.secrets("gateway") == {"LLAMA_API_KEY": "sk-clients", "LLAMADO_REPLICA_KEY": "sk-own"}
+    assert found.source("ssl_cert_file") == "/c.pem"
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_command_reads_it(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Flags of deploy and of the server come before the file's keys."""
@@ -76,7 +85,6 @@ def test_the_command_reads_it(target: str, tmp_path: Path, capsys: pytest.Captur
         ({"workers": [{"link": {"latency": 5}}]}, r"workers\[1\].link: slow links are for trying out"),
         ({"workers": [{"threads": 1}, {}]}, "those that are deployed are alike"),
         ({"workers": [{}, {"host": "10.0.0.7", "port": 1}]}, "either new ones are deployed, or those that are there"),
-        ({"gateway": {"api-key-file": "k"}}, "gateway.api-key-file: targets keep such files: give --key"),
     ],
 )
 def test_what_no_target_has(keys: dict[str, Any], said: str) -> None:

@@ -73,8 +73,8 @@ def planned_memory(what: Deployment, target: str) -> PlannedMemory:
     worker = max((share.memory for share in there), default=0) * clients + _WORKER
     sizes = found.sizes
     text = (
-        f"weights {mib(sizes.weights)}, K/V cache of {found.n_cells} tokens {mib(sum(sizes.kv))}, "
-        f"cache of prompts {mib(prompts)} (-c and -cram change them)"
+        f"weights {mib(sizes.weights)}, K/V cache of {found.n_cells} tokens {mib(sum(sizes.kv))}, batches "
+        f"{mib(sizes.compute + sizes.head_compute)}, cache of prompts {mib(prompts)} (-c and -cram change them)"
     )
     return PlannedMemory(_size(needed + prompts), _size(worker), text)
 

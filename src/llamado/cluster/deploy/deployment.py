@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +61,7 @@ class _Flags(NamedTuple):
     files: Mapping[str, str]
 
     @classmethod
-    def of(cls, arguments: Sequence[str], command: str) -> _Flags:
+    def of(cls, arguments: tuple[str, ...], command: str) -> _Flags:
         """Divide arguments. Raises FlagError for those that the command does not take."""
         _parsed(arguments, command)
         words, secrets = split_secrets(arguments, command)
@@ -120,7 +120,7 @@ class Deployment:
             if not text or any(c.isspace() or c in "\"'`$;{}\\" or ord(c) < 32 for c in text):
                 raise DeploymentError(f"{text!r} holds characters that these files cannot")
 
-    @cached_property
+    @property
     def parsed(self) -> Parsed:
         """The given flags of `llamado serve`. Raises FlagError."""
         return _parsed(self.serve, "serve")
@@ -233,6 +233,7 @@ class Deployment:
         Raises FlagError for flags that `llamado serve` does not have, and DeploymentError.
         """
         given = self.parsed.given
+        api_prefix(self.parsed.api_prefix)
         ours = [key for key in ("host", "port") if key in given]
         if ours:
             raise DeploymentError(f"{spelled('serve', ours[0])} is set here: give {spelled('serve', 'port')} before --")
@@ -291,7 +292,8 @@ class Deployment:
         return bool(parsed.mlock) or "mlock" in str(parsed.load_mode)
 
 
-def _parsed(arguments: Sequence[str], command: str) -> Parsed:
+@lru_cache(maxsize=16)
+def _parsed(arguments: tuple[str, ...], command: str) -> Parsed:
     parser = FlagParser(prog=f"llamado {command}", allow_abbrev=False)
     add_flags(parser, command)
     return parse(parser, command, list(arguments), {})[0]
