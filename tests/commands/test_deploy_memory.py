@@ -11,7 +11,7 @@ from tiny_models import make_llama
 
 from llamado.cluster.deploy.deployment import Deployment
 from llamado.commands import cli
-from llamado.commands.deploy_memory import model_file, planned_memory
+from llamado.commands.deploy.memory import model_file, planned_memory
 
 LONG = ("--override-kv", "llama.context_length=int:4194304")
 

@@ -459,6 +459,7 @@ ROWS: dict[str, Row] = {
     "tap --trace": tap("trace", "f", "f"),
     "wait --timeout": Row("5", {"wait.timeout": 5.0}),
     "wait --interval": Row("1", {"wait.interval": 1.0}),
+    "wait --pid": Row("5", {"wait.pid": 5}, base=""),
     "doctor --model": Row("m.gguf", {"doctor.what.models": ("m.gguf",)}),
     "doctor --rpc": Row("h:1,h:2", {"doctor.split.rpc": ("h:1", "h:2")}, part=True),
     "doctor --rpc-ca": Row("a.pem", {"doctor.split.ca": "a.pem", "doctor.options.split.ca": "a.pem"}, "--rpc h:1"),

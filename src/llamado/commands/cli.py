@@ -333,7 +333,7 @@ def _cluster(flags: Parsed, _: argparse.Namespace) -> int:
 
 
 def _deploy(flags: Parsed, namespace: argparse.Namespace) -> int:
-    from llamado.commands.deploy import run_deploy
+    from llamado.commands.deploy.run import run_deploy
 
     return run_deploy(flags, namespace.target, namespace.file, namespace.behind)
 

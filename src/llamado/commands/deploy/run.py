@@ -52,9 +52,9 @@ def run_deploy(flags: Parsed, target: str, file: str | None, serve: Sequence[str
     else:
         said = {field: given[field] for flag, field in _FIELDS.items() if flag in flags.given}
         what = _of_file(file, target, serve, said | ({"gateway": ()} if flags.gateway else {}))
-    if target in _LIMITED and what.memory is None:
-        what = _limited(what, target)
     files = files_for(target, what)
+    if target in _LIMITED and what.memory is None:
+        files = files_for(target, _limited(what, target))
     if flags.out:
         for path in write(files, Path(flags.out)):
             print(path)
@@ -95,9 +95,8 @@ def _placed(what: Deployment, target: str, *, choose: bool) -> Deployment:
 
 def _limited(what: Deployment, target: str) -> Deployment:
     """A deployment with the limits of memory that its model asks for, if its file is on this machine."""
-    from llamado.commands.deploy_memory import planned_memory
+    from llamado.commands.deploy.memory import planned_memory
 
-    what.serve_command()  # raises for what cannot be deployed, which is no reason to leave out limits
     try:
         planned = planned_memory(what, target)
     except LlamadoError as error:
