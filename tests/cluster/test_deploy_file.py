@@ -50,6 +50,12 @@ def test_a_models_file_is_where_the_target_has_it(tmp_path: Path) -> None:
     assert outside.serve[2:] == ("--alias", "m")
 
 
+@pytest.mark.parametrize(("target", "folder"), [("compose", "/models"), ("systemd", "/data")])
+def test_workers_have_their_folder_of_models(target: str, folder: str) -> None:
+    config = cluster_of({"workers": [{"models_dir": "/data"}]}, "x")
+    assert deployment_of(config, "x", target).worker == ("--models-dir", folder)
+
+
 def test_workers_on_other_machines_are_used_as_they_are() -> None:
     config = cluster_of({"workers": [{"host": "10.0.0.7", "port": 1}, {"host": "10.0.0.8", "port": 2}]}, "x")
     found = deployment_of(config, "x", "compose")

@@ -36,7 +36,7 @@ def deployed(config: ClusterConfig, source: str, target: str) -> dict[str, Any]:
         "serve": tuple(serve),
         "replicas": config.replicas,
         "workers": len(local),
-        "worker": _alike(local, source),
+        "worker": _alike(local, source, target),
     }
     if config.name != "default":
         fields["name"] = config.name
@@ -58,20 +58,23 @@ def _model(spec: str, target: str) -> str:
     return f"{MODELS}/{path.name}" if target in IN_CONTAINERS else str(path.resolve())
 
 
-def _alike(workers: Iterable[WorkerConfig], source: str) -> tuple[str, ...]:
+def _alike(workers: Iterable[WorkerConfig], source: str, target: str) -> tuple[str, ...]:
     """Flags that all workers have. Raises DeploymentError."""
     found: set[tuple[str, ...]] = set()
     for number, worker in enumerate(workers, 1):
         if worker.link is not None:
             raise DeploymentError(f"{source}: workers[{number}].link: slow links are for trying out; leave it out")
         flags: list[str] = []
-        for key, value in (("threads", worker.threads), ("device", worker.device), ("mem", worker.mem)):
+        folders = MODELS if worker.models_dir and target in IN_CONTAINERS else worker.models_dir
+        for key, value in (
+            ("threads", worker.threads), ("device", worker.device), ("mem", worker.mem), ("models_dir", folders)
+        ):  # fmt: skip
             if value is not None:
                 flags += [spelled("worker", key), str(value)]
         found.add(tuple(flags))
     if len(found) > 1:
         raise DeploymentError(
-            f"{source}: workers: those that are deployed are alike: give all the same threads, mem and device"
+            f"{source}: workers: those that are deployed are alike: give all the same threads, mem, device and models_dir"
         )
     return found.pop() if found else ()
 
