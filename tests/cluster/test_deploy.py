@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +165,6 @@ def test_systemd(what: Deployment) -> None:
 
 def test_systemd_takes_the_units(what: Deployment, tmp_path: Path) -> None:
     analyze = program("systemd-analyze")
-    from dataclasses import replace
-
     folder = written(tmp_path / "units", files_for("systemd", replace(what, program=sys.executable)))
     units = [*sorted(folder.glob("*.service")), folder / "llamado.target"]
     done = accepted(analyze, "verify", "--man=no", *units)
@@ -597,6 +596,7 @@ def test_kubernetes(what: Deployment) -> None:
     pods = [one["spec"]["template"]["spec"] for one in found.values() if "template" in one.get("spec", {})]
     for pod in pods:
         assert pod["securityContext"]["runAsNonRoot"]
+        assert all(volume["secret"]["defaultMode"] == 0o440 for volume in pod["volumes"] if "secret" in volume)
         volumes = {volume["name"] for volume in pod["volumes"]}
         volumes |= {claim["metadata"]["name"] for one in found.values()
                     for claim in one.get("spec", {}).get("volumeClaimTemplates", [])}  # fmt: skip
@@ -655,6 +655,41 @@ def test_kubernetes_groups() -> None:
     is_as_asked(spelled_out, what, host="0.0.0.0", rpc=names)
     assert read(worker["args"])[0] == "worker" and leader["env"][0]["name"] == "LWS_GROUP"
     assert found["HorizontalPodAutoscaler llamado-server"]["spec"]["scaleTargetRef"]["kind"] == "LeaderWorkerSet"
+    group = manifests(replace(what, tls=True))["LeaderWorkerSet llamado-group"]["spec"]["leaderWorkerTemplate"]
+    (leader,) = group["leaderTemplate"]["spec"]["containers"]
+    flags = read(leader["args"])[1]
+    assert flags.rpc == [",".join(f"tls://$(LWS_GROUP)-{i}.llamado-group:50052" for i in (1, 2))]
+    assert (flags.rpc_ca, flags.rpc_cert, flags.rpc_key) == ("/tls/ca.crt", "/tls/tls.crt", "/tls/tls.key")
+
+
+def test_a_server_is_replaced_before_the_next_one_has_its_layers() -> None:
+    """Workers have room for the layers of so many servers; servers alone are replaced without a pause."""
+    for workers, expected in ((2, {"maxUnavailable": 1, "maxSurge": 0}), (0, {"maxUnavailable": 0, "maxSurge": 1})):
+        found = manifests(Deployment(serve=SERVE, workers=workers))["Deployment llamado-server"]["spec"]
+        assert found["strategy"]["rollingUpdate"] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "host"),
+    [({}, "127.0.0.1"), ({"key": True}, "0.0.0.0"), ({"key": True, "replicas": 2}, "127.0.0.1")],
+)
+def test_a_unit_listens_for_others_if_there_is_a_key(given: dict[str, Any], host: str) -> None:
+    """One of several servers is behind nginx or a gateway, which does so instead."""
+    unit = entries(files_for("systemd", Deployment(serve=SERVE, **given))["llamado-server@.service"])
+    assert read(command_of(unit["ExecStart"][0], 8080))[1].host == host
+    units = files_for("systemd", Deployment(serve=SERVE, gateway=(), **given))
+    gateway = read(command_of(entries(units["llamado-gateway.service"])["ExecStart"][0], 0))[1]
+    assert gateway.host == ("0.0.0.0" if given else "127.0.0.1")
+
+
+def test_folders_that_flags_write_to_can_be_written() -> None:
+    what = Deployment(serve=(*SERVE, "--slot-save-path", "/srv/slots", "--log-file", "/var/log/x/a.log"))
+    unit = entries(files_for("systemd", what)["llamado-server@.service"])
+    assert unit["ReadWritePaths"] == ["/srv/slots /var/log/x"]
+    service = yaml.safe_load(files_for("compose", what)["compose.yaml"])["services"]["server"]
+    assert service["volumes"][1:3] == ["/srv/slots:/srv/slots", "/var/log/x:/var/log/x"]
+    places = {mount["mountPath"] for mount in container(manifests(what)["Deployment llamado-server"])["volumeMounts"]}
+    assert {"/srv/slots", "/var/log/x"} <= places
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

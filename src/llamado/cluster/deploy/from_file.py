@@ -74,7 +74,8 @@ def _alike(workers: Iterable[WorkerConfig], source: str, target: str) -> tuple[s
         found.add(tuple(flags))
     if len(found) > 1:
         raise DeploymentError(
-            f"{source}: workers: those that are deployed are alike: give all the same threads, mem, device and models_dir"
+            f"{source}: workers: those that are deployed are alike: give all the same threads, mem, device and "
+            "models_dir"
         )
     return found.pop() if found else ()
 
