@@ -1,7 +1,7 @@
-"""llamado serves GGUF language models over HTTP and splits one model over many machines.
+"""llamado serves GGUF language models over HTTP and splits one model across machines.
 
-`Llama` and what goes with it are a model in one's own process, with llama-cpp-python's spellings; see llamado.library.
-Nothing of it is imported before it is used.
+`Llama` and the other names here run a model in the calling process with llama-cpp-python's interface (llamado.library).
+They are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records of the log as lines of text that nobody else can forge."""
+"""Log formatting: one line per record, which untrusted text cannot forge."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import time
 
 
 class LineFormatter(logging.Formatter):
-    """What a record says, in one line: names that strangers chose can neither begin another nor colour a terminal.
+    """Format a record as one line without control characters.
 
-    `verbose`: with the traceback of an error, which is for whoever asked to see everything; its lines are indented.
-    `timed`: with the time in front.
+    `verbose`: append the traceback of an error, indented. `timed`: prepend the time.
     """
 
     def __init__(self, *, verbose: bool = False, timed: bool = False) -> None:
@@ -29,10 +28,10 @@ class LineFormatter(logging.Formatter):
 
 
 def stamp(record: logging.LogRecord) -> str:
-    """When it was, as the clock on the wall showed it: 2026-01-31 09:05:00.042."""
+    """Return the local time of a record: 2026-01-31 09:05:00.042."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created)) + f".{int(record.msecs):03d}"
 
 
 def escaped(text: str) -> str:
-    """Text of one line, without control characters."""
+    """Return the text with control characters and line feeds escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,4 +1,4 @@
-"""HTTP clients for requests to other servers, which may answer anything: what an answer may hold is bounded.
+"""HTTP clients for untrusted servers: the size and duration of responses are bounded.
 
 Bodies are read uncompressed, so a few bytes cannot become gigabytes, up to a number of bytes and of seconds. A request
 sets its own limits by `extensions=limits(…)`. Headers are bounded by httpx (100 KiB).
@@ -43,7 +43,7 @@ def open_async_client(**options: Any) -> httpx.AsyncClient:
 
 
 class _Limit:
-    """What is left of an answer's bytes and seconds."""
+    """Remaining bytes and seconds of a response."""
 
     def __init__(self, response: httpx.Response) -> None:
         encoding = response.headers.get("content-encoding", "identity").lower()

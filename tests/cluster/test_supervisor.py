@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from ports import free_port
-from waiting import GUARD
+from waiting import GUARD, until_async
 
 from llamado.cluster.file import RestartConfig
 from llamado.cluster.services import CLUSTER_TOKEN, Addresses, Reservation, Service, ServiceRole
@@ -555,5 +555,57 @@ def test_services_that_come_back_elsewhere_are_told_of(tmp_path: Path, monkeypat
         assert standings["a"].state.address in nodes.commands[-1][1][2]
         fakes.supervisor.stop()
         await running
+
+    asyncio.run(main())
+
+
+def test_a_server_gets_the_addresses_that_changed_while_it_waited_for_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[str, str | None, str]] = []
+
+    async def tell(service: Service, before: str | None, now: str) -> bool:
+        sent.append((service.name, before, now))
+        return True
+
+    monkeypatch.setattr("llamado.cluster.supervisor.tell_address", tell)
+
+    class Started:
+        pid = 1
+        last_lines: Sequence[str] = ()
+
+        def signal(self, sig: int) -> None:
+            raise AssertionError(sig)
+
+    def worker(name: str, port: int) -> Service:
+        return Service(name=name, role=ServiceRole.WORKER, host="127.0.0.1", port=port)
+
+    async def main() -> None:
+        class Place:
+            """One place, which becomes free after worker `b` moved and `c` became ready."""
+
+            async def start(self, service: Service, words: Sequence[str], **callbacks: Any) -> tuple[Service, Started]:
+                assert words == ["serve", "--rpc", "127.0.0.1:1,127.0.0.1:2"]
+                standings["b"].service = replace(standings["b"].service, port=4)
+                standings["c"].ready.set()
+                finish.append(callbacks["ended"])
+                return replace(service, host="127.0.0.1", port=9), Started()
+
+        finish: list[Callable[[int], None]] = []
+        server = Service(
+            name="s", role=ServiceRole.SERVER, host="", port=0, reserves=Reservation(1),
+            command=("serve", Addresses("--rpc", ("a", "b", "c"))),
+        )  # fmt: skip
+        services = [worker("a", 1), worker("b", 2), worker("c", 3), server]
+        supervisor = Supervisor(services, QUICK, GUARD, tmp_path, lambda one: None, Place())
+        standings = supervisor.standings
+        standings["a"].ready.set()
+        standings["b"].ready.set()
+        life = asyncio.create_task(supervisor._life(standings["s"]))
+        await until_async(lambda: bool(finish))
+        await until_async(lambda: len(sent) >= 2)
+        finish[0](0)
+        await life
+        assert set(sent) == {("s", None, "127.0.0.1:3"), ("s", "127.0.0.1:2", "127.0.0.1:4")}
 
     asyncio.run(main())

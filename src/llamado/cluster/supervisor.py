@@ -330,6 +330,9 @@ class Supervisor:
         one.exited = exited
         one.state.pid = one.process.pid
         self._changed(one)
+        for other in self.standings.values():
+            if other.ready.is_set():  # also one that became ready while this one waited for a place
+                self._tell_if_new(one, other)
         looking = asyncio.create_task(self._until_ready(one))
         try:
             code = await asyncio.shield(exited)
@@ -359,14 +362,19 @@ class Supervisor:
         return words
 
     def _tell_others(self, one: Standing) -> None:
-        """Those whose process knows another address of a service hear of the one that it has now."""
-        name = one.service.name
+        """Send the address of `one` to every running service that has an older one or none."""
         for other in self.standings.values():
-            for word in other.service.command:
-                if isinstance(word, Addresses) and name in word.services and other.running:
-                    now = word.of(one.service.address)
-                    if other.knows.get(name) != now:
-                        self._task(self._tell(other, one, now))
+            if other.running:
+                self._tell_if_new(other, one)
+
+    def _tell_if_new(self, other: Standing, one: Standing) -> None:
+        """Send `other` the address of `one`, if its command names that service and its process has another address."""
+        name = one.service.name
+        for word in other.service.command:
+            if isinstance(word, Addresses) and name in word.services:
+                now = word.of(one.service.address)
+                if other.knows.get(name) != now:
+                    self._task(self._tell(other, one, now))
 
     async def _tell(self, other: Standing, one: Standing, now: str) -> None:
         loop = asyncio.get_running_loop()
