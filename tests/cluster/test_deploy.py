@@ -370,7 +370,7 @@ def test_variables_reach_those_that_need_them() -> None:
 
 
 def test_an_empty_key_starts_no_server() -> None:
-    """So that a file whose keys nobody filled in leaves no server open."""
+    """A file of secrets that was not filled in leaves no server open."""
     parser = cli._parser("serve")
     with pytest.raises(FlagError, match="no key in it"):
         access_rules(parse(parser, "serve", ["-m", "m"], {"LLAMA_API_KEY": ""})[0])

@@ -14,7 +14,7 @@ PROBE = ["llamado", "wait", spelled("wait", "timeout"), "5"]
 
 
 def dockerfile(what: Deployment) -> dict[str, str]:
-    """A Dockerfile of a slim image that runs as nobody in particular, with kernels compiled when it is built."""
+    """Return the Dockerfile of a slim image without root, with kernels compiled at build, and its secrets."""
     words = what.serve_command(*_file_flags(what, "server", certificate=what.https), host="0.0.0.0")
     command = ", ".join(f'"{_escaped(word)}"' for word in words)
     probe = ", ".join(f'"{word}"' for word in PROBE)

@@ -1,4 +1,4 @@
-"""What is deployed: how many servers and workers, and their commands, spelled as the table of flags has it."""
+"""Deployments: numbers of servers and workers, their commands in the spelling of the flags, and their secrets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _CLIENT_KEYS = frozenset({"api_key", "api_key_file", "key_file", "gateway_config
 
 
 class DeploymentError(LlamadoError):
-    """What is asked for cannot be deployed."""
+    """The requested deployment is not possible."""
 
 
 class SecretText(str):
@@ -71,7 +71,7 @@ class _Flags(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What is deployed. `serve`: flags of `llamado serve`, as given."""
+    """Servers, workers and a gateway before them. `serve`: flags of `llamado serve`, as given."""
 
     serve: tuple[str, ...] = ()
     name: str = "llamado"
@@ -99,7 +99,7 @@ class Deployment:
     gateway: tuple[str, ...] | None = None
     """Flags of the gateway before the servers; None: there is none."""
     leader_worker_set: bool = False
-    """Whether Kubernetes' LeaderWorkerSet groups a server with its workers, instead of a StatefulSet of workers."""
+    """Kubernetes' LeaderWorkerSet groups each server with its workers, instead of a StatefulSet of workers for all."""
 
     def __post_init__(self) -> None:
         """Raises DeploymentError."""

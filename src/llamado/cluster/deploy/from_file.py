@@ -1,4 +1,4 @@
-"""A deployment of what a cluster.yaml says: the file that `llamado up` reads, for whoever runs it elsewhere."""
+"""Deployments from a cluster.yaml, the file of `llamado up`."""
 
 from __future__ import annotations
 
@@ -81,5 +81,5 @@ def _alike(workers: Iterable[WorkerConfig], source: str, target: str) -> tuple[s
 
 
 def deployment_of(config: ClusterConfig, source: str, target: str, **given: Any) -> Deployment:
-    """What the file says, and what is `given` instead. Raises DeploymentError and FlagError."""
+    """Return the deployment of a file, with `given` fields in place of its own. Raises DeploymentError and FlagError."""
     return Deployment(**{**deployed(config, source, target), **given})

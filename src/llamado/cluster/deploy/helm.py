@@ -140,7 +140,12 @@ def _keys(what: Deployment) -> list[tuple[str, Any, str, dict[str, Any]]]:
             group, keys = _group_of(one, what.name), list(one["stringData"])
             given[group], types[group] = dict.fromkeys(keys, ""), _object({key: {"type": "string"} for key in keys})
         found.append(
-            ("secrets", given, "Whether the chart makes the secrets, of these; else they are there", _object(types))
+            (
+                "secrets",
+                given,
+                "create: true makes the secrets from these values; without it they must exist",
+                _object(types),
+            )
         )
     return found
 

@@ -288,7 +288,7 @@ def _servers(what: Deployment) -> Manifest:
 
 
 def _replicas(what: Deployment) -> dict[str, int]:
-    """How many servers there are, unless the autoscaler says so."""
+    """Number of servers, unless the autoscaler sets it."""
     return {} if scales(what) else {"replicas": what.replicas}
 
 
@@ -467,7 +467,7 @@ def _policies(what: Deployment) -> list[Manifest]:
             "spec": {"podSelector": _selector(what, part), "policyTypes": ["Ingress"], "ingress": [rule]},
         }
 
-    # behind a gateway servers are open still to whoever scrapes their metrics, in another namespace perhaps
+    # behind a gateway servers stay open to Prometheus, which scrapes them from another namespace perhaps
     parts = ("server",) if what.gateway is None else ("gateway", "server")
     found = [policy(part, [], what.port) for part in parts]
     if what.workers:
