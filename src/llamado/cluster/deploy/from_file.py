@@ -81,5 +81,5 @@ def _alike(workers: Iterable[WorkerConfig], source: str, target: str) -> tuple[s
 
 
 def deployment_of(config: ClusterConfig, source: str, target: str, **given: Any) -> Deployment:
-    """Return the deployment of a file, with `given` fields in place of its own. Raises DeploymentError and FlagError."""
+    """Return the deployment of a file, `given` fields in place of its own. Raises DeploymentError and FlagError."""
     return Deployment(**{**deployed(config, source, target), **given})
