@@ -1,4 +1,4 @@
-"""This machine's processor as a back end (`devices/registry.py`): one device, which is always there."""
+"""The CPU back end (`devices/registry.py`): one device, which is always available."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def compiler_of(device: Device) -> Jit:
-    """The compiler that this machine's device has, so that a process has one; a new one for other devices."""
+    """Return the compiler of the CPU device, so that a process has one; for other devices a new one."""
     from llamado.devices.cpu.device import CpuDevice
     from llamado.devices.cpu.jit import Jit
 
@@ -22,7 +22,7 @@ def compiler_of(device: Device) -> Jit:
 
 
 class CpuBackend:
-    """Makes CpuDevice. Compiler and kernels are imported when they are needed."""
+    """Makes the CPU device. Compiler and kernels are imported on first use."""
 
     def __init__(self, places: Sequence[str], options: DeviceOptions) -> None:
         self._options = options
@@ -37,10 +37,10 @@ class CpuBackend:
         return [CpuDevice(options.n_threads, options.n_threads_batch, numa=options.numa)]
 
     def reconnect(self, lost: Device, timeout: float = 2.0) -> Device:
-        raise DeviceLost(lost.name, "it is of this process")
+        raise DeviceLost(lost.name, "the CPU device of this process cannot be reconnected")
 
     def add(self, place: str) -> list[Device]:
-        raise DeviceError(f"{place} is no place of this machine's processor")
+        raise DeviceError(f"the CPU device takes no place: {place}")
 
     def remove(self, place: str) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Attention (`kernels/attention/`); what each mask row sees, and which rows make a tile, are found once per graph."""
+"""Compilation of attention (`kernels/attention/`); visible blocks and tiles are computed once per graph."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from llamado.gguf.types import TensorType
 
 _MAX_HEAD = 1024
 _MOST, _SMALL_HEAD = 128, 256
-"""Queries of a tile, which share what is read of the cache; half as many where heads are greater than these."""
+"""Queries of a tile, which share their loads from the cache; half as many for heads larger than these."""
 _UNITS = 4
-"""Units of work for every thread, if there can be as many."""
+"""Units of work per thread, if there are enough tokens."""
 _MOST_PARTIALS = 16 << 20
-"""Bytes up to which the results of segments are kept apart."""
+"""Most bytes of segment results; larger ones are not divided among threads."""
 
 
 def attend(out: Emitter, node: Tensor) -> None:
-    """Flash attention, with a mask or without."""
+    """Emit flash attention, with or without a mask."""
     q, k, v, mask, sinks = node.src[0], node.src[1], node.src[2], node.source(3), node.source(4)
     assert q is not None and k is not None and v is not None
     scale, max_bias, softcap = _checked(node, k.ne[0], v.ne[0])
@@ -85,8 +85,8 @@ def attend(out: Emitter, node: Tensor) -> None:
 
 
 def _few(head: int, *, wide: bool) -> int:
-    """Queries up to which a block is read where it lies. For more it is expanded, which costs as much as some of them
-    and, with great heads, much of the first cache.
+    """Most queries of a block that is read in place. For more queries it is expanded, which costs as much as some
+    queries and, with large heads, much of L1.
     """
     if not wide:
         return 3
@@ -94,7 +94,7 @@ def _few(head: int, *, wide: bool) -> int:
 
 
 def _checked(node: Tensor, head_k: int, head_v: int) -> tuple[float, float, float]:
-    """Scale, greatest bias and soft cap; DeviceError for a form that the kernel does not have."""
+    """Return scale, maximum bias and soft cap. Raise `DeviceError` for a form without kernel."""
     scale, max_bias, softcap = struct.unpack_from("<3f", node.op_params)
     if head_k % 8 or head_v % 8 or max(head_k, head_v) > _MAX_HEAD:
         raise DeviceError(f"attention with heads of {head_k} and {head_v} is not supported here")
@@ -104,7 +104,7 @@ def _checked(node: Tensor, head_k: int, head_v: int) -> tuple[float, float, floa
 
 
 def _cache(out: Emitter, cache: Tensor) -> Tensor:
-    """Keys or values in a type that attention reads."""
+    """Return keys or values in a type that attention reads."""
     form = FORMATS.get(cache.type)
     if form is not None and form.cached and cache.has_contiguous_rows():
         return cache
@@ -112,7 +112,7 @@ def _cache(out: Emitter, cache: Tensor) -> Tensor:
 
 
 def _mask(out: Emitter, mask: Tensor, n_heads: int) -> Tensor:
-    """A mask in f16, or one for each head, those of streams one behind the other."""
+    """Return a contiguous mask in f16, with one mask or one for each head."""
     if mask.ne[2] not in (1, n_heads):
         raise DeviceError(f"attention of {n_heads} heads with {mask.ne[2]} masks is not supported here")
     if mask.type == TensorType.F16 and mask.has_contiguous_rows() and mask.ne[2] == mask.ne[3] == 1:
@@ -125,7 +125,9 @@ def _mask(out: Emitter, mask: Tensor, n_heads: int) -> Tensor:
 
 
 def _rows(out: Emitter, mask: Tensor | None, n_kv: int) -> tuple[Temporary, tuple[int, int, int]]:
-    """What each row of a mask sees, once per graph; bytes from a token, head or stream to the next one's."""
+    """Find the visible blocks of each mask row, once per graph. Return them and the bytes from one token, head and
+    stream to the next.
+    """
     n_words = words_of(n_kv)
     step = MaskRow.bytes(n_words)
     n_rows, key = 1, ("visible", n_kv) if mask is None else ("visible", *out.contents(mask))
@@ -153,7 +155,7 @@ def _tiles(
     out: Emitter, mask: Tensor | None, rows: Temporary, steps: tuple[int, int, int], q: Tensor, k: Tensor, most: int,
     units: int, *, divided: bool,
 ) -> Temporary:  # fmt: skip
-    """Which tokens are taken together, once for all layers that are alike."""
+    """Find the tiles of tokens, once for all layers of the same shape."""
     n_tokens, n_streams, n_words = q.ne[1], q.ne[3], words_of(k.ne[1])
     shape = {"n_tokens": n_tokens, "n_streams": n_streams, "n_heads_kv": k.ne[2], "group": q.ne[2] // k.ne[2]}
     key = ("tiles", rows, *shape.values(), most, divided)

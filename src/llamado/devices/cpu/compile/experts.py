@@ -1,4 +1,4 @@
-"""Products of experts (`kernels/experts.py`): tokens are grouped by their experts, once for all products."""
+"""Compilation of expert products (`kernels/experts.py`): tokens are grouped by experts once for all products."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def multiply(out: Emitter, node: Tensor) -> None:
 
 
 def multiply_each(out: Emitter, node: Tensor, w: Tensor, x: Tensor) -> None:
-    """MUL_MAT of contiguous x with several matrices in blocks: columns of dimension 2 go through one after the other.
+    """MUL_MAT of contiguous x with several matrices in blocks, each with its columns of dimension 2.
 
-    A product of experts whose routes are known.
+    It is a product of experts whose routes are known.
     """
     each = x.nrows // w.ne[2]
     acts = columns.activations(out, x, columns.layout_of(node, out.lowering))
@@ -88,7 +88,8 @@ def _blocks(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> No
 
 
 def _tiled(out: Emitter, node: Tensor, w: Tensor, fields: Fields, reads: list[ByteSpan]) -> dict[str, int]:
-    """Multiplies in tiles those experts that many columns fall on, if there can be such; what `experts_many` is told.
+    """Emit products in tiles for experts that get many columns, if there can be any. Return the parameters that exclude
+    these experts from `experts_many`.
 
     `fields` and `reads` are those of `experts_many`, weights first.
     """
@@ -105,7 +106,7 @@ def _tiled(out: Emitter, node: Tensor, w: Tensor, fields: Fields, reads: list[By
 
 
 def _gathered(out: Emitter, node: Tensor, w: Tensor, fields: Fields, reads: list[ByteSpan]) -> Temporary:
-    """Columns of experts that many fall on, in tiles: made once for all products of these columns and choices."""
+    """Gather the columns of experts that get many, in tiles, once for all products of these columns and choices."""
     form = in_blocks(w.type)
     asked = {name: fields[name] for name in ("x", "x_slot", "x_token", "n_experts", "routes")}
     key = ("gathered", *asked.items(), w.ne[0], form.columns)
@@ -128,7 +129,7 @@ def _floats(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> No
 
 
 def _columns(out: Emitter, node: Tensor, w: Tensor, acts: Temporary) -> tuple[Fields, dict[str, Any]]:
-    """Fields and parameters of a product of quantised columns, one for each slot."""
+    """Fields and parameters of a product of quantized columns, one for each slot."""
     form = in_blocks(w.type)
     step = w.ne[0] // form.block * form.column_bytes
     fields = _fields(out, node, w) | {"x": Place(acts, 0), "x_slot": step, "n_blocks": w.ne[0] // form.block}
@@ -136,7 +137,7 @@ def _columns(out: Emitter, node: Tensor, w: Tensor, acts: Temporary) -> tuple[Fi
 
 
 def _one_column(w: Tensor, panel_rows: int) -> dict[str, Any]:
-    """Parameters of a product of one column for each matrix, where `panel_rows` are unpacked together for several."""
+    """Parameters of a product of one column per matrix; `panel_rows`: rows unpacked together for several columns."""
     form = in_blocks(w.type)
     panel_rows = matmul.rows_of_one(form, panel_rows)
     return {"panel_rows": panel_rows, "near": matmul.next_to_l1(form, panel_rows * w.nb[1])}
@@ -158,7 +159,7 @@ def _choices(out: Emitter, ids: Tensor, n_experts: int) -> Fields:
 
 
 def _routed(out: Emitter, ids: Tensor, n_experts: int, reads: list[ByteSpan]) -> Fields:
-    """Fields of the table of routes, which is made once for all products with the same choices."""
+    """Fields of the table of routes, which is built once for all products with the same choices."""
     key = ("routes", *out.contents(ids), n_experts)
     if key not in out.made:
         routes = Temporary(experts.routes_bytes(n_experts, ids.nelements))

@@ -1,4 +1,4 @@
-"""Matrix products: weights in blocks as the file has them, everything else as floats."""
+"""Compilation of matrix products: weights in blocks in the file's layout, everything else as floats."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 _MANY = 12
-"""Columns from which a product of plain floats expands its weights first."""
+"""Columns from which on a product of plain floats expands its weights first."""
 
 
 class Products:
-    """Compiles the products of a graph; each of few columns is told where the next one's weights are, the
-    last one where the first one's are."""
+    """Compiles the products of a graph. Each product of few columns gets the address of the next one's weights, to
+    prefetch them; the last one gets the first one's.
+    """
 
     def __init__(self, out: Emitter) -> None:
         self._out = out
@@ -30,7 +31,7 @@ class Products:
         self._last_few: Fields | None = None
 
     def emit(self, node: Tensor) -> None:
-        """A product of any form."""
+        """Emit a product of any form."""
         out, w, x = self._out, node.src[0], node.src[1]
         assert w is not None and x is not None
         if node.type != TensorType.F32 or not node.has_contiguous_rows():
@@ -50,7 +51,7 @@ class Products:
             else:
                 self._blocks(node, w, x)
             return
-        # few rows of weights: as f32 where they are in blocks
+        # few rows of weights: as f32 if they are in blocks
         plain = isinstance(FORMATS.get(w.type), Plain) and w.has_contiguous_rows()
         self._floats(node, w if plain else straight(out, w), x)
 
@@ -85,7 +86,7 @@ class Products:
         if few is not None:
             mine: Fields = {"next": fields["w"], "next_panels": panels, "next_panel_bytes": panel_rows * w.nb[1]}
             self._first_few = self._first_few or mine
-            fields |= self._first_few  # the next run's, unless another one comes
+            fields |= self._first_few  # the weights of the next run, unless another product follows
             if self._last_few is not None:
                 self._last_few |= mine
             self._last_few = fields
@@ -126,10 +127,10 @@ class Products:
 
 
 def _columns_of_few(n: int, form: Blocks, lowering: Lowering) -> int | None:
-    """The `columns` of `matmul_few` for a product of n columns; None where `matmul_many` is faster: super-blocks take
-    longer to unpack a second time.
+    """Return the `columns` of `matmul_few` for a product of n columns; None if `matmul_many` is faster: super-blocks
+    take longer to unpack a second time.
 
-    As many as registers hold have a kernel for each number, of more every fourth number has one.
+    There is a kernel for each number of columns that fits the registers, and for every fourth number beyond.
     """
     if n <= lowering.few:
         return n

@@ -1,4 +1,4 @@
-"""How one row operation becomes a stage of a chain: its parameters, and what it reads besides the row."""
+"""Stages of chains: the parameters of each row operation, and its reads besides the row."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _set_rows(chain: Chain, node: Tensor) -> None:
     assert source is not None and ids is not None
     if node.type not in WRITABLE:
         raise DeviceError(f"SET_ROWS to {node.type.name} is not supported here")
-    # the row may be one head of what the cache keeps as one row
+    # the row may be one head of a row of the cache
     how = "flat" if source.ne[2] * source.ne[3] == 1 else "deep"
     if chain.value.ne[0] != source.ne[0]:
         how = "heads"
@@ -170,7 +170,7 @@ def _rope(chain: Chain, node: Tensor) -> None:
 
 
 def _angles(out: Emitter, node: Tensor) -> Temporary:
-    """cos and sin of every token and pair that a rotation turns, computed once for all layers."""
+    """Return the cos and sin of every token and pair of a rotation, computed once for all layers."""
     positions, factors = node.src[1], node.source(2)
     assert positions is not None
     _, n_dims, mode, _, n_ctx_orig, *scaling = struct.unpack_from("<5i6f", node.op_params)
@@ -218,4 +218,4 @@ STAGES: dict[Op, StageOf] = {
     Op.GET_ROWS: _get_rows,
     Op.SET_ROWS: _set_rows,
 }
-"""Row operations, and how each joins a chain; GET_ROWS can only begin one."""
+"""Row operations, and the function that adds each to a chain. GET_ROWS can only begin one."""

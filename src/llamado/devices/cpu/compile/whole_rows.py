@@ -1,4 +1,4 @@
-"""Operations that need a whole row for each number of theirs: sums, places of the greatest, orders, scores."""
+"""Compilation of operations that need a whole row for each result: sums, argmax, sorting, pooling, scores."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def mix_streams(out: Emitter, node: Tensor) -> None:
 def _emit(
     out: Emitter, node: Tensor, a: Tensor, kernel: Any, parameters: dict[str, Any], steps: tuple[int, ...], **more: int
 ) -> None:
-    """A kernel over the rows of `a`; `steps`: strides of the result over their numbers."""
+    """Emit a kernel over the rows of `a`; `steps`: strides of the result over their numbers."""
     a = straight(out, a)
     if not node.has_contiguous_rows():
         raise DeviceError("rows of the result have gaps")

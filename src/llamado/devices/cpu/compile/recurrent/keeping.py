@@ -1,8 +1,8 @@
-"""States that go into a memory's rows as they are made, instead of being copied there.
+"""Storing of new states directly in memory rows, without a copy.
 
-What makes states leaves them behind its other results; SET_ROWS, right behind it, puts them where the next batch finds
-them. A sequence's state may be written while others are still read, so of a graph it is asked that no sequence writes
-a row that another one reads, which llamado's own never do.
+An operation leaves new states behind its other results; a SET_ROWS directly after it stores them where the next batch
+reads them. A sequence's state may be written while others are still read, so a graph must not let one sequence write a
+row that another one reads. llamado's own graphs never do.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from llamado.gguf.types import TensorType
 
 
 class Made(NamedTuple):
-    """Where an operation leaves states in its result: from byte `offset` on, `size` bytes for each sequence."""
+    """Location of the states in an operation's result: from byte `offset` on, `size` bytes for each sequence."""
 
     offset: int
     size: int
 
 
 class Keeping(NamedTuple):
-    """What keeps states: fields of the kernel that makes them, and what it reads and writes more."""
+    """The target of new states: fields of the kernel that produces them, and its additional reads and writes."""
 
     fields: Fields
     ids: str
-    """The type of the numbers of rows; "" where states go nowhere."""
+    """The type of the row numbers; "" if the states stay in the result."""
     reads: list[ByteSpan]
     writes: list[ByteSpan]
 
 
 NOTHING = Keeping({"kept": nothing(), "kept1": 0, "kept_rows": 0, "kept_ids": nothing()}, "", [], [])
-"""Nobody keeps them."""
+"""The states stay in the result."""
 
 
 def keep(
@@ -47,9 +47,10 @@ def keep(
     numbers: Mapping[Tensor, int],
     readers: Sequence[Tensor],
 ) -> Keeping:
-    """The SET_ROWS that does nothing but keep the states that a node makes, done with it.
+    """Fuse the SET_ROWS that only stores a node's states into the node, if there is one.
 
-    `nodes` are those of the graph, `numbers` their places, `readers` what reads the node, also through views.
+    `nodes` are those of the graph, `numbers` their positions, `readers` the operations that read the node, also through
+    views.
     """
     found = [reader for reader in readers if _end(reader, node) > states.offset]
     if len(found) == 1 and node in numbers and _keeps(found[0], node, states):
@@ -68,7 +69,7 @@ def keep(
 
 
 def _end(reader: Tensor, node: Tensor) -> int:
-    """How far into the result of a node an operation reads."""
+    """End of the part of a node's result that an operation reads, in bytes."""
     ends = []
     for source in reader.src:
         if source is not None and source.root()[0] is node:
@@ -78,7 +79,7 @@ def _end(reader: Tensor, node: Tensor) -> int:
 
 
 def _keeps(reader: Tensor, node: Tensor, made: Made) -> bool:
-    """Whether an operation puts all states of a node, one behind the other, into rows of a memory."""
+    """Return True if an operation stores all states of a node, consecutively, in rows of a memory."""
     if reader.op is not Op.SET_ROWS or node.root()[0] is not node:
         return False
     states, ids = reader.src[0], reader.src[1]

@@ -1,4 +1,6 @@
-"""Linear attention with a state (`kernels/recurrence.py`): GATED_DELTA_NET, GATED_LINEAR_ATTN, RWKV_WKV6, RWKV_WKV7."""
+"""Compilation of linear attention (`kernels/recurrence.py`): GATED_DELTA_NET, GATED_LINEAR_ATTN, RWKV_WKV6,
+RWKV_WKV7.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _MAX_HEAD = 1024
 
 
 class _Shape(NamedTuple):
-    """What all vectors have: the elements of a head, heads, tokens of a sequence, sequences."""
+    """The shape of all vectors: elements of a head, heads, tokens of a sequence, sequences."""
 
     size: int
     n_heads: int
@@ -73,7 +75,7 @@ def gated_linear(out: Emitter, node: Tensor, keeping: Keeping) -> None:
 
 
 def made_by(node: Tensor) -> Made | None:
-    """The states in the result of an operation; None where there are several of each sequence."""
+    """Return the location of the states in an operation's result; None if there are several per sequence."""
     states = node.src[-1]
     assert states is not None
     if node.op is Op.GATED_DELTA_NET and struct.unpack_from("<i", node.op_params)[0] > 1:
@@ -82,7 +84,7 @@ def made_by(node: Tensor) -> Made | None:
 
 
 def n_seqs(node: Tensor) -> int:
-    """Sequences that an operation has states of."""
+    """Number of sequences whose states an operation updates."""
     states = node.src[-1]
     assert states is not None
     return states.ne[3] if node.op is Op.GATED_DELTA_NET else states.ne[1]
@@ -102,13 +104,15 @@ def _sources(node: Tensor) -> list[Tensor]:
 
 
 def _batch(x: Tensor, states: Tensor) -> _Shape:
-    """Of vectors [size, heads, tokens of all sequences], as many of each, and states […, sequences]."""
+    """Shape of vectors [size, heads, tokens of all sequences], with equally many tokens per sequence, and states […,
+    sequences].
+    """
     size, n_heads, n, _ = x.ne
     return _Shape(size, n_heads, n // states.ne[1], states.ne[1])
 
 
 def _whole(out: Emitter, x: Tensor) -> Tensor:
-    """The tensor itself, or a copy of it, in f32 without gaps."""
+    """Return the tensor, or a copy of it, in f32 without gaps."""
     if x.type == TensorType.F32 and x.is_contiguous():
         return x
     plain = made(TensorType.F32, x.ne, x.name)
@@ -117,7 +121,7 @@ def _whole(out: Emitter, x: Tensor) -> Tensor:
 
 
 def _exponentials(out: Emitter, g: Tensor) -> Tensor:
-    """e to the power of all elements; where there are few in a row, rows are those of all heads."""
+    """Compute e to the power of all elements, with the rows of all heads as one row."""
     g = _whole(out, g)
     powers = made(TensorType.F32, g.ne, g.name)
     n0, n1, n2, n3 = g.ne
@@ -143,7 +147,7 @@ def _emit(
     fields: Fields,
     others: list[Tensor] | None = None,
 ) -> None:
-    """The operation itself: outputs of all tokens, and behind them the states after the last ones."""
+    """Emit the operation: outputs of all tokens, and behind them the states after the last ones."""
     size, n_heads, n_tokens, n_seqs = shape
     if size % recurrence.PARTS or size > _MAX_HEAD:
         raise DeviceError(f"heads of {size} elements: not a multiple of {recurrence.PARTS}, or more than {_MAX_HEAD}")

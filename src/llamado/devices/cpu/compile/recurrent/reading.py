@@ -1,7 +1,7 @@
-"""States that are read where they lie in a memory, instead of being copied from there first.
+"""Reading of states directly from memory rows, without a copy.
 
-GET_ROWS chooses the states that sequences go on from. What changes states finds their rows as well, if it alone wants
-them; see `keeping.py` for where they go, and what is asked of a graph.
+GET_ROWS selects the states that sequences continue from. The operation that updates states can select the rows itself
+if it is the only reader. See `keeping.py` for the target of the states, and the requirement on graphs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llamado.gguf.types import TensorType
 
 
 class Reading(NamedTuple):
-    """Where states are: fields of the kernel that changes them, whether it chooses rows, and what it reads."""
+    """The source of states: fields of the kernel that updates them, True if it selects rows, and its reads."""
 
     fields: Fields
     chosen: bool
@@ -25,7 +25,7 @@ class Reading(NamedTuple):
 
 
 def waits(out: Emitter, node: Tensor, reader: Tensor, between: Sequence[Tensor]) -> bool:
-    """Whether a GET_ROWS can be left to `reader`, which has its result, whole, as its last source.
+    """Return True if a GET_ROWS can be left to `reader`, whose last source is its whole result.
 
     `between`: the nodes of the graph in between.
     """
@@ -49,7 +49,9 @@ def waits(out: Emitter, node: Tensor, reader: Tensor, between: Sequence[Tensor])
 
 
 def read(out: Emitter, states: Tensor, size: int) -> Reading:
-    """Where the states of an operation are, `size` bytes for each sequence: one behind the other, or left to it."""
+    """Return the source of an operation's states, `size` bytes for each sequence: consecutive, or selected by the
+    operation.
+    """
     chosen = out.waiting.get(states.root()[0])
     if chosen is None:
         fields: Fields = {"state": out.place(states), "state_row": size, "ids": nothing(), "n_states": 0}

@@ -1,4 +1,4 @@
-"""State spaces (`kernels/ssm.py`): SSM_CONV and SSM_SCAN."""
+"""Compilation of state-space models (`kernels/ssm.py`): SSM_CONV and SSM_SCAN."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 Between = Callable[[Tensor], Sequence[Tensor] | None]
-"""What a graph computes after one operation and before another; None where that cannot be told."""
+"""Return the operations of a graph after one operation and before another; None if their order is unknown."""
 
 MAX_LANES = 1024
-"""Elements of a row of states; models have up to 256."""
+"""Most elements of a row of states; models have up to 256."""
 
 
 def convolve(out: Emitter, node: Tensor) -> None:
@@ -43,10 +43,11 @@ def convolve(out: Emitter, node: Tensor) -> None:
 
 
 def stream(out: Emitter, node: Tensor, readers: Sequence[Tensor], between: Between) -> bool:
-    """A CONCAT of the tokens before and the new ones, of which nothing is wanted but their convolution and the last of
-    them: all three in one, without the copies. Whether it is one.
+    """Fuse a CONCAT of earlier and new tokens with its only readers, a convolution and a copy of the last tokens,
+    without copies. Return True if that is possible.
 
-    `readers`: what reads the node, also through views; `between`: what is computed after it and before another one.
+    `readers`: the operations that read the node, also through views; `between`: returns the operations after it and
+    before another one.
     """
     before, x = node.src[0], node.src[1]
     assert before is not None and x is not None
@@ -98,14 +99,14 @@ def stream(out: Emitter, node: Tensor, readers: Sequence[Tensor], between: Betwe
 
 
 def made_by_scan(node: Tensor) -> Made | None:
-    """The states in the result of an SSM_SCAN; None where there are several of each sequence."""
+    """Return the location of the states in the result of an SSM_SCAN; None if there are several per sequence."""
     s, x = _needed(node, 0), _needed(node, 1)
     (n_states,) = struct.unpack_from("<i", node.op_params)
     return Made(4 * x.nelements, 4 * s.ne[0] * s.ne[1] * s.ne[2]) if n_states == 1 else None
 
 
 def scan(out: Emitter, node: Tensor, keeping: Keeping) -> None:
-    """SSM_SCAN, whose states are kept by `keeping`."""
+    """SSM_SCAN, with `keeping` as target of its states."""
     s, x, dt, a, b, c, ids = (_needed(node, i) for i in range(7))
     lanes, head_dim, n_head, n_rows = s.ne
     (n_states,) = struct.unpack_from("<i", node.op_params)
@@ -132,12 +133,12 @@ def scan(out: Emitter, node: Tensor, keeping: Keeping) -> None:
 
 def _needed(node: Tensor, i: int) -> Tensor:
     source = node.source(i)
-    assert source is not None  # checks.check_node has looked
+    assert source is not None  # check_node has checked this
     return source
 
 
 def _plain(out: Emitter, tensor: Tensor, dims: int) -> Tensor:
-    """The tensor itself where its first dimensions have no gaps, else a copy."""
+    """Return the tensor if its first dimensions have no gaps, otherwise a copy."""
     step = 4
     for n, nb in zip(tensor.ne[:dims], tensor.nb[:dims], strict=True):
         if nb != step:
