@@ -22,7 +22,7 @@ from llamado.gguf.types import TensorType
 
 Bytes = NDArray[np.uint8]
 
-Loaded = Callable[[int], None]
+LoadProgress = Callable[[int], None]
 """Callback: called with the number of weight bytes loaded since the last call."""
 
 
@@ -161,7 +161,7 @@ class Device(Protocol):
         """A short description for people, such as "2 threads"; may be empty."""
 
     @property
-    def clears(self) -> bool:
+    def zeroes_memory(self) -> bool:
         """True if `place` writes to the memory it allocates. Otherwise all of it may be one shared page until first
         written.
         """
@@ -206,7 +206,7 @@ class Device(Protocol):
     def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
         """Announce weights that `load` will get soon, perhaps in several calls, so that slow preparation can begin."""
 
-    def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Loaded | None = None) -> list[Buffer]:
+    def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: LoadProgress | None = None) -> list[Buffer]:
         """Fill weights with their bytes and bind them; a `local` device uses the bytes in place."""
 
     def write(self, tensor: Tensor, data: NDArray[Any], offset: int = 0) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Life(NamedTuple):
+class Lifetime(NamedTuple):
     """A block of `size` bytes, needed from step `first` to step `last`, both included; FOREVER: until the end."""
 
     first: int
@@ -18,7 +18,7 @@ class Life(NamedTuple):
 FOREVER = math.inf
 
 
-def place(lives: Sequence[Life], *, alignment: int, linger: int) -> tuple[int, list[int]]:
+def place(lives: Sequence[Lifetime], *, alignment: int, linger: int) -> tuple[int, list[int]]:
     """Return the total bytes, and the offset of each block in the order given.
 
     First fit: blocks are placed in order of their first step, each in the first gap that is large enough; adjacent gaps

@@ -15,12 +15,12 @@ from typing import NamedTuple, Protocol
 from llamado.devices.device import Device, DeviceError
 from llamado.gguf.types import TensorType
 
-_HERE = {
+_LOCAL_KINDS = {
     "cpu": "llamado.devices.cpu.backend:CpuBackend",
 }
 """Kinds on this machine, which need no place."""
 
-_ELSEWHERE = {
+_REMOTE_KINDS = {
     "rpc": "llamado.rpc.client.workers:Workers",
 }
 """Kinds at network places. Values of both tables: a class with the interface of `Backend`, made of places and options
@@ -59,7 +59,7 @@ class Unreachable(NamedTuple):
     why: str
 
 
-Waiting = Callable[[Sequence[Unreachable]], None]
+WaitCallback = Callable[[Sequence[Unreachable]], None]
 """Callback: called with the places that are waited for whenever they change; at last with an empty list."""
 
 
@@ -71,7 +71,7 @@ class Backend(Protocol):
         the devices of each place.
         """
 
-    def devices(self, wait: float = 0.0, waiting: Waiting | None = None) -> Sequence[Device]:
+    def devices(self, wait: float = 0.0, waiting: WaitCallback | None = None) -> Sequence[Device]:
         """Return the devices of all places, and wait up to `wait` seconds for places that cannot be reached.
 
         Raises a LlamadoError that names the places that are still unreachable.
@@ -90,14 +90,14 @@ class Backend(Protocol):
         """Types of weights that its devices have kernels for; None if only the devices can tell."""
 
 
-def kinds_here() -> tuple[str, ...]:
+def local_kinds() -> tuple[str, ...]:
     """Return the device kinds of this machine."""
-    return tuple(_HERE)
+    return tuple(_LOCAL_KINDS)
 
 
 def backend(kind: str, places: Sequence[str] = (), options: DeviceOptions | None = None) -> Backend:
     """Make the back end of a kind without opening devices. Raises `DeviceError` for an unknown kind."""
-    known = _HERE | _ELSEWHERE
+    known = _LOCAL_KINDS | _REMOTE_KINDS
     if kind not in known:
         raise DeviceError(f"there is no kind of device called {kind!r}; known are {', '.join(known)}")
     module, _, name = known[kind].partition(":")

@@ -374,7 +374,7 @@ def _runner(
         mlock=options.mlock,
         progress=progress,
         reconnect=None if pool is None else pool.reconnect,
-        replace=None if pool is None else pool.without,
+        replace=None if pool is None else pool.replace_lost,
         wait=0.0 if options.split is None else options.split.wait,
         features=features,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llamado.devices.device import Device, DeviceError, DeviceLost
-from llamado.devices.registry import DeviceOptions, Waiting
+from llamado.devices.registry import DeviceOptions, WaitCallback
 from llamado.gguf.types import TensorType
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class CpuBackend:
     def connect(self, timeout: float | None = None) -> list[list[Device]]:
         return [self.devices()]
 
-    def devices(self, wait: float = 0.0, waiting: Waiting | None = None) -> list[Device]:
+    def devices(self, wait: float = 0.0, waiting: WaitCallback | None = None) -> list[Device]:
         from llamado.devices.cpu.device import CpuDevice
 
         options = self._options

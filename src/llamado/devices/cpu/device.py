@@ -31,7 +31,7 @@ from llamado.devices.device import (
     DeviceError,
     DeviceLost,
     KernelQuota,
-    Loaded,
+    LoadProgress,
     OperationTime,
     TensorLink,
 )
@@ -85,7 +85,7 @@ class CpuDevice:
         self._arena = CpuBuffer.allocate(_LEAST_ARENA)
         self._programs: OrderedDict[int, _Compiled] = OrderedDict()
 
-    local, clears = True, False
+    local, zeroes_memory = True, False
     endpoint: None = None
     lost: DeviceLost | None = None
 
@@ -142,7 +142,7 @@ class CpuDevice:
     def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
         """Do nothing: weights are used in place."""
 
-    def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Loaded | None = None) -> list[Buffer]:
+    def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: LoadProgress | None = None) -> list[Buffer]:
         """Bind weights to their bytes (a mapped file), without a copy. Raise `DeviceError` for a type without a
         kernel.
         """
@@ -204,7 +204,7 @@ class CpuDevice:
         if self.read_ahead.stale:
             self._programs.clear()
             self.read_ahead.assess()
-        operations = self.read_ahead.weave(compiler.compile())
+        operations = self.read_ahead.add_to(compiler.compile())
         size = plan(operations)
         if compiler.scratch.size:  # every thread's own, used by all operations
             compiler.scratch.offset = size

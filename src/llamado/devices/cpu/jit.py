@@ -103,9 +103,9 @@ def kernel(*fields: str) -> Callable[[Trace], Kernel]:
 
 
 _PACKAGE = Path(__file__).parents[2]
-_HERE = "devices/cpu"
+_CPU_FOLDER = "devices/cpu"
 KERNEL_SOURCES = (
-    *(f"{_HERE}/{name}" for name in ("jit.py", "simd.py", "lowerings", "kernels")),
+    *(f"{_CPU_FOLDER}/{name}" for name in ("jit.py", "simd.py", "lowerings", "kernels")),
     *("devices/drawing.py", "ggml/ops.py", "gguf/codebooks.py", "gguf/types.py"),
 )
 """Files and folders of the package that all kernels import, and which decide what a kernel compiles to."""
@@ -157,7 +157,7 @@ class CodeSegment:
         self.kernels: list[Any] = []  # their keys
 
 
-class Loaded(NamedTuple):
+class LoadedKernel(NamedTuple):
     """A callable kernel. The code at `address` is valid as long as `segment` is referenced."""
 
     address: int
@@ -203,12 +203,12 @@ class Jit:
         """Charged before a kernel is made, or loaded from disk."""
         # the system is part of the identity because threads wait with calls of the OS
         identity = [llvmlite.__version__, sys.platform, self._triple, self.cpu, self._features, self.lowering.name]
-        self.numerics = f"{llvmlite.__version__} {_source_hash(*KERNEL_SOURCES, _HERE).hex()[:32]}"
+        self.numerics = f"{llvmlite.__version__} {_source_hash(*KERNEL_SOURCES, _CPU_FOLDER).hex()[:32]}"
         """Fingerprint of what the bits of results depend on: the compiler, the kernel sources, and the sources that
         choose among kernels. Processors and lowerings do not change the bits.
         """
         self._identity = hashlib.sha256(_source_hash(*KERNEL_SOURCES) + "\0".join(identity).encode())
-        self._loaded: dict[tuple[str, tuple[tuple[str, Any], ...]], Loaded] = {}
+        self._loaded: dict[tuple[str, tuple[tuple[str, Any], ...]], LoadedKernel] = {}
         self._segments: OrderedDict[int, CodeSegment] = OrderedDict()  # the one used last at the end
         self._open: CodeSegment | None = None
         self._folder_is_ours: bool | None = None
@@ -233,7 +233,7 @@ class Jit:
         digest.update(repr((kernel.name, kernel.fields, sorted(parameters.items()))).encode())
         return self.folder / f"{kernel.name}-{digest.hexdigest()[:32]}.o"
 
-    def load(self, kernel: Kernel, **parameters: Any) -> Loaded:
+    def load(self, kernel: Kernel, **parameters: Any) -> LoadedKernel:
         """Return a kernel with these parameters: from memory, from disk, or compiled now. Raises NoKernelsLeft."""
         key = (kernel.name, tuple(sorted(parameters.items())))
         found = self._loaded.get(key)
@@ -308,7 +308,7 @@ class Jit:
         """Return the machine code of a kernel as text, for reading."""
         return str(self._machine.emit_assembly(self.module(kernel, kernel.name, parameters)))
 
-    def _load(self, code: bytes, symbol: str) -> Loaded:
+    def _load(self, code: bytes, symbol: str) -> LoadedKernel:
         segment = self._open
         if segment is None or len(segment.kernels) >= SEGMENT_KERNELS:
             segment = self._open = self._new_segment()
@@ -318,7 +318,7 @@ class Jit:
         if not address:
             raise JitError(f"compiled kernel {symbol} cannot be loaded; delete {self.folder} and start again")
         self._segments.move_to_end(id(segment))
-        return Loaded(address, segment)
+        return LoadedKernel(address, segment)
 
     def _new_segment(self) -> CodeSegment:
         """Add an empty segment. If there are too many, drop the least recently used one, which lives on while a program

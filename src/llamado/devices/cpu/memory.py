@@ -22,7 +22,7 @@ _SLACK = 64
 """Bytes after a buffer: kernels load eight elements at a time, also in the last row of a mask of odd length."""
 
 
-def on_lines(n: int) -> NDArray[np.int64]:
+def cache_aligned_zeros(n: int) -> NDArray[np.int64]:
     """Return `n` zeroed words that begin on a cache line."""
     words = np.zeros(n + 7, np.int64)
     skip = -words.ctypes.data % 64 // 8
@@ -61,7 +61,7 @@ class CpuBuffer:
         room = found.free if self._pages is None else found.total
         if self.size > room:
             log.warning(
-                "--mlock: %.0f MB are not kept in RAM: only %.0f MB are left before the system kills this process; "
+                "--mlock: %.0f MB are not kept in RAM: this process may have %.0f MB more before the system kills it; "
                 "give it (its container, its systemd unit) more memory, or leave out --mlock",
                 self.size / 1e6,
                 room / 1e6,

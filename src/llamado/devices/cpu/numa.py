@@ -68,7 +68,7 @@ class NumaBinding:
             return
         nodes = memory_nodes() if nodes is None else nodes
         if len(nodes) < 2 or not hasattr(os, "sched_setaffinity"):
-            _say_once(strategy)
+            _log_single_node(strategy)
             return
         allowed = frozenset(os.sched_getaffinity(0))
         if strategy == "distribute":
@@ -107,7 +107,7 @@ class NumaBinding:
         """
         matrices = list(weights)
         threads = [
-            threading.Thread(target=self._take, args=(node, i, matrices), name=f"llamado-node-{node.number}")
+            threading.Thread(target=self._place_rows, args=(node, i, matrices), name=f"llamado-node-{node.number}")
             for i, node in enumerate(self._nodes)
         ]
         for thread in threads:
@@ -115,17 +115,18 @@ class NumaBinding:
         for thread in threads:
             thread.join()
 
-    def _take(self, node: MemoryNode, i: int, matrices: list[Matrix]) -> None:
+    def _place_rows(self, node: MemoryNode, i: int, matrices: list[Matrix]) -> None:
         """Bring the rows of the i-th node, of all matrices, to that node."""
         _set_affinity(node.cpus & os.sched_getaffinity(0) or node.cpus)
         of = len(self._nodes)
         for address, n_rows, row_bytes, n in matrices:
             for matrix in range(n):
                 begin = address + matrix * n_rows * row_bytes
-                _bring(begin + n_rows * i // of * row_bytes, begin + n_rows * (i + 1) // of * row_bytes, node.number)
+                start, stop = (begin + n_rows * k // of * row_bytes for k in (i, i + 1))
+                _load_and_move(start, stop, node.number)
 
 
-def _bring(start: int, stop: int, node: int) -> None:
+def _load_and_move(start: int, stop: int, node: int) -> None:
     """Load the pages that begin in this range, and move them to a node."""
     page = mmap.PAGESIZE
     start, stop = -(-start // page) * page, -(-stop // page) * page
@@ -180,5 +181,5 @@ def _set_affinity(cpus: frozenset[int] | set[int]) -> None:
 
 
 @cache
-def _say_once(strategy: str) -> None:
+def _log_single_node(strategy: str) -> None:
     log.info("numa %s: this machine has one memory node, threads stay where the system puts them", strategy)

@@ -98,12 +98,12 @@ class ReadAhead:
             os.close(mapped.file)
         self._files, self._mapped, self._room = [], 0, 0
 
-    def weave(self, operations: list[Operation]) -> list[Operation]:
+    def add_to(self, operations: list[Operation]) -> list[Operation]:
         """Return a program's operations with those that request and release weights in between."""
         if not self._over:
             return operations
         before, after = self._dense(operations)
-        for i, asked in _asks_for_experts(operations, self._is_mapped):
+        for i, asked in _expert_prefetches(operations, self._is_mapped):
             before[i].append(asked)
         woven: list[Operation] = []
         for i, operation in enumerate(operations):
@@ -142,14 +142,14 @@ class ReadAhead:
         for read, start in zip(reads, starts, strict=False):
             while asked < len(reads) + len(sizes) and starts[asked] <= start + window:
                 due = reads[asked % len(reads)]
-                before[read.operation].append(_ask(due.start, due.size))
+                before[read.operation].append(_prefetch(due.start, due.size))
                 asked += 1
         for read in reads:
             if read.rest:
-                after[read.operation].append(self._give_back(read, operations[read.operation]))
+                after[read.operation].append(self._release(read, operations[read.operation]))
         while asked < len(starts) and starts[asked] < cycle + window:  # the first reads of the next run
             due = reads[asked % len(reads)]
-            after[reads[-1].operation].append(_ask(due.start, due.size))
+            after[reads[-1].operation].append(_prefetch(due.start, due.size))
             asked += 1
         return before, after
 
@@ -177,7 +177,7 @@ class ReadAhead:
             stays = -(-(read.start + int(read.size * share)) // _PAGE) * _PAGE - read.start
             read.rest = max(0, read.size - stays) if share < 1 else 0
 
-    def _give_back(self, read: _WeightRead, operation: Operation) -> Operation:
+    def _release(self, read: _WeightRead, operation: Operation) -> Operation:
         start = read.start + read.size - read.rest
         size = (read.start + read.size) // _PAGE * _PAGE - start
         mapped = self._file(start)
@@ -189,7 +189,7 @@ class ReadAhead:
             "offset": mapped.offset + start - mapped.start,
         }
         # a written result shows that the product is done
-        return Operation(paging.give_back, {}, fields, list(operation.writes), [], label="give back")
+        return Operation(paging.release, {}, fields, list(operation.writes), [], label="release")
 
 
 @dataclass(eq=False)
@@ -202,8 +202,8 @@ class _WeightRead:
     rest: int = field(default=0)
 
 
-def _ask(start: int, size: int) -> Operation:
-    return Operation(paging.ask, {"page": _PAGE}, {"start": start, "size": size}, [], [], label="ask")
+def _prefetch(start: int, size: int) -> Operation:
+    return Operation(paging.prefetch, {"page": _PAGE}, {"start": start, "size": size}, [], [], label="prefetch")
 
 
 def _choice(operation: Operation) -> Place | None:
@@ -214,7 +214,7 @@ def _choice(operation: Operation) -> Place | None:
     return place if any(span.place == place for span in operation.reads) else None
 
 
-def _asks_for_experts(
+def _expert_prefetches(
     operations: Sequence[Operation], is_mapped: Callable[[ByteSpan], bool]
 ) -> Iterator[tuple[int, Operation]]:
     """Yield operations that request chosen experts, each with the number of the operation it precedes.
@@ -230,13 +230,16 @@ def _asks_for_experts(
         users = seen.setdefault(place, [])
         users.append(i)
         routed = "routes" in operation.fields
-        kernel = paging.ask_for_routes if routed else paging.ask_for_chosen
+        kernel = paging.prefetch_routed if routed else paging.prefetch_chosen
         before = users[-2] if routed and len(users) > 1 else users[0]
         named = {key: operation.fields[key] for key in kernel.fields if key != "w"}
         reads = [span for span in operation.reads if span.place == place]
         for span in operation.reads:
             if is_mapped(span):
-                yield before, Operation(kernel, {"page": _PAGE}, {**named, "w": span.place}, reads, [], label="ask")
+                yield (
+                    before,
+                    Operation(kernel, {"page": _PAGE}, {**named, "w": span.place}, reads, [], label="prefetch"),
+                )
 
 
 def _mapped_files(spans: Sequence[tuple[int, int]]) -> Iterator[MappedFile]:

@@ -2,8 +2,8 @@
 
 A kernel is a Python function that runs once, when it is compiled. Its values (`Value`) stand for registers: arithmetic
 on them appends instructions, an ordinary Python loop unrolls, and `Code.range` emits a loop. Vectors are 256 bits wide
-(`F32x8`, `I32x8`, `I16x16`, `I8x32`). What instruction sets do differently is an operation of `Words`, implemented by
-`lowerings`; everything else is plain LLVM vector arithmetic and runs anywhere.
+(`F32x8`, `I32x8`, `I16x16`, `I8x32`). `LoweringInterface` has the operations that instruction sets do differently, and
+`lowerings` implement it; everything else is plain LLVM vector arithmetic and runs anywhere.
 
 No instruction carries a fast-math flag, and nothing is contracted or reordered: float operations run in the order
 written here. Therefore results are equal to the bit on every lowering.
@@ -255,7 +255,7 @@ class Var:
         self.code.llvm.store(new.ir, self._slot)
 
 
-class Words(Protocol):
+class LoweringInterface(Protocol):
     """Operations that instruction sets implement differently: integer dot products, and the sizes that fit their
     registers.
     """
@@ -322,7 +322,7 @@ class Words(Protocol):
 class Code:
     """A kernel under construction: instructions are appended at the current position."""
 
-    def __init__(self, module: Any, function: Any, lowering: Words) -> None:
+    def __init__(self, module: Any, function: Any, lowering: LoweringInterface) -> None:
         self.module, self.function, self.lowering = module, function, lowering
         self._entry = function.append_basic_block("entry")
         self.llvm = ir.IRBuilder(function.append_basic_block("body"))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels import control
-from llamado.devices.cpu.memory import on_lines
+from llamado.devices.cpu.memory import cache_aligned_zeros
 from llamado.devices.cpu.numa import NumaBinding
 from llamado.devices.cpu.simd import groups_of
 from llamado.devices.device import DeviceError
@@ -29,7 +29,7 @@ class Team:
     def __init__(self, jit: Jit, n: int, placement: NumaBinding | None = None) -> None:
         self.n = n
         self._placement = placement or NumaBinding(None)
-        self._state = on_lines(control.state_words(n))
+        self._state = cache_aligned_zeros(control.state_words(n))
         self._state[control.TEAM // 8] = n
         self.n_counters = n + groups_of(n)
         """Counters of each operation: one per thread, and one per group of threads."""

@@ -13,11 +13,11 @@ from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels.selection import BLOCK, top_of_rows
 from llamado.devices.drawing import Drawing
 
-MOST = 1024
+MAX_K = 1024
 """Largest k."""
 _N_ROWS = top_of_rows.fields.index("n_rows")
 
-Found = tuple[NDArray[np.int32], NDArray[np.float32]]
+TopRow = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 
 class TopRows:
@@ -34,7 +34,7 @@ class TopRows:
 
     def __call__(
         self, rows: Sequence[NDArray[np.float32]], ks: Sequence[int], drawings: Sequence[Drawing | None] = ()
-    ) -> list[Found | int | None]:
+    ) -> list[TopRow | int | None]:
         """For each row return its k largest elements, largest first and equal ones in row order, as (positions,
         values); with a drawing, return the position of the element that is drawn from them.
 
@@ -42,7 +42,7 @@ class TopRows:
         and at most MOST. Raises ValueError.
         """
         n_rows, most, n = len(rows), max(ks), len(rows[0])
-        if not 0 < min(ks) <= most <= min(n, MOST):
+        if not 0 < min(ks) <= most <= min(n, MAX_K):
             raise ValueError(f"the first {min(ks)} to {most} of {n} elements")
         if self._size[0] < n_rows or self._size[1] < most or self._size[2] != n:
             self._make_room(max(n_rows, self._size[0]), max(most, self._size[1]), n)
@@ -62,7 +62,7 @@ class TopRows:
         self._fields[_N_ROWS] = n_rows
         self._call(self._address, 0, 1, 0, 0)
         sound, drawn = arrays["numbers"][:n_rows].tolist(), arrays["drawn"][:n_rows].tolist()
-        found: list[Found | int | None] = []
+        found: list[TopRow | int | None] = []
         for i, k in enumerate(ks):
             if not sound[i]:
                 found.append(None)

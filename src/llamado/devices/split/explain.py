@@ -10,7 +10,7 @@ from llamado.devices.split.placement import (
     ModelSizes,
     Placement,
     SplitOptions,
-    held,
+    describe_parts,
     mib,
     predict,
 )
@@ -40,7 +40,7 @@ def holdings(
 
     `why`: one reason for all of them, instead of the reasons that follow from the options.
     """
-    shares, words, home = predict(sizes, figures, placement).shares, held(placement), local_device(figures)
+    shares, words, home = predict(sizes, figures, placement).shares, describe_parts(placement), local_device(figures)
     whole = len({*placement.layers, placement.head}) == 1
     found = {}
     for number, share in enumerate(shares):

@@ -9,7 +9,7 @@ from itertools import pairwise
 from llamado.devices.split.placement import DeviceFigures, ModelSizes, Placement, check_memory, predict
 
 
-def without(
+def replace_lost(
     sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement, alive: Sequence[int]
 ) -> Placement:
     """Return the placement with everything on lost devices moved to those that are `alive`.

@@ -128,7 +128,7 @@ class _Measurement:
 
     def touch(self) -> None:
         """Make the device write to the weights: fresh memory may be one page of zeros mapped many times."""
-        if self._device.clears:
+        if self._device.zeroes_memory:
             return
         for tensor in self._touched:
             for at in range(0, tensor.nbytes, _LARGEST_WRITE):

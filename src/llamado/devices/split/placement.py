@@ -74,7 +74,7 @@ class SplitOptions:
     cert: str | None = None
     key: str | None = None
 
-    def reaching(self, files: Sequence[Path] = ()) -> DeviceOptions:
+    def device_options(self, files: Sequence[Path] = ()) -> DeviceOptions:
         """Return the options for connecting to workers. `files`: the files the weights are from."""
         return DeviceOptions(
             files=files,
@@ -171,17 +171,17 @@ class DeviceFigures:
         """Bytes that may be used; infinite if the device does not report its memory."""
         return self.free if self.total or self.free else float("inf")
 
-    def reads(self, n: int) -> float:
+    def read_seconds(self, n: int) -> float:
         """Seconds for reading `n` bytes of weights for one token."""
         if not self.decode:
             raise ValueError(f"the speed of {self.name} is not known")
         return n / self.decode
 
-    def carries(self, n: int) -> float:
+    def round_trip_seconds(self, n: int) -> float:
         """Seconds for a round trip with `n` bytes on the link."""
-        return self.one_way(n) + self.one_way(0)
+        return self.one_way_seconds(n) + self.one_way_seconds(0)
 
-    def one_way(self, n: int) -> float:
+    def one_way_seconds(self, n: int) -> float:
         """Seconds for `n` bytes to or from it: half of the round trip, because the two directions cannot be measured
         apart.
 
@@ -302,10 +302,10 @@ def predict(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Plac
             # the input of the next worker is counted there
             if following is None or not (worker.links and figures[following.device].links):
                 ways.append(sizes.logits if stage.head else sizes.hidden)
-            link[stage.device] += sum(map(worker.one_way, ways))
+            link[stage.device] += sum(map(worker.one_way_seconds, ways))
             carried[stage.device] += sum(ways)
     crossings: set[tuple[int, int, int]] = set()
-    for role, size in weights_elsewhere(sizes, placement):
+    for role, size in moved_weights(sizes, placement):
         host, other = _host(placement, role), placement.device_of(role)
         for device, sign in ((host, -1), (other, 1)):
             weights[device] += sign * size.held
@@ -315,7 +315,7 @@ def predict(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Plac
         # The hidden state goes there and comes back, counted once per layer; only the graph has the real number.
         for device in (other, host):
             if not figures[device].local:
-                link[device] += figures[device].carries(2 * sizes.hidden)
+                link[device] += figures[device].round_trip_seconds(2 * sizes.hidden)
                 carried[device] += 2 * sizes.hidden
                 runs[device] += 1
     if figures[placement.embedding].decode:  # too little to require a measured speed
@@ -325,7 +325,7 @@ def predict(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Plac
         layers = tuple(layer for layer, device in enumerate(placement.layers) if device == i)
         head = placement.head == i
         compute = (sizes.compute if layers or head or weights[i] else 0) + (sizes.head_compute if head else 0)
-        seconds = 0.0 if not read[i] else device_figures.reads(read[i]) if device_figures.decode else None
+        seconds = 0.0 if not read[i] else device_figures.read_seconds(read[i]) if device_figures.decode else None
         shares.append(Share(layers, head, weights[i], kv[i], compute, seconds, link[i], carried[i], runs[i]))
     known = [share.seconds for share in shares if share.seconds is not None]
     total = sum(known) + sum(link) if len(known) == n else None
@@ -337,7 +337,7 @@ def _host(placement: Placement, role: Role) -> int:
     return placement.head if role.part is ModelPart.OUTPUT else placement.layers[role.layer]
 
 
-def weights_elsewhere(sizes: ModelSizes, placement: Placement) -> list[tuple[Role, WeightSize]]:
+def moved_weights(sizes: ModelSizes, placement: Placement) -> list[tuple[Role, WeightSize]]:
     """Return the weights that are not on the device of their layer or head."""
     if not placement.overrides:
         return []
@@ -367,7 +367,7 @@ def check_memory(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement:
     )
 
 
-def held(placement: Placement) -> dict[int, str]:
+def describe_parts(placement: Placement) -> dict[int, str]:
     """Describe what each device has, such as "layers 0 to 3 and 8 and the head". Devices that have nothing are left
     out.
     """

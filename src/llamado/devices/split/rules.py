@@ -20,7 +20,7 @@ from llamado.devices.split.placement import (
     SplitOptions,
     check_memory,
     mib,
-    weights_elsewhere,
+    moved_weights,
 )
 
 
@@ -160,13 +160,13 @@ def _runs(
     skipped = [np.stack([np.arange(n_items + 1), np.full(n_items + 1, state)]) for state in (0, 1)]
     for i in order:
         device = figures[i]
-        seconds = read * device.reads(1)
+        seconds = read * device.read_seconds(1)
         room = device.room
         if i == head:
             room -= sizes.head + sizes.head_compute
         back = np.zeros_like(seconds)
         if not device.local:
-            seconds = seconds + device.one_way(sizes.hidden + sizes.inputs)
+            seconds = seconds + device.one_way_seconds(sizes.hidden + sizes.inputs)
             back = back + 0.5 * device.round_trip + (out / device.bandwidth if device.bandwidth else 0.0)
         seconds = np.where(some & (memory <= room), seconds, np.inf)
         # [where the input is, first item, last item]
@@ -183,7 +183,7 @@ def _runs(
         best, passing = np.minimum(best, here), np.minimum(passing, there)
     total = float(best[n_items])
     if head is not None:
-        total += figures[head].reads(sizes.head)
+        total += figures[head].read_seconds(sizes.head)
         if sizes.head + sizes.head_compute + sizes.compute > figures[head].room:
             total = float("inf")
     devices: list[int] = []
@@ -288,7 +288,7 @@ def override(sizes: ModelSizes, placement: Placement, overrides: Sequence[tuple[
     layers = tuple(common.get(layer, device) for layer, device in enumerate(placement.layers))
     whole = replace(placement, layers=layers, head=common.get(-1, placement.head))
     moved = replace(whole, overrides=tuple(overrides))
-    return moved if weights_elsewhere(sizes, moved) else whole
+    return moved if moved_weights(sizes, moved) else whole
 
 
 def sharing(figures: Sequence[DeviceFigures], options: SplitOptions) -> tuple[int, ...]:

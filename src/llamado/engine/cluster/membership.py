@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from llamado.devices.split.placement import Placement, check_memory, held
+from llamado.devices.split.placement import Placement, check_memory, describe_parts
 from llamado.errors import LlamadoError
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ class Membership:
                 raise
             log.warning("%s joined", names)
             for number, device in new.items():
-                self._recovery.events.add("joined", device.name, f"it has {held(placement).get(number, 'nothing')}")
+                self._recovery.events.add(
+                    "joined", device.name, f"it has {describe_parts(placement).get(number, 'nothing')}"
+                )
             self._pool.log_placement(placement)
             return self._joined([*new])
 
@@ -153,7 +155,7 @@ class Membership:
     def _joined(self, numbers: Sequence[int]) -> list[Joined]:
         placement = self._runner.placement
         assert placement is not None
-        words, idle = held(placement), self._pool.idle(placement)
+        words, idle = describe_parts(placement), self._pool.idle(placement)
         return [
             Joined(self._pool.figures[n].name, words.get(n, "nothing"), "" if n in words else idle.get(n, ""))
             for n in numbers

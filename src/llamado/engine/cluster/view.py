@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from llamado.devices.split.placement import DeviceFigures, held, predict
+from llamado.devices.split.placement import DeviceFigures, describe_parts, predict
 from llamado.engine.forward.events import ClusterEvent
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Observer:
         rows = max(1, n_rows)
         prediction = predict(self._pool.fit.sizes, figures, placement)
         shares = prediction.shares
-        words, away = held(placement), {gone.device: gone for gone in runner.away()}
+        words, away = describe_parts(placement), {gone.device: gone for gone in runner.away()}
         idle = self._pool.idle(placement)
         linked = runner.links
         names = {number: known.name for number, known in enumerate(figures)}

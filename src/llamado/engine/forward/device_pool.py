@@ -10,7 +10,7 @@ from dataclasses import replace
 from llamado.devices.device import Device, DeviceLost
 from llamado.devices.registry import Unreachable, backend
 from llamado.devices.split.explain import holdings, idle, shares_text
-from llamado.devices.split.failover import without
+from llamado.devices.split.failover import replace_lost
 from llamado.devices.split.measure import figures_of, measure, measure_all
 from llamado.devices.split.placement import (
     DeviceFigures,
@@ -52,7 +52,7 @@ class DevicePool:
         self._patience = (
             _PATIENCE if split.failover is None else max(min(_PATIENCE, split.failover / 2), _LEAST_PATIENCE)
         )
-        self._workers = backend("rpc", split.rpc, split.reaching(file.shard_paths))
+        self._workers = backend("rpc", split.rpc, split.device_options(file.shard_paths))
 
         def waiting(missing: Sequence[Unreachable]) -> None:
             if progress is not None:
@@ -183,9 +183,9 @@ class DevicePool:
         """A new device in the place of a lost one; raises DeviceLost while there is none."""
         return self._workers.reconnect(lost, self._patience)
 
-    def without(self, placement: Placement, alive: Sequence[int]) -> Placement:
+    def replace_lost(self, placement: Placement, alive: Sequence[int]) -> Placement:
         """The placement with what was on other devices moved to these; raises NotEnoughMemory."""
-        return without(self.fit.sizes, self.figures, placement, alive)
+        return replace_lost(self.fit.sizes, self.figures, placement, alive)
 
 
 def _measured(devices: Sequence[Device], file: GGUFFile, model: Model, *, measure: bool) -> list[DeviceFigures]:

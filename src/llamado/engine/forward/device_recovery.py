@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llamado.devices.device import Device, DeviceLost
-from llamado.devices.split.placement import held
+from llamado.devices.split.placement import describe_parts
 from llamado.engine.forward.device_tensors import DeviceTensors, Own
 from llamado.engine.forward.events import Events
 from llamado.engine.forward.pipeline import Pipeline
@@ -304,7 +304,7 @@ class DeviceRecovery:
     def _note_moves(self, before: Placement | None) -> None:
         """Says who has something else than before."""
         now = self._tensors.placement
-        old, new = ({} if placement is None else held(placement) for placement in (before, now))
+        old, new = ({} if placement is None else describe_parts(placement) for placement in (before, now))
         for number in sorted({*old, *new}):
             if old.get(number) != new.get(number):
                 self.events.add("moved", self._devices[number].name, f"it has {new.get(number, 'nothing')}")
@@ -313,7 +313,7 @@ class DeviceRecovery:
         placement = self._tensors.placement
         if placement is None or self._first is None or not self._away:
             return
-        first, now = held(self._first), held(placement)
+        first, now = describe_parts(self._first), describe_parts(placement)
         names = {self._devices[number].name: text for number, text in now.items()}
         self._away = {
             number: away._replace(layers=first.get(number, "nothing"), now=names) for number, away in self._away.items()

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from llamado.devices.device import Buffer, Bytes, Device, DeviceError, Loaded
+from llamado.devices.device import Buffer, Bytes, Device, DeviceError, LoadProgress
 from llamado.devices.split.partition import GraphPart, split
 from llamado.engine.observed import ProductObserver
 from llamado.ggml.ops import Op
@@ -202,7 +202,7 @@ class DeviceTensors:
             for _ in pool.map(load, lacking):
                 pass
 
-    def _give(self, device: Device, weights: Sequence[Tensor], progress: Loaded | None = None) -> list[Buffer]:
+    def _give(self, device: Device, weights: Sequence[Tensor], progress: LoadProgress | None = None) -> list[Buffer]:
         """Has a device load weights, all or none, in pieces that it can give back."""
         buffers: list[Buffer] = []
         try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import struct
 
 from llamado.devices.cpu.compile import copies
-from llamado.devices.cpu.compile.copies import made, straight
-from llamado.devices.cpu.compile.emitter import Emitter, Fields, nothing
+from llamado.devices.cpu.compile.copies import intermediate, plain_rows
+from llamado.devices.cpu.compile.emitter import Emitter, Fields, no_operand
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
 from llamado.devices.cpu.compile.rope import alibi_slopes
 from llamado.devices.cpu.kernels.attention import flash
-from llamado.devices.cpu.kernels.attention.results import SegmentResult, put_together
+from llamado.devices.cpu.kernels.attention.results import SegmentResult, combine_segments
 from llamado.devices.cpu.kernels.attention.visible import MaskRow, Tile, find_tiles, visible_blocks, words_of
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.device import DeviceError
@@ -32,7 +32,7 @@ def attend(out: Emitter, node: Tensor) -> None:
     assert q is not None and k is not None and v is not None
     scale, max_bias, softcap = _checked(node, k.ne[0], v.ne[0])
     head_k, head_v = k.ne[0], v.ne[0]
-    q, k, v = straight(out, q), _cache(out, k), _cache(out, v)
+    q, k, v = plain_rows(out, q), _cache(out, k), _cache(out, v)
     if mask is not None:
         mask = _mask(out, mask, q.ne[2])
     n_tokens, n_heads, n_streams, n_kv, n_heads_kv = q.ne[1], q.ne[2], q.ne[3], k.ne[1], k.ne[2]
@@ -47,8 +47,8 @@ def attend(out: Emitter, node: Tensor) -> None:
     tiles = _tiles(out, mask, rows, steps, q, k, most, units, divided=divided)
     results: Fields = {
         "rows": Place(rows, 0), "row_token": steps[0], "row_head": steps[1], "row_stream": steps[2], "n_words": n_words,
-        "sinks": nothing() if sinks is None else out.place(sinks),
-        "partials": Place(partials, 0) if divided else nothing(),
+        "sinks": no_operand() if sinks is None else out.place(sinks),
+        "partials": Place(partials, 0) if divided else no_operand(),
         "out": out.place(node), "out_head": node.nb[1], "out_token": node.nb[2], "out_stream": node.nb[3],
         "n_tokens": n_tokens,
     }  # fmt: skip
@@ -56,12 +56,12 @@ def attend(out: Emitter, node: Tensor) -> None:
         "q": out.place(q), "q_token": q.nb[1], "q_head": q.nb[2], "q_stream": q.nb[3],
         "k": out.place(k), "k_head": k.nb[2], "k_stream": k.nb[3],
         "v": out.place(v), "v_head": v.nb[2], "v_stream": v.nb[3],
-        "mask": nothing() if mask is None else out.place(mask),
+        "mask": no_operand() if mask is None else out.place(mask),
         "mask_token": 0 if mask is None else mask.nb[1],
         "mask_head": 0 if mask is None or mask.ne[2] == 1 else mask.nb[2],
         "mask_stream": 0 if mask is None or mask.ne[3] == 1 else mask.nb[3],
         "tiles": Place(tiles, 0),
-        "slopes": out.constant(alibi_slopes(n_heads, max_bias)) if max_bias > 0 else nothing(),
+        "slopes": out.constant(alibi_slopes(n_heads, max_bias)) if max_bias > 0 else no_operand(),
         "n_heads_kv": n_heads_kv, "group": n_heads // n_heads_kv, "n_kv": n_kv,
         "scale": scale / softcap if softcap else scale, "softcap": softcap,
         **results, **out.share_scratch(flash.scratch_bytes(head_k, head_v, most)),
@@ -73,7 +73,7 @@ def attend(out: Emitter, node: Tensor) -> None:
         "biased": mask is not None and max_bias > 0, "shared": shared,
     }  # fmt: skip
     reads = [out.span(t) for t in (q, k, v, mask, sinks) if t is not None]
-    reads += [ByteSpan(Place(made, 0), made.size) for made in (rows, tiles)]
+    reads += [ByteSpan(Place(t, 0), t.size) for t in (rows, tiles)]
     if not divided:
         out.emit(flash.flash_attention, parameters, fields, reads, [out.span(node)], "attention")
         return
@@ -81,7 +81,7 @@ def attend(out: Emitter, node: Tensor) -> None:
     out.emit(flash.flash_attention, parameters, fields, reads, [apart], "attention")
     parameters = {"head_v": head_v, "sinks": sinks is not None}
     fields = {**results, "n_heads": n_heads, "n_streams": n_streams}
-    out.emit(put_together, parameters, fields, [apart, *reads], [out.span(node)], "attention, segments")
+    out.emit(combine_segments, parameters, fields, [apart, *reads], [out.span(node)], "attention, segments")
 
 
 def _few(head: int, *, wide: bool) -> int:
@@ -108,7 +108,7 @@ def _cache(out: Emitter, cache: Tensor) -> Tensor:
     form = FORMATS.get(cache.type)
     if form is not None and form.cached and cache.has_contiguous_rows():
         return cache
-    return straight(out, cache)
+    return plain_rows(out, cache)
 
 
 def _mask(out: Emitter, mask: Tensor, n_heads: int) -> Tensor:
@@ -119,7 +119,7 @@ def _mask(out: Emitter, mask: Tensor, n_heads: int) -> Tensor:
         return mask
     if mask.type == TensorType.F16 and mask.is_contiguous():
         return mask
-    plain = made(TensorType.F16, mask.ne)
+    plain = intermediate(TensorType.F16, mask.ne)
     copies.copy(out, mask, plain)
     return plain
 
@@ -130,23 +130,23 @@ def _rows(out: Emitter, mask: Tensor | None, n_kv: int) -> tuple[Temporary, tupl
     """
     n_words = words_of(n_kv)
     step = MaskRow.bytes(n_words)
-    n_rows, key = 1, ("visible", n_kv) if mask is None else ("visible", *out.contents(mask))
+    n_rows, key = 1, ("visible", n_kv) if mask is None else ("visible", *out.contents_key(mask))
     if mask is not None:
         n_rows = mask.ne[1] * mask.ne[2] * mask.ne[3]
-    if key not in out.made:
-        rows = out.made[key] = Temporary(step * n_rows)
+    if key not in out.shared:
+        rows = out.shared[key] = Temporary(step * n_rows)
         fields: Fields = {**_mask_fields(out, mask, n_kv), "n_rows": n_rows, "rows": Place(rows, 0), "row_step": step}
         reads = [] if mask is None else [out.span(mask)]
         out.emit(visible_blocks, {"masked": mask is not None}, fields, reads, [ByteSpan(Place(rows, 0), rows.size)])
     if mask is None:
-        return out.made[key], (0, 0, 0)
+        return out.shared[key], (0, 0, 0)
     head, stream = step * mask.ne[1], step * mask.ne[1] * mask.ne[2]
-    return out.made[key], (step, 0 if mask.ne[2] == 1 else head, 0 if mask.ne[3] == 1 else stream)
+    return out.shared[key], (step, 0 if mask.ne[2] == 1 else head, 0 if mask.ne[3] == 1 else stream)
 
 
 def _mask_fields(out: Emitter, mask: Tensor | None, n_kv: int) -> Fields:
     return {
-        "mask": nothing() if mask is None else out.place(mask), "nb1": 0 if mask is None else mask.nb[1],
+        "mask": no_operand() if mask is None else out.place(mask), "nb1": 0 if mask is None else mask.nb[1],
         "n_kv": n_kv, "n_words": words_of(n_kv),
     }  # fmt: skip
 
@@ -159,8 +159,8 @@ def _tiles(
     n_tokens, n_streams, n_words = q.ne[1], q.ne[3], words_of(k.ne[1])
     shape = {"n_tokens": n_tokens, "n_streams": n_streams, "n_heads_kv": k.ne[2], "group": q.ne[2] // k.ne[2]}
     key = ("tiles", rows, *shape.values(), most, divided)
-    if key not in out.made:
-        tiles = out.made[key] = Temporary(Tile.LIST + Tile.BYTES * n_tokens * n_streams * (n_words if divided else 1))
+    if key not in out.shared:
+        tiles = out.shared[key] = Temporary(Tile.LIST + Tile.BYTES * n_tokens * n_streams * (n_words if divided else 1))
         step = MaskRow.bytes(n_words)
         fields: Fields = {
             **_mask_fields(out, mask, k.ne[1]), **shape, "rows": Place(rows, 0), "row_step": step,
@@ -168,6 +168,6 @@ def _tiles(
             "threads": out.n_threads, "tiles": Place(tiles, 0),
         }  # fmt: skip
         reads = [] if mask is None else [out.span(mask)]
-        writes = [ByteSpan(Place(made, 0), made.size) for made in (rows, tiles)]
+        writes = [ByteSpan(Place(t, 0), t.size) for t in (rows, tiles)]
         out.emit(find_tiles, {"masked": mask is not None, "divided": divided}, fields, reads, writes, "tiles")
-    return out.made[key]
+    return out.shared[key]

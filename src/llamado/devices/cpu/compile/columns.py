@@ -74,7 +74,7 @@ def quantize(chain: Chain, x: Tensor, layout: ColumnLayout) -> None:
     out, columns = chain.out, x.nrows
     group = {"groups": out.lowering.columns, "apart": 1, "tiles": TILE}[layout.place]
     target = Temporary(quantized_bytes(layout.block, x.ne[0], columns, group))
-    out.made[_key(out, x, layout)] = target
+    out.shared[_key(out, x, layout)] = target
     chain.add(("quantize", *layout), "quantize", x=Place(target, 0), columns=columns)
     chain.writes.append(ByteSpan(Place(target, 0), target.size))
 
@@ -82,15 +82,15 @@ def quantize(chain: Chain, x: Tensor, layout: ColumnLayout) -> None:
 def activations(out: Emitter, x: Tensor, layout: ColumnLayout) -> Temporary:
     """Return the quantized columns of x, computed here unless the chain that computed x did it."""
     key = _key(out, x, layout)
-    if key not in out.made:
+    if key not in out.shared:
         chain = Chain(out, x)
         chain.operand(("row",), x, x, "row")
         quantize(chain, x, layout)
         chain.finish(x)
-    return out.made[key]
+    return out.shared[key]
 
 
 def _key(out: Emitter, x: Tensor, layout: ColumnLayout) -> tuple[Any, ...]:
     """Cache key for the columns of contiguous x, independent of the shape of its further dimensions."""
-    root, inside, *_, changes = out.contents(x)
+    root, inside, *_, changes = out.contents_key(x)
     return "columns", root, inside, x.ne[0], x.nrows, layout, changes

@@ -17,8 +17,8 @@ from llamado.devices.cpu.compile.checks import COPIES
 from llamado.devices.cpu.compile.emitter import Emitter
 from llamado.devices.cpu.compile.products import Products
 from llamado.devices.cpu.compile.program import Operation, Temporary
-from llamado.devices.cpu.compile.recurrent import keeping, linear, reading, ssm
-from llamado.devices.cpu.compile.recurrent.keeping import Keeping, Made
+from llamado.devices.cpu.compile.recurrent import linear, ssm, state_source, state_target
+from llamado.devices.cpu.compile.recurrent.state_target import StateLocation, StateTarget
 from llamado.devices.cpu.compile.row_operations import RowOperations
 from llamado.devices.cpu.compile.stages import STAGES
 from llamado.devices.cpu.lowerings.lowering import Lowering
@@ -34,7 +34,7 @@ _EMIT: dict[Op, Callable[[Emitter, Tensor], None]] = {
     Op.PAD: copies.pad,
     Op.ARANGE: copies.arange,
     **dict.fromkeys((Op.SUM, Op.SUM_ROWS, Op.MEAN, Op.ARGMAX), whole_rows.reduce),
-    Op.CUMSUM: whole_rows.cumulate,
+    Op.CUMSUM: whole_rows.cumulative_sum,
     Op.REPEAT_BACK: whole_rows.add_copies,
     **dict.fromkeys((Op.ARGSORT, Op.TOP_K), whole_rows.sort),
     Op.POOL_2D: whole_rows.pool,
@@ -49,8 +49,8 @@ _EMIT: dict[Op, Callable[[Emitter, Tensor], None]] = {
 }
 """Operations that are emitted one by one."""
 
-_CARRY: dict[Op, tuple[Callable[[Tensor], Made | None], Callable[[Emitter, Tensor, Keeping], None]]] = {
-    Op.SSM_SCAN: (ssm.made_by_scan, ssm.scan),
+_CARRY: dict[Op, tuple[Callable[[Tensor], StateLocation | None], Callable[[Emitter, Tensor, StateTarget], None]]] = {
+    Op.SSM_SCAN: (ssm.scan_state_location, ssm.scan),
     **linear.CARRY,
 }
 """Operations that produce states, which may be stored in memory rows directly: the location of the states, and the
@@ -111,14 +111,14 @@ class Compiler:
 
     def _node(self, node: Tensor) -> None:
         checks.check_node(node, self._out.extent)
-        if node.op is Op.GET_ROWS and self._waits(node):
+        if node.op is Op.GET_ROWS and self._defers_rows(node):
             assert node.src[0] is not None and node.src[1] is not None
-            self._out.waiting[node] = node.src[0], node.src[1]
+            self._out.deferred[node] = node.src[0], node.src[1]
         elif node.op in STAGES:
             if checks.is_row_operation(node):
                 self._rows.chain(node, node)
                 return
-            self._rows.straightened(node)
+            self._rows.emit_on_copies(node)
         elif node.op is Op.MUL_MAT:
             self._products.emit(node)
         elif node.op is Op.CONCAT and ssm.stream(self._out, node, self._rows.consumers(node), self._between(node)):
@@ -126,13 +126,13 @@ class Compiler:
         elif node.op in _EMIT:
             _EMIT[node.op](self._out, node)
         elif node.op in _CARRY:
-            made, emit = _CARRY[node.op]
-            emit(self._out, node, self._keeping(node, made(node)))
+            locate, emit = _CARRY[node.op]
+            emit(self._out, node, self._state_target(node, locate(node)))
         else:
             raise DeviceError("the CPU device does not have this operation")
-        self._out.did(node)
+        self._out.mark_done(node)
 
-    def _waits(self, node: Tensor) -> bool:
+    def _defers_rows(self, node: Tensor) -> bool:
         """Return True if the choice of rows is left to the operation that continues from these states."""
         readers, numbers = self._rows.consumers(node), self._rows.numbers
         if len(readers) != 1 or readers[0].op not in linear.CARRY or not {node, readers[0]} <= numbers.keys():
@@ -140,7 +140,7 @@ class Compiler:
         (reader,) = readers
         between = self.graph.nodes[numbers[node] + 1 : numbers[reader]]
         checks.check_node(reader, self._out.extent)
-        return node.ne[1] == linear.n_seqs(reader) and reading.waits(self._out, node, reader, between)
+        return node.ne[1] == linear.n_seqs(reader) and state_source.can_defer_rows(self._out, node, reader, between)
 
     def _between(self, node: Tensor) -> Callable[[Tensor], list[Tensor] | None]:
         """Return a function for the operations between a node and another one, or None if the graph does not list them
@@ -156,9 +156,9 @@ class Compiler:
 
         return between
 
-    def _keeping(self, node: Tensor, states: Made | None) -> Keeping:
+    def _state_target(self, node: Tensor, states: StateLocation | None) -> StateTarget:
         """Return the target of the states that a node produces."""
         if states is None:
-            return keeping.NOTHING
+            return state_target.NO_TARGET
         readers = self._rows.consumers(node)
-        return keeping.keep(self._out, node, states, self.graph.nodes, self._rows.numbers, readers)
+        return state_target.fuse_state_store(self._out, node, states, self.graph.nodes, self._rows.numbers, readers)

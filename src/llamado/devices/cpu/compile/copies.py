@@ -1,7 +1,7 @@
 """Data movement: copies between any strides and types, and the operations that consist only of copies.
 
 Operations use it for sources their kernels cannot read: a source of another type, or with gaps in its rows, is first
-copied to plain rows of f32 (`straight`).
+copied to plain rows of f32 (`plain_rows`).
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def in_shape(tensor: Tensor, ne: Shape) -> Tensor:
     return alias(tensor, tensor.type, ne, contiguous_strides(tensor.type, ne))
 
 
-def made(type: TensorType, ne: Shape, name: str = "") -> Tensor:
+def intermediate(type: TensorType, ne: Shape, name: str = "") -> Tensor:
     """Make a tensor for an intermediate result, which the plan places."""
     return Tensor(type, ne, contiguous_strides(type, ne), Op.CONT, name=name)
 
 
-def straight(out: Emitter, tensor: Tensor, type: TensorType = TensorType.F32) -> Tensor:
+def plain_rows(out: Emitter, tensor: Tensor, type: TensorType = TensorType.F32) -> Tensor:
     """Return the tensor, or a copy of it, in contiguous rows of `type`."""
     if tensor.type == type and tensor.has_contiguous_rows():
         return tensor
     if tensor.type not in FORMATS:
         raise DeviceError(f"values of type {tensor.type.name} are not supported here (tensor {tensor.name or '?'})")
-    plain = made(type, tensor.ne, tensor.name)
+    plain = intermediate(type, tensor.ne, tensor.name)
     copy(out, tensor, plain)
     return plain
 
@@ -61,7 +61,7 @@ def copy(out: Emitter, x: Tensor, y: Tensor) -> None:
             y = in_shape(y, x.ne)
         else:
             if not x.is_contiguous() or y.ne[0] % x.type.block_size:
-                between = made(x.type if x.type.block_size == 1 else TensorType.F32, x.ne)
+                between = intermediate(x.type if x.type.block_size == 1 else TensorType.F32, x.ne)
                 copy(out, x, between)
                 x = between
             x = in_shape(x, y.ne)
@@ -80,7 +80,7 @@ def copy(out: Emitter, x: Tensor, y: Tensor) -> None:
     elif (x.type == y.type and x.type in SCALAR) or {x.type, y.type} <= _CONVERTIBLE:
         elements(out, x, y)
     elif x.type in FORMATS and y.type in WRITABLE:  # one in blocks, the other with gaps
-        between = made(TensorType.F32, x.ne)
+        between = intermediate(TensorType.F32, x.ne)
         copy(out, x, between)
         copy(out, between, y)
     else:
@@ -112,7 +112,7 @@ def repeat(out: Emitter, x: Tensor, y: Tensor) -> None:
     elif rows and x.ne[0] == y.ne[0] and all(n in (1, m) for n, m in zip(x.ne, y.ne, strict=True)):
         move_rows(out, "repeat", x, ("row",), y, ("store",))
     else:
-        elements(out, x if x.type == y.type else straight(out, x, y.type), y)
+        elements(out, x if x.type == y.type else plain_rows(out, x, y.type), y)
 
 
 def repeat_node(out: Emitter, node: Tensor) -> None:
@@ -138,7 +138,7 @@ def fill(out: Emitter, node: Tensor) -> None:
     if not node.is_contiguous():
         raise DeviceError("filling of this form is not supported here")
     if node.type != TensorType.F32:
-        whole = made(TensorType.F32, node.ne)
+        whole = intermediate(TensorType.F32, node.ne)
         whole.op_params = node.op_params
         fill(out, whole)
         copy(out, whole, node)

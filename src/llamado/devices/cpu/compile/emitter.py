@@ -37,7 +37,7 @@ class MemoryAccess(NamedTuple):
     write: bool
     layout: tuple[int, ...] | None = None
 
-    def meets(self, other: MemoryAccess) -> bool:
+    def conflicts(self, other: MemoryAccess) -> bool:
         """Return True if one of the two writes memory that the other touches."""
         return (
             (self.write or other.write)
@@ -58,13 +58,13 @@ class Emitter:
         self.scratch = Temporary(0)
         self.outputs = {t.root()[0] for t in graph.outputs.values()}
         self.done: set[Tensor] = set()
-        self.waiting: dict[Tensor, tuple[Tensor, Tensor]] = {}
+        self.deferred: dict[Tensor, tuple[Tensor, Tensor]] = {}
         """Rows that the operation which needs them selects itself: GET_ROWS node → table and row numbers."""
         self.subject: Tensor | None = None
         """The node that an error refers to."""
-        self.made: dict[tuple[Any, ...], Temporary] = {}
+        self.shared: dict[tuple[Any, ...], Temporary] = {}
         """Results shared by several operations (rotation angles, mask ranges, quantized columns), by a key of their
-        sources: see `contents`.
+        sources: see `contents_key`.
         """
         self._scratch_step = 0
         self._changes: dict[Tensor, int] = {}  # number of in-place writes to memory
@@ -142,16 +142,16 @@ class Emitter:
     def is_written(self, tensors: Iterable[Tensor], nodes: Iterable[Tensor]) -> bool:
         """Return True if one of some operations writes memory of the tensors."""
         mine = [self.access(tensor) for tensor in tensors]
-        return any(self.touched(node)[0].meets(each) for node in nodes if not node.is_noop for each in mine)
+        return any(self.touched(node)[0].conflicts(each) for node in nodes if not node.is_noop for each in mine)
 
-    def may_be_written(self, tensor: Tensor, others: Iterable[Tensor], nodes: Iterable[Tensor]) -> bool:
+    def can_write_early(self, tensor: Tensor, others: Iterable[Tensor], nodes: Iterable[Tensor]) -> bool:
         """Return True if a tensor can be written before some operations, because they do not touch it and it does not
         overlap others.
         """
         mine = self.touched(tensor)[0]
         theirs = [self.access(other) for other in others]
         theirs += [access for node in nodes if not node.is_noop for access in self.touched(node)]
-        return not any(mine.meets(access) for access in theirs)
+        return not any(mine.conflicts(access) for access in theirs)
 
     def constant(self, values: NDArray[Any]) -> Place:
         """Add numbers that exist before the graph runs."""
@@ -164,7 +164,7 @@ class Emitter:
         self._scratch_step = max(self._scratch_step, size)
         return {"scratch": Place(self.scratch, 0), "scratch_step": size}
 
-    def contents(self, tensor: Tensor) -> tuple[Any, ...]:
+    def contents_key(self, tensor: Tensor) -> tuple[Any, ...]:
         """Cache key for a tensor's current bytes: address, shape, and number of in-place writes."""
         root, inside = tensor.root()
         return root, inside, tensor.ne, tensor.nb, self._changes.get(root, 0)
@@ -177,7 +177,7 @@ class Emitter:
         """Append an operation."""
         self.operations.append(Operation(kernel, parameters, fields, reads, writes, label=label))
 
-    def did(self, node: Tensor) -> None:
+    def mark_done(self, node: Tensor) -> None:
         """Mark a node as done."""
         self.done.add(node)
         if node.view_src is not None:
@@ -196,6 +196,6 @@ class Emitter:
         return self.operations
 
 
-def nothing() -> Place:
+def no_operand() -> Place:
     """Placeholder for an operand that an operation does not have."""
     return Place(None, 0)

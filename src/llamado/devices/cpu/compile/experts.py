@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llamado.devices.cpu.compile import columns, copies
-from llamado.devices.cpu.compile.copies import made, straight
+from llamado.devices.cpu.compile.copies import intermediate, plain_rows
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
 from llamado.devices.cpu.kernels import experts, matmul
@@ -25,17 +25,17 @@ def multiply(out: Emitter, node: Tensor) -> None:
     w, x, ids = node.src[0], node.src[1], node.src[2]
     assert w is not None and x is not None and ids is not None
     if node.type != TensorType.F32 or not node.is_contiguous():
-        result = made(TensorType.F32, node.ne, node.name)
+        result = intermediate(TensorType.F32, node.ne, node.name)
         result.op, result.src = node.op, (w, x, ids)
         multiply(out, result)
         copies.copy(out, result, node)
         return
     if x.ne[1] not in (1, node.ne[1]):  # its columns serve several choices of a token each
-        whole = made(TensorType.F32, (x.ne[0], node.ne[1], x.ne[2], 1), x.name)
-        copies.repeat(out, straight(out, x), whole)
+        whole = intermediate(TensorType.F32, (x.ne[0], node.ne[1], x.ne[2], 1), x.name)
+        copies.repeat(out, plain_rows(out, x), whole)
         x = whole
     elif not x.is_contiguous() or x.type != TensorType.F32:
-        plain = made(TensorType.F32, x.ne, x.name)
+        plain = intermediate(TensorType.F32, x.ne, x.name)
         copies.copy(out, x, plain)
         x = plain
     product = Tensor(node.type, node.ne, node.nb, node.op, (w, x, ids), view_src=node, name=node.name)
@@ -43,7 +43,7 @@ def multiply(out: Emitter, node: Tensor) -> None:
         _blocks(out, product, w, x, ids)
         return
     known = isinstance(FORMATS.get(w.type), Plain) and w.has_contiguous_rows()
-    _floats(out, product, w if known else straight(out, w), x, ids)
+    _floats(out, product, w if known else plain_rows(out, w), x, ids)
 
 
 def multiply_each(out: Emitter, node: Tensor, w: Tensor, x: Tensor) -> None:
@@ -110,14 +110,14 @@ def _gathered(out: Emitter, node: Tensor, w: Tensor, fields: Fields, reads: list
     form = in_blocks(w.type)
     asked = {name: fields[name] for name in ("x", "x_slot", "x_token", "n_experts", "routes")}
     key = ("gathered", *asked.items(), w.ne[0], form.columns)
-    if key not in out.made:
+    if key not in out.shared:
         size = w.ne[0] // form.block * form.column_bytes
         tiles = Temporary(expert_tiles.gathered_bytes(w.ne[2], node.nrows, size))
         gather = asked | {"n_parts": w.ne[0] // form.columns, "tiles": Place(tiles, 0)}
         writes = [ByteSpan(Place(tiles, 0), tiles.size)]
         out.emit(expert_tiles.gather_tiles, {"block": form.columns}, gather, reads, writes, "columns of experts")
-        out.made[key] = tiles
-    return out.made[key]
+        out.shared[key] = tiles
+    return out.shared[key]
 
 
 def _floats(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> None:
@@ -139,8 +139,8 @@ def _columns(out: Emitter, node: Tensor, w: Tensor, acts: Temporary) -> tuple[Fi
 def _one_column(w: Tensor, panel_rows: int) -> dict[str, Any]:
     """Parameters of a product of one column per matrix; `panel_rows`: rows unpacked together for several columns."""
     form = in_blocks(w.type)
-    panel_rows = matmul.rows_of_one(form, panel_rows)
-    return {"panel_rows": panel_rows, "near": matmul.next_to_l1(form, panel_rows * w.nb[1])}
+    panel_rows = matmul.rows_of_one_column(form, panel_rows)
+    return {"panel_rows": panel_rows, "near": matmul.prefetches_to_l1(form, panel_rows * w.nb[1])}
 
 
 def _fields(out: Emitter, node: Tensor, w: Tensor) -> Fields:
@@ -160,15 +160,15 @@ def _choices(out: Emitter, ids: Tensor, n_experts: int) -> Fields:
 
 def _routed(out: Emitter, ids: Tensor, n_experts: int, reads: list[ByteSpan]) -> Fields:
     """Fields of the table of routes, which is built once for all products with the same choices."""
-    key = ("routes", *out.contents(ids), n_experts)
-    if key not in out.made:
+    key = ("routes", *out.contents_key(ids), n_experts)
+    if key not in out.shared:
         routes = Temporary(experts.routes_bytes(n_experts, ids.nelements))
         counts = Temporary(4 * n_experts)
         fields = _choices(out, ids, n_experts)
         fields |= {"n_tokens": ids.ne[1], "counts": Place(counts, 0), "routes": Place(routes, 0)}
         writes = [ByteSpan(Place(t, 0), t.size) for t in (routes, counts)]
         out.emit(experts.group_by_expert, {}, fields, [out.span(ids)], writes, "experts")
-        out.made[key] = routes
-    routes = out.made[key]
+        out.shared[key] = routes
+    routes = out.shared[key]
     reads.append(ByteSpan(Place(routes, 0), routes.size))
     return {"n_experts": n_experts, "routes": Place(routes, 0)}

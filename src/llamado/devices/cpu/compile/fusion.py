@@ -67,7 +67,7 @@ class Fusion:
             self._touched += _row_accesses(self._out, node)
         self._new.clear()
         return not any(
-            mine.meets(theirs) and (mine.layout is None or mine.layout != theirs.layout)
+            mine.conflicts(theirs) and (mine.layout is None or mine.layout != theirs.layout)
             for mine in _row_accesses(self._out, reader)
             for theirs in self._touched
         )
@@ -81,14 +81,14 @@ class Fusion:
         if not others:
             return True
         mine = self._out.touched(reader)
-        return not any(access.meets(theirs) for node in others for theirs in self._touches(node) for access in mine)
+        return not any(access.conflicts(theirs) for node in others for theirs in self._touches(node) for access in mine)
 
     def _touches(self, node: Tensor) -> list[MemoryAccess]:
         """Return an operation's accesses, including the deferred reads of rows it selects itself."""
         out = self._out
-        if not out.waiting:
+        if not out.deferred:
             return out.touched(node)
-        left = [out.waiting.get(s.root()[0], ()) for s in node.src if s is not None]
+        left = [out.deferred.get(s.root()[0], ()) for s in node.src if s is not None]
         return [*out.touched(node), *(out.access(tensor) for tensors in left for tensor in tensors)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llamado.devices.cpu.compile import columns, copies, experts
-from llamado.devices.cpu.compile.copies import made, straight
+from llamado.devices.cpu.compile.copies import intermediate, plain_rows
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
 from llamado.devices.cpu.kernels import floats, matmul
@@ -35,15 +35,15 @@ class Products:
         out, w, x = self._out, node.src[0], node.src[1]
         assert w is not None and x is not None
         if node.type != TensorType.F32 or not node.has_contiguous_rows():
-            result = made(TensorType.F32, node.ne, node.name)
+            result = intermediate(TensorType.F32, node.ne, node.name)
             result.op, result.src = node.op, (w, x)
             self.emit(result)
             copies.copy(out, result, node)
             return
-        x = straight(out, x)
+        x = plain_rows(out, x)
         if columns.takes_blocks(node):
             if not x.is_contiguous():
-                columns_in = made(TensorType.F32, x.ne, x.name)
+                columns_in = intermediate(TensorType.F32, x.ne, x.name)
                 copies.copy(out, x, columns_in)
                 x = columns_in
             if w.ne[2] > 1:
@@ -53,7 +53,7 @@ class Products:
             return
         # few rows of weights: as f32 if they are in blocks
         plain = isinstance(FORMATS.get(w.type), Plain) and w.has_contiguous_rows()
-        self._floats(node, w if plain else straight(out, w), x)
+        self._floats(node, w if plain else plain_rows(out, w), x)
 
     def _blocks(self, node: Tensor, w: Tensor, x: Tensor) -> None:
         out, form, n_columns = self._out, in_blocks(w.type), x.nrows
@@ -64,13 +64,13 @@ class Products:
             return
         panel_rows = out.lowering.rows_of_panel(w.ne[1])
         if n_columns == 1:
-            panel_rows = matmul.rows_of_one(form, panel_rows)
+            panel_rows = matmul.rows_of_one_column(form, panel_rows)
         panels = -(-w.ne[1] // panel_rows)
         few = _columns_of_few(n_columns, form, out.lowering)
         kernel = matmul.matmul_many
         parameters: dict[str, Any] = {"weights": w.type.name, "panel_rows": panel_rows}
         if few is not None:
-            parameters |= {"columns": few, "near": matmul.next_to_l1(form, panel_rows * w.nb[1])}
+            parameters |= {"columns": few, "near": matmul.prefetches_to_l1(form, panel_rows * w.nb[1])}
             kernel = matmul.matmul_few
         fields: Fields = {
             "w": out.place(w),
@@ -135,4 +135,4 @@ def _columns_of_few(n: int, form: Blocks, lowering: Lowering) -> int | None:
     if n <= lowering.few:
         return n
     second = lowering.few if isinstance(form, Blocks32) else lowering.columns
-    return -(-n // matmul.TOGETHER) * matmul.TOGETHER if n <= lowering.few + second * (lowering.passes - 1) else None
+    return -(-n // matmul.MIN_GROUP) * matmul.MIN_GROUP if n <= lowering.few + second * (lowering.passes - 1) else None

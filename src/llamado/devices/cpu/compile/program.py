@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.cpu.jit import CodeSegment, Jit, Kernel
-from llamado.devices.cpu.memory import on_lines
-from llamado.devices.first_fit import FOREVER, Life, place
+from llamado.devices.cpu.memory import cache_aligned_zeros
+from llamado.devices.first_fit import FOREVER, Lifetime, place
 
 _ALIGN = 64
 _LINGER = 2
@@ -93,7 +93,7 @@ def plan(operations: list[Operation]) -> int:
                     base.first = i
                     temporaries[base] = None
                 base.last = i
-    lives = [Life(t.first, FOREVER if t.keep else t.last, t.size) for t in temporaries]
+    lives = [Lifetime(t.first, FOREVER if t.keep else t.last, t.size) for t in temporaries]
     size, offsets = place(lives, alignment=_ALIGN, linger=_LINGER)
     for temporary, offset in zip(temporaries, offsets, strict=True):
         temporary.offset = offset
@@ -122,7 +122,7 @@ def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, n_c
     lines = (
         -(-max(len(operations), 1) // 8) | 1
     )  # odd: else all threads' counters of one operation map to the same cache set
-    counters = on_lines(n_counters * 8 * lines).reshape(n_counters, 8 * lines)
+    counters = cache_aligned_zeros(n_counters * 8 * lines).reshape(n_counters, 8 * lines)
     labels = [o.label or o.kernel.name for o in operations]
     return Program(table, counters, fields, arena_size, labels, [*code.values()])
 

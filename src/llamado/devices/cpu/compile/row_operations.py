@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from llamado.devices.cpu.compile import columns, copies
 from llamado.devices.cpu.compile.chains import Chain
 from llamado.devices.cpu.compile.checks import BINARY
-from llamado.devices.cpu.compile.copies import alias, made, straight
+from llamado.devices.cpu.compile.copies import alias, intermediate, plain_rows
 from llamado.devices.cpu.compile.emitter import Emitter
 from llamado.devices.cpu.compile.fusion import Fusion
 from llamado.devices.cpu.compile.stages import STAGES
@@ -58,7 +58,7 @@ class RowOperations:
         while node is not None:
             STAGES[node.op](chain, node)
             fusion.joined(node)
-            out.did(node)
+            out.mark_done(node)
             chain.value = node
             if node.op is Op.SET_ROWS:
                 break
@@ -79,7 +79,7 @@ class RowOperations:
         for layout in sorted({columns.layout_of(c, self._out.lowering) for c in products}):
             columns.quantize(chain, node, layout)
 
-    def straightened(self, node: Tensor) -> None:
+    def emit_on_copies(self, node: Tensor) -> None:
         """Emit a row operation on data that is not rows of f32: on copies that are, with its result copied to its
         place.
         """
@@ -98,19 +98,19 @@ class RowOperations:
         elif node.has_contiguous_rows() and node.type == type_:
             result = alias(node, TensorType.F32, node.ne, node.nb)
         else:
-            result = made(TensorType.F32, node.ne, node.name)
+            result = intermediate(TensorType.F32, node.ne, node.name)
         sources: tuple[Tensor | None, ...] = (*node.src[1:],)
         if node.op is Op.GLU and b is None:
             swapped = struct.unpack_from("<i", node.op_params, 4)[0]
-            a = straight(out, a)
+            a = plain_rows(out, a)
             halves = [alias(a, a.type, node.ne, a.nb, at) for at in (0, 4 * node.ne[0])]
             a, b = halves[::-1] if swapped else halves
             sources = (b,)
         elif b is not None and (node.op in BINARY or node.op is Op.GLU):
-            sources = (self._repeated(straight(out, b), node),)
+            sources = (self._repeated(plain_rows(out, b), node),)
         elif b is not None and node.op in (Op.SOFT_MAX, Op.ADD_ID):
-            sources = (straight(out, b), *node.src[2:])
-        a = straight(out, a)
+            sources = (plain_rows(out, b), *node.src[2:])
+        a = plain_rows(out, a)
         result.op, result.src, result.op_params = node.op, (a, *sources), node.op_params
         if node.op is Op.GLU:
             result.op_params = node.op_params[:4] + bytes(4) + node.op_params[8:]
@@ -122,6 +122,6 @@ class RowOperations:
         """Return an operand whose dimensions are those of the result, or one."""
         if all(m in (1, n) for m, n in zip(operand.ne, node.ne, strict=True)):
             return operand
-        whole = made(TensorType.F32, node.ne)
+        whole = intermediate(TensorType.F32, node.ne)
         copies.repeat(self._out, operand, whole)
         return whole

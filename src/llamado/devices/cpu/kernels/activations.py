@@ -10,9 +10,9 @@ blocks of 256 (308 bytes a column): 256 × n int8 in runs | n × f32 d | 4 × n 
 
 Columns in tiles, for `tiles/`: groups of TILE, with RUN adjacent int8 of each column, which are a row of a tile.
 
-Here q = round(x · 127 / max|x|) and d = max|x| / 127: the values of ggml's Q8_0, Q8_1 and Q8_K (ggml-quants.c), with the
-scales of the blocks of 32 rounded through f16 like ggml's. Sums are stored in the pairs in which the formats read mins
-and scales: (0, 2), (1, 3), (4, 6), ….
+Here q = round(x · 127 / max|x|) and d = max|x| / 127: the values of ggml's Q8_0, Q8_1 and Q8_K (ggml-quants.c), with
+the scales of the blocks of 32 rounded through f16 like ggml's. Sums are stored in the pairs in which the formats read
+mins and scales: (0, 2), (1, 3), (4, 6), ….
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ GENERATION, PROGRAM, LENGTH, COUNTERS, THREADS, ARRIVED, FINISHED, SLEEPERS, TEA
 )
 # 1 while thread 1 stands in for thread 0; 1 once thread 0 has come; the barrier (the first is 1) and the operation from
 # which thread 0 takes part
-_ABSENT, _HERE, _ENTRY, _ENTRY_AT, _GROUPS = (64 * i for i in range(11, 16))
+_ABSENT, _PRESENT, _ENTRY, _ENTRY_AT, _GROUPS = (64 * i for i in range(11, 16))
 # of each group from _GROUPS on: the number of arrivals, and the last barrier the group was released from
-_GROUP_BYTES, _TOLD = 128, 64
+_GROUP_BYTES, _RELEASED = 128, 64
 
 
 def state_words(n_threads: int) -> int:
@@ -44,7 +44,7 @@ WAIT, WAKE = 128, 129  # private to the process
 # A thread without a program polls this often for the next one, 20 to 50 µs, then this often with yields of its core in
 # between, one to two milliseconds in all: longer than the gap between two steps of several sequences. Then it sleeps;
 # waking it costs the launching thread as much as a dozen system calls.
-_LOOKS, _YIELDS = 1000, 5000
+_POLLS, _YIELDS = 1000, 5000
 
 
 def _pause(c: Code) -> None:
@@ -59,17 +59,17 @@ def _run(c: Code, state: Value, thread: Value, threads: Value, entry: Value | No
     times = c.load(I64, state + TIMES)
     barriers = c.var(c.i64(0) if entry is None else entry - 1)
     first = c.i64(0) if entry is None else c.load(I64, state + _ENTRY_AT)
-    stands_in = c.var((thread.equals(1) & c.load(I64, state + _ABSENT).differs(0)).zext(I64))
+    is_substitute = c.var((thread.equals(1) & c.load(I64, state + _ABSENT).differs(0)).zext(I64))
     with c.range(first, length) as i:
         op = program + i * 24
         stamps = times + (i * threads + thread) * 24
         _stamp(c, times, stamps)
         with c.when(c.load(I64, op + 16).differs(0)):
             barriers.value = barriers.value + 1
-            with c.when(stands_in.value.differs(0)):
-                here = c.atomic_load(state + _HERE)
+            with c.when(is_substitute.value.differs(0)):
+                here = c.atomic_load(state + _PRESENT)
                 with c.when(here.differs(0)):
-                    stands_in.value = c.i64(0)
+                    is_substitute.value = c.i64(0)
                     _let_in(c, state, barriers.value, i)
                 with c.when(here.equals(0)):
                     c.atomic_add(
@@ -79,7 +79,7 @@ def _run(c: Code, state: Value, thread: Value, threads: Value, entry: Value | No
         _stamp(c, times, stamps + 8)
         c.call_address(c.load(I64, op), [c.load(I64, op + 8), thread, threads, counters + i * 8, step])
         _stamp(c, times, stamps + 16)
-    with c.when(stands_in.value.differs(0)):
+    with c.when(is_substitute.value.differs(0)):
         _let_in(c, state, barriers.value + 1, length)
 
 
@@ -106,8 +106,8 @@ def _barrier(c: Code, state: Value, thread: Value, threads: Value, number: Value
         with c.when(arrived.equals(due)):
             last = (c.atomic_add(state + ARRIVED, 1) + 1).equals(number * groups)
             with c.when(last), c.range(0, groups) as other:
-                c.atomic_store(state + other * _GROUP_BYTES + (_GROUPS + _TOLD), number)
-        _spin_until(c, lambda: c.atomic_load(own + _TOLD) >= number)
+                c.atomic_store(state + other * _GROUP_BYTES + (_GROUPS + _RELEASED), number)
+        _spin_until(c, lambda: c.atomic_load(own + _RELEASED) >= number)
 
 
 def _spin_until(c: Code, done: Callable[[], Value]) -> None:
@@ -126,11 +126,11 @@ def _start(c: Code, state: Value, absent: Value) -> None:
     n, team = c.load(I64, state + THREADS), c.load(I64, state + TEAM)
     c.atomic_store(state + ARRIVED, c.i64(0))
     with c.range(0, groups_of(n)) as group:
-        for word in (0, _TOLD):
+        for word in (0, _RELEASED):
             c.atomic_store(state + group * _GROUP_BYTES + (_GROUPS + word), c.i64(0))
     c.atomic_store(state + FINISHED, c.i64(0))
     c.store(state + _ABSENT, absent)
-    c.store(state + _HERE, c.i64(0))
+    c.store(state + _PRESENT, c.i64(0))
     c.store(state + _ENTRY, c.i64(0))
     with c.when(team > 1):
         c.atomic_add(state + GENERATION, 1)
@@ -167,7 +167,7 @@ def join(c: Code, a: SimpleNamespace, work: Work) -> None:
     with c.when(n.equals(1)):  # no other thread stands in for it
         c.store(a.state + _ENTRY_AT, c.i64(0))
     with c.when(n > 1):
-        c.atomic_store(a.state + _HERE, c.i64(1))
+        c.atomic_store(a.state + _PRESENT, c.i64(1))
         _spin_until(c, lambda: c.atomic_load(a.state + _ENTRY) > 0)
         entry.value = c.atomic_load(a.state + _ENTRY)
     _run(c, a.state, c.i64(0), n, entry.value)
@@ -184,9 +184,9 @@ def work(c: Code, a: SimpleNamespace, work: Work) -> None:
             c.leave(waiting, c.atomic_load(a.state + GENERATION).differs(seen.value))
             _pause(c)
             spins.value = spins.value + 1
-            with c.when(spins.value > _LOOKS):
+            with c.when(spins.value > _POLLS):
                 c.intrinsic("sched_yield", I32, [])
-            with c.when(spins.value > _LOOKS + _YIELDS):
+            with c.when(spins.value > _POLLS + _YIELDS):
                 if FUTEX is None:
                     c.intrinsic("usleep", I32, [c.const(I32, 200)])
                 else:

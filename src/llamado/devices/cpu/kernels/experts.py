@@ -25,8 +25,8 @@ from llamado.devices.cpu.kernels.floats import COLUMNS, ROWS, dot_rows
 from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
 from llamado.devices.cpu.kernels.matmul import (
     STRETCH,
-    Apart,
     RowPanel,
+    ScatteredColumns,
     add_panel,
     products,
     slots,
@@ -102,7 +102,7 @@ def experts_one(c: Code, a: SimpleNamespace, work: Work, *, weights: str, near: 
         i, number = unit // panels, unit % panels
         first = c.min(number * panel_rows, a.n_rows - panel_rows)
         panel = _panel(c, a, expert_of(c, a, c.i64(0), i), first, panel_rows)
-        (total,) = products(c, form, a.n_blocks, panel, [Apart([a.x + i * a.x_slot])], near)
+        (total,) = products(c, form, a.n_blocks, panel, [ScatteredColumns([a.x + i * a.x_slot])], near)
         c.store(a.y + i * a.y_stride + first * 4, total.value)
 
 
@@ -147,14 +147,14 @@ def experts_many(
     stretch = STRETCH * 8 // panel_rows // form.block
     scratch, nowhere = c.scratch(stretch * size), c.scratch(4 * panel_rows)
 
-    def group(found: ChosenExpert, column: Value, first: Value, n: int) -> tuple[Apart, list[Value]]:
+    def group(found: ChosenExpert, column: Value, first: Value, n: int) -> tuple[ScatteredColumns, list[Value]]:
         """Return n columns, and the target addresses of their products."""
         xs, targets = [], []
         for j in range(n):
             slot, token = slot_and_token(c, found, c.min(column + j, found.n - 1))
             xs.append(a.x + slot * a.x_slot + token * a.x_token)
             targets.append(c.select(column + j < found.n, a.y + slot * a.y_stride + first * 4, nowhere))
-        return Apart(xs), targets
+        return ScatteredColumns(xs), targets
 
     def few(found: ChosenExpert, first: Value, n: int) -> None:
         """Multiply a panel's rows with up to n columns."""

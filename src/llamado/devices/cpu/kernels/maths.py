@@ -175,7 +175,7 @@ UNARY: dict[UnaryOp, Function] = {
     UnaryOp.TRUNC: trunc,
 }
 
-ALONE: dict[Op, Function] = {
+UNARY_OPS: dict[Op, Function] = {
     Op.SQR: lambda c, x: x * x,
     Op.SQRT: lambda c, x: c.sqrt(x),
     Op.LOG: log,
@@ -184,7 +184,7 @@ ALONE: dict[Op, Function] = {
 }
 """Operations that are functions of one number."""
 
-FUNCTIONS = {op.name: function for op, function in (*UNARY.items(), *ALONE.items())}
+FUNCTIONS = {op.name: function for op, function in (*UNARY.items(), *UNARY_OPS.items())}
 
 GATE: dict[GluOp, Function] = {
     GluOp.REGLU: relu,

@@ -43,7 +43,7 @@ class Columns(ABC):
         return [self.address(4 * g, j) for j in range(self.n)]
 
 
-class Together(Columns):
+class InterleavedColumns(Columns):
     """The first `n` of a group of `width` columns (default: n), interleaved from address x on."""
 
     def __init__(self, x: Value, n: int, width: int = 0) -> None:
@@ -53,7 +53,7 @@ class Together(Columns):
         return self.x + (at * self.width + 4 * j)
 
     def behind(self, at: Value | int) -> Columns:
-        return Together(self.x + at * self.width, self.n, self.width)
+        return InterleavedColumns(self.x + at * self.width, self.n, self.width)
 
     def cells(self, g: int) -> list[Value]:
         run = self.x.code.lowering.run
@@ -61,7 +61,7 @@ class Together(Columns):
         return [self.x + (first * self.width + run * j + inside) for j in range(self.n)]
 
 
-class Apart(Columns):
+class ScatteredColumns(Columns):
     """Columns that are groups of one, each at an address of its own."""
 
     def __init__(self, columns: Sequence[Value]) -> None:
@@ -71,7 +71,7 @@ class Apart(Columns):
         return self.columns[j] + at
 
     def behind(self, at: Value | int) -> Columns:
-        return Apart([column + at for column in self.columns])
+        return ScatteredColumns([column + at for column in self.columns])
 
 
 _FIELDS = ("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_stride", "share")
@@ -82,7 +82,7 @@ _NEAR = 8192
 _FETCHED = 128 << 10
 """Most bytes of the next product that a thread prefetches when it is done with one."""
 
-TOGETHER = 4
+MIN_GROUP = 4
 """Least columns of a padded group."""
 
 STRETCH = 2048
@@ -93,7 +93,7 @@ Among = Callable[[Iterable[Value]], Iterable[Value]]
 """Yields the groups it gets, with other instructions between them."""
 
 
-class Fetches:
+class Prefetches:
     """Cache lines to prefetch while a block is multiplied, a few with each group of weights.
 
     A core can wait for few lines at once (10 to 16 in L1). Prefetches in direct succession would stall for a free
@@ -221,7 +221,7 @@ class RowPanel:
         return [row for four in fours for row in (four, *(four + step for step in self._steps))]
 
 
-def rows_of_one(form: Blocks, panel_rows: int) -> int:
+def rows_of_one_column(form: Blocks, panel_rows: int) -> int:
     """Rows that are unpacked together for one column, if several columns unpack `panel_rows`.
 
     Super-blocks take eight: prefetches are more even with fewer rows at a time.
@@ -229,7 +229,7 @@ def rows_of_one(form: Blocks, panel_rows: int) -> int:
     return 8 if isinstance(form, Blocks256) else panel_rows
 
 
-def next_to_l1(form: Blocks, panel_bytes: int) -> bool:
+def prefetches_to_l1(form: Blocks, panel_bytes: int) -> bool:
     """Return True if a product, panel after panel, prefetches the next panel a second time, into L1, because it is
     short.
 
@@ -266,7 +266,7 @@ def matmul_few(
             found = products(c, form, a.n_blocks, panel, x, near, ahead=start == 0)
             for j, total in enumerate(found, start):
                 target = a.y + j * a.y_stride + first * 4
-                if nowhere is not None and j > columns - TOGETHER:  # the column may be padding of the last group
+                if nowhere is not None and j > columns - MIN_GROUP:  # the column may be padding of the last group
                     target = c.select(a.n_columns > j, target, nowhere)
                 c.store(target, total.value)
     _fetch_next(c, a, work)
@@ -275,9 +275,13 @@ def matmul_few(
 def few_columns(x: Value, n: int, wide: int, column_bytes: Value) -> list[Columns]:
     """The first n columns at x, of `column_bytes` each: one group, or groups of `wide` and one for the rest."""
     if n <= wide:
-        return [Together(x, n)]
-    rest = [Together(x + column_bytes * (n // wide * wide), n % wide, 4 if n % wide <= 4 else wide)] if n % wide else []
-    return [*(Together(x + column_bytes * first, wide) for first in range(0, n - wide + 1, wide)), *rest]
+        return [InterleavedColumns(x, n)]
+    rest = (
+        [InterleavedColumns(x + column_bytes * (n // wide * wide), n % wide, 4 if n % wide <= 4 else wide)]
+        if n % wide
+        else []
+    )
+    return [*(InterleavedColumns(x + column_bytes * first, wide) for first in range(0, n - wide + 1, wide)), *rest]
 
 
 def products(
@@ -295,7 +299,7 @@ def products(
     """
     sums = [c.var(c.const(Type("f32", panel.n), 0.0)) for x in columns for _ in range(x.n)]
     with c.range(0, n_blocks) as i:
-        fetches = _ahead(c, form, n_blocks, panel, i, near) if ahead else Fetches(c, form.block // 4)
+        prefetches = _ahead(c, form, n_blocks, panel, i, near) if ahead else Prefetches(c, form.block // 4)
         here = panel.at(i * form.block_bytes)
         at_x = [x.behind(i * form.column_bytes) for x in columns]
         if isinstance(form, Blocks32):
@@ -304,31 +308,31 @@ def products(
                 first = 0
                 for x in at_x:
                     here_x, of = x.behind(part * BYTES_PER_COLUMN[32]), sums[first : first + x.n]
-                    among: Among = iter if first else fetches.among
+                    among: Among = iter if first else prefetches.among
                     _step32(c, form, block, here_x, of, form.zero(c.lowering), among)
                     first += x.n
         else:
-            _step256(c, form, form.unpack(c, here), at_x, sums, fetches.among)
+            _step256(c, form, form.unpack(c, here), at_x, sums, prefetches.among)
     return sums
 
 
-def _ahead(c: Code, form: Blocks32 | Blocks256, n_blocks: Value, panel: RowPanel, i: Value, near: bool) -> Fetches:
+def _ahead(c: Code, form: Blocks32 | Blocks256, n_blocks: Value, panel: RowPanel, i: Value, near: bool) -> Prefetches:
     """Prefetches for the time that block i of a panel is multiplied: as many bytes of the panel after the next one into
     L2, and the next bytes into L1, unless they are there already.
     """
-    fetches, size = Fetches(c, form.block // 4), panel.n * form.block_bytes
+    prefetches, size = Prefetches(c, form.block // 4), panel.n * form.block_bytes
     step = panel.row_bytes * panel.n
     lines = range(0, size, 64)
-    fetches.add([panel.first + step * 2 + i * size + line for line in lines], near=False)
+    prefetches.add([panel.first + step * 2 + i * size + line for line in lines], near=False)
     if isinstance(form, Blocks256):
         after = i + 1
         next_block = panel.at(c.select(after < n_blocks, after * form.block_bytes, step))
         # its first line is that of this block's end, or covered by the lines in between
         lines = range(63, form.block_bytes + 63, 64)
-        fetches.add([row + line for row in next_block for line in lines], near=True)
+        prefetches.add([row + line for row in next_block for line in lines], near=True)
     elif near:
-        fetches.add([panel.first + step + i * size + line for line in lines], near=True)
-    return fetches
+        prefetches.add([panel.first + step + i * size + line for line in lines], near=True)
+    return prefetches
 
 
 def _fetch_next(c: Code, a: SimpleNamespace, work: Work) -> None:
@@ -474,7 +478,7 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
         first_row: Value, start: Value, blocks: Value, column: Value, n: int, ask: Callable[[Value, Value], None]
     ) -> None:
         """Multiply one group of n columns with the blocks in scratch."""
-        x = Together(a.x + column * x_column, n).behind(start * per_column)
+        x = InterleavedColumns(a.x + column * x_column, n).behind(start * per_column)
         targets = []
         for j in range(n):
             inside = column + j < a.n_columns

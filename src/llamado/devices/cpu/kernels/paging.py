@@ -18,35 +18,35 @@ _REQUEST = 1 << 17
 """Bytes per request: the system truncates a request to the disk's read-ahead, 128 KiB or more."""
 
 
-def _ask(c: Code, start: Value, size: Value, page: int) -> None:
+def _prefetch(c: Code, start: Value, size: Value, page: int) -> None:
     first = start & -page
     with c.range(first, start + size, _REQUEST) as at:
         c.intrinsic("madvise", I32, [at, c.min(start + size - at, _REQUEST), c.const(I32, _WILLNEED)])
 
 
 @kernel("start", "size")
-def ask(c: Code, a: SimpleNamespace, work: Work, *, page: int) -> None:
+def prefetch(c: Code, a: SimpleNamespace, work: Work, *, page: int) -> None:
     """Read bytes ahead from the disk; one thread does it, the others go on."""
     with c.shares(work, c.i64(1), c.i64(1)):
-        _ask(c, a.start, a.size, page)
+        _prefetch(c, a.start, a.size, page)
 
 
 @kernel("w", "expert_bytes", *CHOICES)
-def ask_for_chosen(c: Code, a: SimpleNamespace, work: Work, *, page: int) -> None:
+def prefetch_chosen(c: Code, a: SimpleNamespace, work: Work, *, page: int) -> None:
     """Read the experts of one token ahead."""
     with c.shares(work, a.n_used, c.i64(1)) as i:
-        _ask(c, a.w + expert_of(c, a, c.i64(0), i) * a.expert_bytes, a.expert_bytes, page)
+        _prefetch(c, a.w + expert_of(c, a, c.i64(0), i) * a.expert_bytes, a.expert_bytes, page)
 
 
 @kernel("w", "expert_bytes", "n_experts", "routes")
-def ask_for_routes(c: Code, a: SimpleNamespace, work: Work, *, page: int) -> None:
+def prefetch_routed(c: Code, a: SimpleNamespace, work: Work, *, page: int) -> None:
     """Read the experts of many tokens ahead, in the order of the products."""
     with c.shares(work, c.load(I64, a.routes), c.i64(1)) as number:
-        _ask(c, a.w + chosen_at(c, a, number).expert * a.expert_bytes, a.expert_bytes, page)
+        _prefetch(c, a.w + chosen_at(c, a, number).expert * a.expert_bytes, a.expert_bytes, page)
 
 
 @kernel("start", "size", "file", "offset")
-def give_back(c: Code, a: SimpleNamespace, work: Work) -> None:
+def release(c: Code, a: SimpleNamespace, work: Work) -> None:
     """Remove whole pages from this process and from memory; pages that another process maps stay in memory."""
     with c.shares(work, c.i64(1), c.i64(1)):
         c.intrinsic("madvise", I32, [a.start, a.size, c.const(I32, _DONTNEED)])

@@ -100,7 +100,7 @@ def score_keys(c: Code, a: SimpleNamespace, work: Work, *, keys: str) -> None:
 
 
 @kernel(*_ROWS)
-def cumulate(c: Code, a: SimpleNamespace, work: Work) -> None:
+def cumulative_sum(c: Code, a: SimpleNamespace, work: Work) -> None:
     """y = running sums along each row of f32."""
     with c.shares(work, a.n1 * a.n2 * a.n3, c.i64(1)) as row:
         x, y = _rows(a, row)

@@ -16,7 +16,7 @@ _I32x16 = Type("i32", 16)
 
 @dataclass(frozen=True)
 class Lowering:
-    """One implementation of `Words`. `columns`: the widest column group its matmul kernels keep in registers."""
+    """One implementation of `LoweringInterface`. `columns`: the widest column group that matmul keeps in registers."""
 
     name: str
     columns: int

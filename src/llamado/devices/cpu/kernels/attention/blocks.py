@@ -70,7 +70,7 @@ class Viewers(NamedTuple):
         return c.load(I64, self.list + (self.first + s) * 8)
 
 
-def turn_over(c: Code, keys: Cells, block: KeyBlock, to: Value, lanes: int) -> None:
+def transpose_keys(c: Code, keys: Cells, block: KeyBlock, to: Value, lanes: int) -> None:
     """Store a block of keys as f32, element by element: element d of key i at to + 4·(32·d + i)."""
     lanes = lanes if keys.head % lanes == 0 else 8
     transpose = c.transpose16 if lanes == 16 else c.transpose8
@@ -107,7 +107,7 @@ def _load_two(c: Code, type_: TensorType, row: Value, other: Value, d: Value) ->
     return halves.bits(F16._replace(lanes=16)).to(Type("f32", 16))  # one conversion instead of two
 
 
-def _ask(c: Code, cells: Cells, cell: Value, d: Value, n: int) -> None:
+def _prefetch(c: Code, cells: Cells, cell: Value, d: Value, n: int) -> None:
     """Prefetch `n` elements of a cell from element d on: rows of one head are far apart, which defeats the hardware's
     prefetching. Spread over the loop, prefetches do not delay the loads of current data.
     """
@@ -116,7 +116,7 @@ def _ask(c: Code, cells: Cells, cell: Value, d: Value, n: int) -> None:
         c.prefetch(cells.base + cell * cells.step + (d * block_bytes // elements + byte), near=False)
 
 
-def score_turned(
+def score_transposed(
     c: Code,
     keys: Value,
     head: int,
@@ -165,7 +165,7 @@ def _added(a: list[list[Value]], b: list[list[Value]]) -> list[list[Value]]:
     return [[x + y for x, y in zip(*rows, strict=True)] for rows in zip(a, b, strict=True)]
 
 
-def score_here(
+def score_in_place(
     c: Code, keys: Cells, chosen: Viewers, n: int, scores: Value, block: KeyBlock, scoring: Scoring, lanes: int
 ) -> None:
     """Compute the scores of `n` queries for a block that is entirely in the cache, read in place."""
@@ -192,7 +192,7 @@ def score_here(
                             sums[s][i].value = c.fma(q[s], key, sums[s][i].value)
                         if i * (turn // 8) // together == step:  # spread evenly: memory takes a few requests at a time
                             for half in range(0, lanes, 8):
-                                _ask(c, keys, block.ahead + (k + first + i + half), d0, turn)
+                                _prefetch(c, keys, block.ahead + (k + first + i + half), d0, turn)
             for s in range(n):
                 products[s] += [v.value for v in sums[s]]
         for s, query in enumerate(queries):
@@ -217,7 +217,7 @@ def _keep(c: Code, product: Value, query: Value, scores: Value, k: Value, block:
     c.store(scores + k * 4, c.select(inside, score, c.const(product.type, float("-inf"))))
 
 
-def soften(c: Code, chosen: Viewers, n: int, scores: Value, fades: Value, lanes: int) -> None:
+def update_softmax(c: Code, chosen: Viewers, n: int, scores: Value, fades: Value, lanes: int) -> None:
     """Convert scores of up to four queries to weights e^(score − maximum) and update their maxima and sums. `fades`:
     receives the factors of their outputs so far.
     """
@@ -247,7 +247,7 @@ def soften(c: Code, chosen: Viewers, n: int, scores: Value, fades: Value, lanes:
         c.store(results[s] + SegmentResult.SUMS, total)
 
 
-def mix(
+def add_values(
     c: Code, values: Cells, chosen: Viewers, n: int, scores: Value, fades: Value, block: KeyBlock, lanes: int,
     start: Value, n_registers: int, *, fetch: bool,
 ) -> None:  # fmt: skip
@@ -272,7 +272,7 @@ def mix(
             for s in range(n):
                 sums[s][i].value = c.fma(weight[s], value, sums[s][i].value)
         if fetch:
-            _ask(c, values, block.ahead + k, start, lanes * n_registers)
+            _prefetch(c, values, block.ahead + k, start, lanes * n_registers)
     finite = _finite(c, [total.value for row_ in sums for total in row_])
     with c.when(finite):
         for at, row_ in zip(outputs, sums, strict=True):

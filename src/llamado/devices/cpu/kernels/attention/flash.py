@@ -21,12 +21,12 @@ from llamado.devices.cpu.kernels.attention.blocks import (
     Query,
     Scoring,
     Viewers,
+    add_values,
     expand,
-    mix,
-    score_here,
-    score_turned,
-    soften,
-    turn_over,
+    score_in_place,
+    score_transposed,
+    transpose_keys,
+    update_softmax,
 )
 from llamado.devices.cpu.kernels.attention.results import SegmentResult
 from llamado.devices.cpu.kernels.attention.visible import BLOCK, WORD, MaskRow, Tile, below
@@ -95,7 +95,7 @@ def flash_attention(
     pieces = (a.group + n_heads - 1) // n_heads
     together = c.max(c.load(I64, a.tiles + Tile.KEY_HEADS), c.i64(1))
     sets = (a.n_heads_kv + together - 1) // together
-    table, everyone = c.scratch(Query.BYTES * (most + 1)), c.scratch(8 * _FOUR * most)
+    table, all_queries = c.scratch(Query.BYTES * (most + 1)), c.scratch(8 * _FOUR * most)
     some, fades = c.scratch(8 * (most + _FOUR)), c.scratch(4 * (most + _FOUR))
 
     with c.shares(work, n_tiles * sets * pieces, c.i64(1)) as unit:
@@ -113,7 +113,7 @@ def flash_attention(
             j, token = t * heads + i, c.load(I64, tile + Tile.FIRST) + t
             h = (first_key_head + g) * a.group + piece * n_heads + i
             query = table + (g * count + j) * Query.BYTES
-            c.store(everyone + g * listed + j * 8, query)
+            c.store(all_queries + g * listed + j * 8, query)
             c.store(query + Query.Q, a.q + token * a.q_token + h * a.q_head + stream * a.q_stream)
             mask = a.mask + token * a.mask_token + h * a.mask_head + stream * a.mask_stream
             c.store(query + Query.MASK, mask)
@@ -129,15 +129,15 @@ def flash_attention(
                 c.store(query + Query.SLOPE, c.load(F32, a.slopes + h * 4))
             stop.value = c.max(stop.value, c.load(I32, row + MaskRow.LAST).to(I64))
         # groups of four are padded with a query whose result is unused
-        nobody = table + most * Query.BYTES
-        c.store(nobody + Query.Q, c.load(I64, table + Query.Q))
-        c.store(nobody + Query.MASK, c.load(I64, table + Query.MASK))
-        c.store(nobody + Query.RESULT, own + 2 * most * size)
+        padding = table + most * Query.BYTES
+        c.store(padding + Query.Q, c.load(I64, table + Query.Q))
+        c.store(padding + Query.MASK, c.load(I64, table + Query.MASK))
+        c.store(padding + Query.RESULT, own + 2 * most * size)
         if biased:
-            c.store(nobody + Query.SLOPE, c.f32(0.0))
+            c.store(padding + Query.SLOPE, c.f32(0.0))
         results.clear(c, own + 2 * most * size, head_v)
         with c.range(0, key_heads) as g:
-            _fill_up(c, everyone + g * listed, count, nobody)
+            _fill_up(c, all_queries + g * listed, count, padding)
 
         with c.range(segment0, c.load(I64, tile + Tile.STOP)) as segment:
             start, end = c.var(c.i64(1 << 40)), c.var(c.i64(0))
@@ -177,10 +177,10 @@ def flash_attention(
                         head = first_key_head + g
                         keys_ = Cells(a.k + head * a.k_head + stream * a.k_stream, k_cell, TensorType[keys], head_k)
                         values_ = Cells(a.v + head * a.v_head + stream * a.v_stream, v_cell, TensorType[values], head_v)
-                        list_, n = c.var(everyone + g * listed), c.var(count)
+                        list_, n = c.var(all_queries + g * listed), c.var(count)
                         with c.when((all_.value >> number & 1).equals(0)):
                             n.value = _choose(c, table + g * count * Query.BYTES, count, number, some)
-                            _fill_up(c, some, n.value, nobody)
+                            _fill_up(c, some, n.value, padding)
                             list_.value = some
                         here = (n.value <= few) & (first + BLOCK <= a.n_kv)
                         with c.when(here):
@@ -191,7 +191,7 @@ def flash_attention(
                         with c.when(here ^ 1):
                             for cells in (keys_,) if shared else (keys_, values_):
                                 _fetch(c, cells, first + _AHEAD, c.min(first + (_AHEAD + BLOCK), stop.value))
-                            turn_over(c, keys_, block, k_block, lanes)
+                            transpose_keys(c, keys_, block, k_block, lanes)
                             _many(
                                 c, k_block, head_k, expand(c, values_, block, v_block), list_.value, n.value, scores,
                                 fades, block, scoring, lanes,
@@ -216,9 +216,9 @@ def _bounds(c: Code, query: Value, segment: Value, n_words: Value) -> tuple[tupl
     return (c.load(I32, at).to(I64), c.load(I32, at + 4).to(I64)), has
 
 
-def _fill_up(c: Code, list_: Value, n: Value, nobody: Value) -> None:
+def _fill_up(c: Code, list_: Value, n: Value, padding: Value) -> None:
     for i in range(_FOUR - 1):
-        c.store(list_ + (n + i) * 8, nobody)
+        c.store(list_ + (n + i) * 8, padding)
 
 
 def _choose(c: Code, table: Value, count: Value, number: Value, to: Value) -> Value:
@@ -250,13 +250,13 @@ def _few(
             chosen = Viewers(list_, done.value)
             first_time = done.value.equals(0)
             asking = block._replace(ahead=c.select(first_time, block.ahead, block.first))
-            score_here(c, keys, chosen, many, scores, asking, scoring, lanes)
+            score_in_place(c, keys, chosen, many, scores, asking, scoring, lanes)
             for first in range(0, many, _FOUR):
                 some = Viewers(list_, done.value + first)
-                soften(c, some, min(_FOUR, many - first), scores, fades, lanes)
+                update_softmax(c, some, min(_FOUR, many - first), scores, fades, lanes)
             wide, n_registers = _part(values.head, lanes)
             with c.range(0, values.head, wide * n_registers) as start:
-                mix(c, values, chosen, many, scores, fades, asking, wide, start, n_registers, fetch=not shared)
+                add_values(c, values, chosen, many, scores, fades, asking, wide, start, n_registers, fetch=not shared)
             done.value = done.value + many
 
 
@@ -269,12 +269,12 @@ def _many(
     """
     at_once = _FOUR if lanes == 16 else 2
     with c.range(0, n, at_once) as j:
-        score_turned(c, keys, head_k, Viewers(list_, j), at_once, scores, block, scoring, lanes)
+        score_transposed(c, keys, head_k, Viewers(list_, j), at_once, scores, block, scoring, lanes)
     with c.range(0, n, _FOUR) as j:
-        soften(c, Viewers(list_, j), _FOUR, scores, fades, lanes)
+        update_softmax(c, Viewers(list_, j), _FOUR, scores, fades, lanes)
     wide, n_registers = _part(values.head, lanes)
     with c.range(0, values.head, wide * n_registers) as start, c.range(0, n, at_once) as j:
-        mix(c, values, Viewers(list_, j), at_once, scores, fades, block, wide, start, n_registers, fetch=False)
+        add_values(c, values, Viewers(list_, j), at_once, scores, fades, block, wide, start, n_registers, fetch=False)
 
 
 def _part(head: int, lanes: int) -> tuple[int, int]:

@@ -68,7 +68,7 @@ def finish(c: Code, at: Value, sink: Value | None, out: Value, head_v: int) -> N
     "partials", "n_words", "rows", "row_token", "row_head", "row_stream", "sinks",
     "out", "out_head", "out_token", "out_stream", "n_tokens", "n_heads", "n_streams",
 )  # fmt: skip
-def put_together(c: Code, a: SimpleNamespace, work: Work, *, head_v: int, sinks: bool) -> None:
+def combine_segments(c: Code, a: SimpleNamespace, work: Work, *, head_v: int, sinks: bool) -> None:
     """Combine the results of a query's segments, which were computed separately: [stream][token][head][segment]."""
     with c.shares(work, a.n_tokens * a.n_heads * a.n_streams, c.i64(1)) as unit:
         h, token = unit % a.n_heads, unit // a.n_heads % a.n_tokens

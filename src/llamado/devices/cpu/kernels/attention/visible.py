@@ -112,7 +112,7 @@ def find_tiles(c: Code, a: SimpleNamespace, work: Work, *, masked: bool, divided
         heads = (a.group + pieces.value - 1) // pieces.value
         share = c.max(parts.value // a.units, c.i64(1))
         room = c.min(share, a.most // heads)
-        n, tiled = c.var(c.i64(0)), _Tiled(*(c.var(c.i64(1)) for _ in _Tiled._fields))
+        n, totals = c.var(c.i64(0)), _TileTotals(*(c.var(c.i64(1)) for _ in _TileTotals._fields))
         with c.range(0, a.n_streams) as stream:
             first = c.var(c.i64(0))
             with c.range(0, a.n_tokens) as token:
@@ -123,14 +123,14 @@ def find_tiles(c: Code, a: SimpleNamespace, work: Work, *, masked: bool, divided
                 with c.when(ends.value.equals(0)), c.when(_alike(c, row, row + a.token_step, a.n_words).equals(0)):
                     ends.value = c.i64(1)
                 with c.when(ends.value.differs(0)):
-                    _write(c, a, stream, first.value, token + 1, n, tiled, divided=divided)
+                    _write(c, a, stream, first.value, token + 1, n, totals, divided=divided)
                     first.value = token + 1
         c.store(a.tiles + Tile.COUNT, n.value)
         c.store(a.tiles + Tile.HEADS, heads)
-        c.store(a.tiles + Tile.KEY_HEADS, c.select(heads < a.group, c.i64(1), _key_heads(c, a, tiled)))
+        c.store(a.tiles + Tile.KEY_HEADS, c.select(heads < a.group, c.i64(1), _key_heads(c, a, totals)))
 
 
-class _Tiled(NamedTuple):
+class _TileTotals(NamedTuple):
     """Of all tiles: the most tokens, the blocks of the longest unit for one key head, and the blocks of all of them for
     all tokens.
     """
@@ -140,10 +140,10 @@ class _Tiled(NamedTuple):
     total: Var
 
 
-def _key_heads(c: Code, a: SimpleNamespace, tiled: _Tiled) -> Value:
+def _key_heads(c: Code, a: SimpleNamespace, totals: _TileTotals) -> Value:
     """Key heads per unit of work: as many as keep the wait for the last thread short, in equal parts."""
-    even = tiled.total.value * a.n_heads_kv // c.max(tiled.longest.value * (a.threads - 1) * _EVEN, c.i64(1))
-    room = c.min(a.n_heads_kv, a.most // (tiled.tokens.value * a.group))
+    even = totals.total.value * a.n_heads_kv // c.max(totals.longest.value * (a.threads - 1) * _EVEN, c.i64(1))
+    room = c.min(a.n_heads_kv, a.most // (totals.tokens.value * a.group))
     sets: Value = (a.n_heads_kv - 1) // c.max(c.min(even, room), c.i64(1)) + 1
     together: Value = (a.n_heads_kv + (sets - 1)) // sets
     return together
@@ -199,7 +199,7 @@ def _alike(c: Code, one: Value, other: Value, n_words: Value) -> Value:
 
 
 def _write(
-    c: Code, a: SimpleNamespace, stream: Value, first: Value, stop: Value, n: Var, tiled: _Tiled, *, divided: bool
+    c: Code, a: SimpleNamespace, stream: Value, first: Value, stop: Value, n: Var, totals: _TileTotals, *, divided: bool
 ) -> None:
     """Append the tile of the tokens from `first` to `stop`, or one for each of its segments."""
     most, seen = c.var(c.i64(1)), c.var(c.i64(0))
@@ -208,10 +208,10 @@ def _write(
         most.value = c.max(most.value, _n_parts(c, row))
         seen.value = c.max(seen.value, _n_seen(c, row, a.n_words))
     tokens = stop - first
-    tiled.tokens.value = c.max(tiled.tokens.value, tokens)
-    tiled.total.value = tiled.total.value + seen.value * tokens
+    totals.tokens.value = c.max(totals.tokens.value, tokens)
+    totals.total.value = totals.total.value + seen.value * tokens
     unit = c.min(seen.value, SEGMENT) if divided else seen.value
-    tiled.longest.value = c.max(tiled.longest.value, unit * tokens)
+    totals.longest.value = c.max(totals.longest.value, unit * tokens)
     with c.range(0, most.value if divided else 1) as part:
         at = a.tiles + Tile.LIST + n.value * Tile.BYTES
         c.store(at + Tile.STREAM, stream)

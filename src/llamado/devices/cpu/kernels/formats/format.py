@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN
-from llamado.devices.cpu.simd import Code, F32x8, I32x8, Value, Words
+from llamado.devices.cpu.simd import Code, F32x8, I32x8, LoweringInterface, Value
 from llamado.gguf.types import TensorType
 
 
@@ -156,13 +156,13 @@ class Blocks(Format):
         """Bytes of a column of activations for one block of weights."""
         return self.block // self.columns * BYTES_PER_COLUMN[self.columns]
 
-    def signed(self, lowering: Words) -> bool:
+    def signed(self, lowering: LoweringInterface) -> bool:
         """Return True if groups hold signed weights: unsigned ones would need more bits than the lowering's products
         support, or signed ones cost nothing.
         """
         return (self.peak > 127 and not lowering.full_u8) or (self.of_table and lowering.signed)
 
-    def zero(self, lowering: Words) -> int:
+    def zero(self, lowering: LoweringInterface) -> int:
         """The zero point of the weights in groups."""
         return 0 if self.zero_shift is None or self.signed(lowering) else 1 << self.zero_shift
 

@@ -11,21 +11,21 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from llamado.devices.cpu.compile import checks
-from llamado.devices.cpu.compile.emitter import Emitter, Fields, nothing
+from llamado.devices.cpu.compile.emitter import Emitter, Fields, no_operand
 from llamado.devices.cpu.compile.program import ByteSpan
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 
-class Made(NamedTuple):
+class StateLocation(NamedTuple):
     """Location of the states in an operation's result: from byte `offset` on, `size` bytes for each sequence."""
 
     offset: int
     size: int
 
 
-class Keeping(NamedTuple):
+class StateTarget(NamedTuple):
     """The target of new states: fields of the kernel that produces them, and its additional reads and writes."""
 
     fields: Fields
@@ -35,37 +35,37 @@ class Keeping(NamedTuple):
     writes: list[ByteSpan]
 
 
-NOTHING = Keeping({"kept": nothing(), "kept1": 0, "kept_rows": 0, "kept_ids": nothing()}, "", [], [])
+NO_TARGET = StateTarget({"kept": no_operand(), "kept1": 0, "kept_rows": 0, "kept_ids": no_operand()}, "", [], [])
 """The states stay in the result."""
 
 
-def keep(
+def fuse_state_store(
     out: Emitter,
     node: Tensor,
-    states: Made,
+    states: StateLocation,
     nodes: Sequence[Tensor],
     numbers: Mapping[Tensor, int],
     readers: Sequence[Tensor],
-) -> Keeping:
+) -> StateTarget:
     """Fuse the SET_ROWS that only stores a node's states into the node, if there is one.
 
     `nodes` are those of the graph, `numbers` their positions, `readers` the operations that read the node, also through
     views.
     """
     found = [reader for reader in readers if _end(reader, node) > states.offset]
-    if len(found) == 1 and node in numbers and _keeps(found[0], node, states):
+    if len(found) == 1 and node in numbers and _stores_states(found[0], node, states):
         (last,) = found
         between = nodes[numbers[node] + 1 : numbers.get(last, 0)]
         if numbers.get(last, -1) > numbers[node] and all(other.is_noop for other in between):
             ids = last.src[1]
             assert ids is not None
             checks.check_node(last, out.extent)
-            out.did(last)
+            out.mark_done(last)
             fields: Fields = {
                 "kept": out.place(last), "kept1": last.nb[1], "kept_rows": last.ne[1], "kept_ids": out.place(ids)
             }  # fmt: skip
-            return Keeping(fields, ids.type.name, [out.span(ids)], [out.span(last)])
-    return NOTHING
+            return StateTarget(fields, ids.type.name, [out.span(ids)], [out.span(last)])
+    return NO_TARGET
 
 
 def _end(reader: Tensor, node: Tensor) -> int:
@@ -78,7 +78,7 @@ def _end(reader: Tensor, node: Tensor) -> int:
     return max(ends, default=0)
 
 
-def _keeps(reader: Tensor, node: Tensor, made: Made) -> bool:
+def _stores_states(reader: Tensor, node: Tensor, location: StateLocation) -> bool:
     """Return True if an operation stores all states of a node, consecutively, in rows of a memory."""
     if reader.op is not Op.SET_ROWS or node.root()[0] is not node:
         return False
@@ -86,11 +86,11 @@ def _keeps(reader: Tensor, node: Tensor, made: Made) -> bool:
     return (
         states is not None
         and ids is not None
-        and states.root() == (node, made.offset)
+        and states.root() == (node, location.offset)
         and states.type is TensorType.F32
         and states.is_contiguous()
-        and states.nbytes == node.nbytes - made.offset
-        and (4 * states.ne[0], *states.ne[2:]) == (made.size, 1, 1)
+        and states.nbytes == node.nbytes - location.offset
+        and (4 * states.ne[0], *states.ne[2:]) == (location.size, 1, 1)
         and reader.type is TensorType.F32
         and reader.has_contiguous_rows()
         and ids.nb[0] == ids.type.block_bytes

@@ -1,7 +1,7 @@
 """Reading of states directly from memory rows, without a copy.
 
 GET_ROWS selects the states that sequences continue from. The operation that updates states can select the rows itself
-if it is the only reader. See `keeping.py` for the target of the states, and the requirement on graphs.
+if it is the only reader. See `state_target.py` for the target of the states, and the requirement on graphs.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from llamado.devices.cpu.compile.emitter import Emitter, Fields, nothing
+from llamado.devices.cpu.compile.emitter import Emitter, Fields, no_operand
 from llamado.devices.cpu.compile.program import ByteSpan
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 
-class Reading(NamedTuple):
+class StateSource(NamedTuple):
     """The source of states: fields of the kernel that updates them, True if it selects rows, and its reads."""
 
     fields: Fields
@@ -24,7 +24,7 @@ class Reading(NamedTuple):
     reads: list[ByteSpan]
 
 
-def waits(out: Emitter, node: Tensor, reader: Tensor, between: Sequence[Tensor]) -> bool:
+def can_defer_rows(out: Emitter, node: Tensor, reader: Tensor, between: Sequence[Tensor]) -> bool:
     """Return True if a GET_ROWS can be left to `reader`, whose last source is its whole result.
 
     `between`: the nodes of the graph in between.
@@ -48,14 +48,14 @@ def waits(out: Emitter, node: Tensor, reader: Tensor, between: Sequence[Tensor])
     )
 
 
-def read(out: Emitter, states: Tensor, size: int) -> Reading:
+def state_source(out: Emitter, states: Tensor, size: int) -> StateSource:
     """Return the source of an operation's states, `size` bytes for each sequence: consecutive, or selected by the
     operation.
     """
-    chosen = out.waiting.get(states.root()[0])
+    chosen = out.deferred.get(states.root()[0])
     if chosen is None:
-        fields: Fields = {"state": out.place(states), "state_row": size, "ids": nothing(), "n_states": 0}
-        return Reading(fields, False, [out.span(states)])
+        fields: Fields = {"state": out.place(states), "state_row": size, "ids": no_operand(), "n_states": 0}
+        return StateSource(fields, False, [out.span(states)])
     table, ids = chosen
     fields = {"state": out.place(table), "state_row": table.nb[1], "ids": out.place(ids), "n_states": table.ne[1]}
-    return Reading(fields, True, [out.span(table), out.span(ids)])
+    return StateSource(fields, True, [out.span(table), out.span(ids)])
