@@ -156,9 +156,9 @@ def test_ngram_cache(tmp_path: Path) -> None:
     assert proposed(NgramCache(dynamic=str(path)), [1, 7, 8]) == [9]
     for data in (b"abc" * 11, np.array([7, 8, -1, -1, 0], "<i4").tobytes()):
         path.write_bytes(data)
-        with pytest.raises(EngineError, match="no lookup cache"):
+        with pytest.raises(EngineError, match="not a lookup cache"):
             NgramCache(str(path))
-    with pytest.raises(EngineError, match="cannot be read"):
+    with pytest.raises(EngineError, match="cannot read"):
         NgramCache(str(tmp_path / "nothing"))
 
 

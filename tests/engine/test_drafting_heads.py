@@ -259,5 +259,5 @@ def test_what_has_no_head_is_refused(tmp_path: Path) -> None:
     glm, deepseek = make_headed(tmp_path / "g.gguf", "glm4moe"), make_headed(tmp_path / "d.gguf", "deepseek2")
     with pytest.raises(InvalidModel, match="the block that drafts is of a deepseek2 model"):
         load(glm, "draft-mtp", deepseek)
-    with pytest.raises(EngineError, match="one model drafts at a time, not draft-simple and draft-mtp"):
+    with pytest.raises(EngineError, match="only one draft model is possible, not draft-simple and draft-mtp"):
         LoadedModel.load(glm, EngineOptions(drafts=DraftOptions(kinds=("draft-mtp", "draft-simple"))))

@@ -1,6 +1,6 @@
-"""Heads that draft some tokens and no more: DFlash a block of them at once, several heads one token each.
+"""Draft heads with a fixed number of tokens: DFlash drafts a block at once, chained heads one token each.
 
-They read the target's hidden states as other heads do. What they read of drafted tokens is not kept.
+They read the target's hidden states like other heads. Their memory of draft tokens is discarded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llamado.models.memory import Span
 
 
 class _Places(NamedTuple):
-    """Which of those that ask it is for, and its places."""
+    """The positions of one block: number of its query, the query, and the number of positions."""
 
     number: int
     ask: Ask
@@ -52,7 +52,7 @@ class BlockKind(HeadKind):
         for i, ask in enumerate(asks):
             n = min(self._n_block, ask.most + 1, self._forward.max_batch)
             if ask.ahead or n < 2 or not self._make_room(ask.drafter, ask.said, self._n_block):
-                continue  # of tokens ahead there are no hidden states yet
+                continue  # draft tokens in flight have no hidden states yet
             tokens = ask.drafter.pending(ask.said, ())
             if tokens and max(ask.said[-1], *tokens) < self._forward.n_vocab:
                 self._read_all(ask.drafter, tokens)
@@ -87,10 +87,10 @@ class BlockKind(HeadKind):
 
 
 class ChainKind(HeadKind):
-    """Drafts of as many heads as `head` has stages, whose forward pass is `forward`; see ModelKind.
+    """Drafts of `head`'s chained stages, whose forward pass is `forward`; see ModelKind.
 
-    All of them read the target's hidden states. A later one reads what was drafted before it, each token with the
-    state that the head before it made there.
+    All stages read the target's hidden states. A later stage also reads the tokens drafted before it, each with the
+    state that the stage before it computed there.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ChainKind(HeadKind):
         ready: dict[int, int] = {}  # the last token of each
         for i, ask in enumerate(asks):
             if ask.ahead or not self._make_room(ask.drafter, ask.said, self._n_stages):
-                continue  # of tokens ahead there are no hidden states yet
+                continue  # draft tokens in flight have no hidden states yet
             tokens = ask.drafter.pending(ask.said, ())
             if tokens and max(tokens) < self._forward.n_vocab:
                 self._read_all(ask.drafter, tokens[:-1])
@@ -141,7 +141,9 @@ class ChainKind(HeadKind):
         return found
 
     def _go_on(self, those: Sequence[tuple[Ask, list[int], list[States]]], stage: int) -> States:
-        """The next head reads what was drafted; the logits behind the last token of each. Nothing is kept."""
+        """Run the next stage on the drafted tokens and return the logits after the last token of each. Nothing
+        is kept.
+        """
         spans, wanted, n = [], [], 0
         for ask, tokens, _ in those:
             handle = ask.drafter.handle

@@ -1,4 +1,6 @@
-"""Which drafted tokens go along: of several sources the one whose tokens are worth most, as many as pay."""
+"""The choice of drafts: of several sources the most valuable draft, and as many of its tokens as are worth
+their time.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ from llamado.engine.drafts.model import ANY, Ask, Guess, ModelDrafter, ModelKind
 from llamado.engine.request import KindCounts
 
 MOST = 64
-"""Drafted tokens of one sequence in a batch, at most."""
+"""Most draft tokens of one sequence in a batch."""
 WINDOW = 16
-"""As many where several batches are on their way: what is behind them goes into the next one."""
+"""Most draft tokens with several batches in flight: later tokens go into the next batch."""
 
 
 class Followed:
-    """What the sources know of one sequence."""
+    """Draft state of one sequence: each source's drafter and acceptance rates."""
 
     __slots__ = ("ahead", "chances", "drafters", "guess", "said")
 
@@ -36,28 +38,29 @@ class Followed:
         self.chances = chances
 
     def forget(self) -> None:
-        """The sequence was rewritten."""
+        """Reset after the sequence was rewritten."""
         self.said = []
         for drafter in self.drafters:
             drafter.forget()
 
     def trust(self) -> float:
-        """How probably all that is ahead is right."""
+        """Return the probability that all draft tokens in flight are accepted."""
         chance = 1.0
         for draft in self.ahead.drafts:
             chance = min(self.chances[draft.kind].all_right(draft.marks[draft.accepted :], chance), default=chance)
         return chance
 
     def end(self, said: list[int], n_prompt: int) -> None:
-        """The answer is over."""
+        """End the answer."""
         for drafter in self.drafters:
             drafter.end(said, n_prompt)
 
 
 class Wish(NamedTuple):
-    """A sequence that has room for drafted tokens: `tokens[:length]`, and at most `most` behind those ahead.
+    """A sequence with room for draft tokens: its tokens are `tokens[:length]`, and at most `most` may follow those in
+    flight.
 
-    `place`: that of its next token among the random numbers of its request.
+    `place`: index of its next token in the request's random numbers.
     """
 
     followed: Followed
@@ -68,9 +71,9 @@ class Wish(NamedTuple):
 
 
 class Drafts:
-    """The sources of an engine, and what was learnt of them; of the engine's thread alone.
+    """The draft sources of an engine, and what was learned of them. Only the engine's thread uses it.
 
-    `most`, `least`: tokens of a draft at most, and at least (shorter ones are not evaluated).
+    `most`, `least`: most tokens of a draft, and least (shorter drafts are not evaluated).
     """
 
     def __init__(self, kinds: Sequence[DraftKind], *, most: int = MOST, least: int = 0) -> None:
@@ -78,30 +81,32 @@ class Drafts:
         self.cost = Cost()
         self.windows = Windows()
         self._model = next((kind for kind in self.kinds if isinstance(kind, ModelKind)), None)
-        self._seconds = 0.0  # that the model took since the last batch
+        self._seconds = 0.0  # seconds that the model took since the last batch
         self._most, self._least = most, least
         self._chances = [Chances(kind.first_guess) for kind in self.kinds]
         self._counts = [[0, 0, 0] for _ in self.kinds]
         self.accepted_at = [0] * MOST
-        """Drafted tokens that were right, by their place in the draft."""
+        """Accepted draft tokens by position in their draft."""
 
     def follow(self, ahead: Ahead, guess: Guess) -> Followed:
-        """A sequence begins, whose tokens on trust are `ahead`; `guess` draws as its request does."""
+        """Begin a sequence with draft tokens `ahead`; `guess` samples like its request."""
         drafters = [kind.drafter() for kind in self.kinds]
         return Followed(ahead, guess, drafters, [Chances(common) for common in self._chances])
 
     @property
     def takes_long(self) -> bool:
-        """Whether a model is asked for drafts."""
+        """True if a model drafts."""
         return self._model is not None
 
     @property
     def features_width(self) -> int:
-        """Numbers of each token's hidden states that `show` is given; 0: nobody wants any."""
+        """Width of the hidden states that `show` takes; 0: none are needed."""
         return self._model.width if isinstance(self._model, HeadKind) and not self._model.lost else 0
 
     def show(self, followed: Followed, text: NDArray[np.int32], first: int, states: NDArray[np.float32]) -> None:
-        """The sequence, which begins with `text`, was computed from token `first` on: the hidden states of these."""
+        """Pass hidden states to the draft head: those of the tokens from `first` on of the sequence that begins with
+        `text`.
+        """
         if isinstance(self._model, HeadKind):
             drafter = followed.drafters[self.kinds.index(self._model)]
             assert isinstance(drafter, ModelDrafter)
@@ -110,10 +115,10 @@ class Drafts:
     def propose(
         self, wishes: Sequence[Wish], n_generating: int, *, overlaps: bool = False, waiting: bool = False
     ) -> list[Draft | None]:
-        """For each sequence what is worth evaluating, while so many are being generated; it counts as on its way.
+        """Return for each sequence the draft worth evaluating, with `n_generating` sequences. It counts as in flight.
 
-        `overlaps`: whether more can be sent behind it before it is known; `waiting`: whether there is nothing else to
-        do until what is on its way is known.
+        `overlaps`: more tokens can be sent before its result is known. `waiting`: there is no other work until the
+        results in flight arrive.
         """
         if not wishes or not self.cost.drafts(n_generating):
             return [None] * len(wishes)
@@ -132,7 +137,7 @@ class Drafts:
         return [draft for draft, _ in found]
 
     def _best(self, wish: Wish, least_gain: float) -> tuple[Draft | None, float]:
-        """The best draft that costs nothing to make, and what it is worth."""
+        """Return the best draft among those that cost nothing to make, and its value."""
         followed = wish.followed
         said = followed.said
         said.extend(wish.tokens[len(said) : wish.length].tolist())
@@ -157,9 +162,10 @@ class Drafts:
         n: int,
         waiting: bool,
     ) -> list[tuple[Draft | None, float]]:
-        """The same with drafts of the model, of at most `n` tokens, where they are probably worth more, and their time.
+        """Replace drafts by those of the model, of at most `n` tokens, if these are probably worth more, including
+        their time.
 
-        `least`: the chance of being right above which a token is worth being evaluated.
+        `least`: the acceptance probability above which a token is worth evaluating.
         """
         number = self.kinds.index(model)
         least_next = least
@@ -190,14 +196,14 @@ class Drafts:
     def note(
         self, n_generating: int, n_tokens: int, seconds: float, n_yielded: int, now: float, *, overlaps: bool = False
     ) -> None:
-        """See Cost.note; `overlaps`: see `propose`."""
+        """Record a batch, like Cost.note; `overlaps`: see `propose`."""
         self.cost.note(n_generating, n_tokens, seconds, n_yielded, now, self._seconds)
         self._seconds = 0.0
         if overlaps:
             self.windows.note(seconds)
 
     def learn(self, followed: Followed) -> None:
-        """From what turned out of the tokens ahead of a sequence."""
+        """Learn from the results of a sequence's draft tokens."""
         judged = followed.ahead.judged
         for draft, place, right in judged:
             followed.chances[draft.kind].note(draft.marks[place], right)
@@ -212,12 +218,14 @@ class Drafts:
 
     @property
     def counts(self) -> tuple[KindCounts, ...]:
-        """What became of the drafts of each kind so far."""
+        """Counts of drafts, draft tokens and accepted tokens of each source."""
         return tuple(KindCounts(kind.name, *n) for kind, n in zip(self.kinds, self._counts, strict=True))
 
 
 def _worth(chances: Iterable[float], least_gain: float) -> tuple[int, float]:
-    """How many tokens of these chances are worth their time, and how much more than it they are worth, in tokens."""
+    """Return the number of tokens with these probabilities that are worth their time, and their value beyond it, in
+    tokens.
+    """
     n, worth = 0, 0.0
     for chance in chances:
         if chance <= least_gain:

@@ -1,7 +1,7 @@
-"""llama.cpp's `ngram-map-k` and `ngram-map-k4v`: what followed the last `n` tokens, with a memory of how that went.
+"""llama.cpp's `ngram-map-k` and `ngram-map-k4v`: the tokens that followed the last `n` tokens, with their success.
 
-`k` drafts what followed the first time, as many tokens as were right when this key drafted last. `k4v` counts up to
-four continuations of a key, and drafts the most frequent where it is at least twice as frequent as all others together.
+`k` drafts the tokens that followed the first time, as many as were right at this key's last draft. `k4v` counts up to
+four continuations of a key, and drafts the most frequent if it is at least twice as frequent as all others together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CONTINUATIONS = 4
 
 
 class _Continuation:
-    """What followed a key: from where on, how often, and how many of it were right the last time."""
+    """The tokens that followed a key: start, number of occurrences, and number of accepted tokens the last time."""
 
     __slots__ = ("at", "n", "right")
 
@@ -29,7 +29,7 @@ class _MapDrafter(Drafter):
 
     def forget(self) -> None:
         self._places: dict[tuple[int, ...], list[int]] = {}
-        """Where each key ended; the first place alone where continuations are not counted."""
+        """End of each occurrence of a key; only the first if continuations are not counted."""
         self._known = 0
         self._hits: dict[tuple[int, ...], int] = {}
         self._continuations: dict[tuple[int, ...], tuple[list[_Continuation], int]] = {}
@@ -40,7 +40,7 @@ class _MapDrafter(Drafter):
         self._last = None
         if len(said) <= 2 * n + m:
             return NOTHING
-        # A key counts once all that is drafted behind it is known.
+        # a key counts once all tokens that would be drafted after it are known
         for end in range(max(self._known + 1, n + 1), len(said) - m):
             places = self._places.setdefault(tuple(said[end - n : end]), [])
             if self._counts or not places:
@@ -81,9 +81,8 @@ class _MapDrafter(Drafter):
 
 
 class NgramMap(DraftKind):
-    """`n`: tokens of a key; `m`: tokens that are drafted at most; `min_hits`: times that a key must have been found.
-
-    `counts`: whether continuations are counted (`k4v`).
+    """`n`: tokens of a key; `m`: most draft tokens; `min_hits`: least occurrences of a key. `counts`: True to count
+    continuations (`k4v`).
     """
 
     def __init__(self, n: int = 12, m: int = 48, min_hits: int = 1, *, counts: bool = False) -> None:
