@@ -806,19 +806,19 @@ def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCapt
             error = next(record.getMessage() for record in caplog.records if record.levelname == "ERROR")
             assert error.startswith("RPC connection failed: worker RPC0[10.0.0.7:50052] is lost: it closed the conn")
             assert error.endswith("answers wait until it is back")
-            assert "going on without RPC0[10.0.0.7:50052]" in caplog.text
+            assert "continuing without RPC0[10.0.0.7:50052]" in caplog.text
             calls, moves = forward.calls, forward.moves
             until(lambda calls=calls: forward.calls > calls + 2)  # type: ignore[misc]
-            assert "all devices are there again" not in caplog.text and forward.moves == moves
+            assert "all devices are back" not in caplog.text and forward.moves == moves
             forward.there = True
             until(lambda: not engine.snapshot().degraded)
-            assert "all devices are there again" in caplog.text
+            assert "all devices are back" in caplog.text
             assert client.result.tokens == alone(req(text(20), 1500)) and forward.moves == moves + 1
         forward.die()  # and back before anything went elsewhere
         engine._recovery._failover = None
         caplog.clear()
         assert ask(engine, req(text(9), 9)).tokens == alone(req(text(9), 9))
-        assert "all devices are there again after" in caplog.text and "going on without" not in caplog.text
+        assert "all devices are back after" in caplog.text and "continuing without" not in caplog.text
     finally:
         forward.end()
         engine.close()
@@ -839,7 +839,7 @@ def test_a_move_that_fails_is_not_tried_all_the_time(
         forward.die()
         until(lambda: forward.moves == 2)
         assert forward.moved[1] - forward.moved[0] >= 0.3
-        assert "layers stay where they are: it has no room any more" in caplog.text
+        assert "layers not moved back: it has no room any more" in caplog.text
         until(lambda: not engine.snapshot().degraded)
         assert client.result.tokens == alone(req(text(20), 2000))
     finally:
