@@ -21,7 +21,7 @@ from tiers import first_of
 from waiting import GUARD, until
 
 from llamado.devices.device import DeviceError, DeviceLost
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed, Unavailable
@@ -640,7 +640,7 @@ def test_drafted_tokens_do_not_outlive_a_move(seed: int) -> None:
     """Sequences are moved while a batch with drafts behind them is on its way: what was drafted stays behind."""
     rng = random.Random(seed)
     forward = FragileForward(1024, n_vocab=4, max_batch=32, depth=5, seed=seed)
-    engine = Engine(forward, FakeTokenizer(), n_slots=6, n_ctx=500, drafts=Drafts([Suffix()]))
+    engine = Engine(forward, FakeTokenizer(), n_slots=6, n_ctx=500, drafts=DraftManager([Suffix()]))
     try:
         requests = []
         for _ in range(10):
@@ -693,7 +693,7 @@ def test_any_schedule(seed: int, n_slots: int, n_blocks: int, depth: int, drafti
         FakeTokenizer(),
         n_slots=n_slots,
         n_ctx=n_ctx,
-        drafts=Drafts([Suffix()]) if drafting else None,
+        drafts=DraftManager([Suffix()]) if drafting else None,
         failover=rng.choice([None, 0.0, 0.01]),
         prefill_chunk=rng.choice([4, 256]),
     )

@@ -22,7 +22,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import Bytes, DeviceError, DeviceLost
 from llamado.devices.split.placement import NotEnoughMemory, Placement
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.forward.runner import ModelRunner
@@ -594,7 +594,7 @@ def test_answers_of_an_engine_whose_devices_die(
         judge.close()
         alone.close()
     home = house(model, Placement((1, 2, 2, 3), 3), n_devices=4, n_cells=1024)
-    engine = Engine(home.forward, tokenizer, n_slots=4, drafts=Drafts([Suffix()]), failover=0.05, n_ctx=600)
+    engine = Engine(home.forward, tokenizer, n_slots=4, drafts=DraftManager([Suffix()]), failover=0.05, n_ctx=600)
     try:
         clients = [send(engine, request) for request in requests]
         killed = 0

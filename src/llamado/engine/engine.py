@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from llamado.devices.device import DeviceLost
 from llamado.engine.cache.disk_cache import DiskCache
 from llamado.engine.cache.slot_file import SlotFile
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, compute_failed, constraint_failed
 from llamado.engine.forward.contract import Forward
 from llamado.engine.forward.lora_scales import DefaultScales
@@ -38,10 +38,10 @@ from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.engine.sampling.rng import seed_key
 from llamado.engine.scheduler.batch import BatchShare, Planner
-from llamado.engine.scheduler.output import Answering, EngineVocabulary
-from llamado.engine.scheduler.prefix import Sequences, SnapshotOptions
+from llamado.engine.scheduler.output import EngineVocabulary, OutputProcessor
+from llamado.engine.scheduler.prefix import SequenceCache, SnapshotOptions
 from llamado.engine.scheduler.queue import CallQueue, Queue, SlotTask
-from llamado.engine.scheduler.recovery import Recovery
+from llamado.engine.scheduler.recovery import EngineRecovery
 from llamado.engine.scheduler.slot_io import Job, SlotHold
 from llamado.engine.scheduler.slots import Slot, choose_slot
 from llamado.engine.scheduler.statistics import Statistics
@@ -59,7 +59,7 @@ _MOST_ON_TRUST = 16
 """Most batches in flight while windows of draft tokens are sent behind them."""
 
 
-class _Flight(NamedTuple):
+class _InFlightBatch(NamedTuple):
     """A batch in flight."""
 
     rows: Future[NDArray[np.float32]]
@@ -130,7 +130,7 @@ class Engine:
         top_rows: RowFinder = top_rows_numpy,
         lora: Sequence[float] = (),
         invocations: Sequence[Sequence[int]] = (),
-        drafts: Drafts | None = None,
+        drafts: DraftManager | None = None,
         failover: float | None = None,
         wait: float = 30.0,
         spare_core: bool = True,
@@ -157,8 +157,8 @@ class Engine:
         self._queue = Queue(self._slots, max_queue)
         self._calls = CallQueue(self._queue.wake)
         self._jobs: list[Job] = []
-        self._recovery = Recovery(forward, self._queue, self._calls, failover=failover, wait=wait)
-        self._sequences = Sequences(
+        self._recovery = EngineRecovery(forward, self._queue, self._calls, failover=failover, wait=wait)
+        self._sequence_cache = SequenceCache(
             forward,
             self._slots,
             self._stats,
@@ -174,7 +174,7 @@ class Engine:
         self._planner = Planner(
             forward,
             self._slots,
-            self._sequences,
+            self._sequence_cache,
             self._stats,
             n_ctx=n_ctx,
             n_batch=n_batch,
@@ -182,16 +182,16 @@ class Engine:
             cont_batching=cont_batching,
             drafts=drafts,
         )
-        self._answering = Answering(
+        self._output_processor = OutputProcessor(
             tokenizer,
             self._queue,
             self._stats,
             n_ctx=n_ctx,
             context_shift=context_shift,
             top_rows=top_rows,
-            shift=self._sequences.shift,
+            shift=self._sequence_cache.shift,
         )
-        self._flights: deque[_Flight] = deque()
+        self._in_flight: deque[_InFlightBatch] = deque()
         self._idle_since: float | None = time.monotonic()
         self._show()
         self._prepared = False  # True once the forward has used all the idle time it needs
@@ -336,7 +336,7 @@ class Engine:
             self._busy_since = None
             lost = recovery.gone()
             if lost is not None or recovery.returned or not any(slot.task for slot in self._slots):
-                queue.hand_over()  # no batch will be launched soon
+                queue.deliver()  # no batch will be launched soon
             if lost is not None and not queue.closing:
                 recovery.pause(lost, self._forget_cells, self._show)
                 self._prepared = False
@@ -360,13 +360,13 @@ class Engine:
                 idle = not self._is_busy() and not any(slot.held for slot in self._slots)
                 if idle or time.monotonic() >= deadline or recovery.gone() is not None:
                     self._end_all(EngineClosed("the server was shut down before the answer was finished"))
-                    self._sequences.save()
-                    self._sequences.reset()  # another engine may have the forward pass next
+                    self._sequence_cache.save()
+                    self._sequence_cache.reset()  # another engine may have the forward pass next
                     return
             alike, n_over = False, queue.n_over
             try:
                 if self._calls:
-                    queue.hand_over()
+                    queue.deliver()
                     lost = self._calls.run()
                     if lost is not None:
                         recovery.note(lost)
@@ -378,7 +378,7 @@ class Engine:
                 # the state of the cells is unknown after a failure outside the forward pass
                 log.exception("engine step failed")
                 self._end_all(compute_failed(error))
-                self._sequences.reset()
+                self._sequence_cache.reset()
             if not alike:
                 self._show()
 
@@ -413,18 +413,18 @@ class Engine:
         """
         changed = False
         if not self._forward.launches or (self._drafts is not None and self._drafts.takes_long):
-            self._queue.hand_over()  # the first part takes long
-        launched = len(self._flights)
-        while (enough := len(self._flights) >= self._forward.depth) is False or self._has_time():
+            self._queue.deliver()  # the first part takes long
+        launched = len(self._in_flight)
+        while (enough := len(self._in_flight) >= self._forward.depth) is False or self._has_time():
             if not enough:
                 changed = self._queue.drop_cancelled()
-                self._sequences.tidy()
+                self._sequence_cache.tidy()
                 changed |= self._start_slot_tasks()
                 changed |= self._admit()
                 if changed:
                     self._show()
             try:
-                slots, counts = self._planner.on_trust() if enough else self._planner.plan()
+                slots, counts = self._planner.plan_draft_only() if enough else self._planner.plan()
             except DeviceLost as error:  # from copying cells
                 self._recovery.note(error)
                 return True
@@ -436,21 +436,21 @@ class Engine:
             except Exception as error:
                 self._lose(slots, error)
                 return True
-        self._queue.hand_over(wait=self._leaves_core and self._forward.launches)  # while the batch is computed
-        if not self._flights:
+        self._queue.deliver(wait=self._leaves_core and self._forward.launches)  # while the batch is computed
+        if not self._in_flight:
             return changed
-        while launched < len(self._flights):
-            self._get_ready(self._flights[launched])
+        while launched < len(self._in_flight):
+            self._get_ready(self._in_flight[launched])
             launched += 1
-        self._land(self._flights.popleft())
+        self._land(self._in_flight.popleft())
         return True
 
     def _has_time(self) -> bool:
         """Return True if more may be drafted until the next batch is done."""
-        drafting = self._drafts is not None and len(self._flights) < _MOST_ON_TRUST
-        return drafting and not self._flights[0].rows.done()
+        drafting = self._drafts is not None and len(self._in_flight) < _MOST_ON_TRUST
+        return drafting and not self._in_flight[0].rows.done()
 
-    def _get_ready(self, flight: _Flight) -> None:
+    def _get_ready(self, flight: _InFlightBatch) -> None:
         """While a batch is computed, query the constraints for its next tokens."""
         for share in flight.shares:
             slot, task = share.slot, share.task
@@ -474,15 +474,15 @@ class Engine:
             if not slot_task.future.set_running_or_notify_cancel():
                 continue
             changed = True
-            self._sequences.settle(slot)
+            self._sequence_cache.settle(slot)
             if slot_task.kind == "erase":
                 n_erased = slot.length
-                self._sequences.drop(slot)
+                self._sequence_cache.drop(slot)
                 slot_task.future.set_result(n_erased)
                 continue
             job = Job(
                 slot_task,
-                SlotHold(slot, self._forward, self._sequences, self._queue),
+                SlotHold(slot, self._forward, self._sequence_cache, self._queue),
                 self._calls,
                 self._forward.cell_kind,
                 n_ctx=self.n_ctx,
@@ -503,7 +503,7 @@ class Engine:
         for _, task, handle, *_ in shares:
             if task.request.return_progress and not task.generated and handle.used == task.n_cached:
                 # nothing is computed yet: report the cached part of the prompt
-                task.tell_progress(handle.used, began)
+                task.queue_progress(handle.used, began)
         features = None
         width = 0 if self._drafts is None else self._drafts.features_width
         if width:
@@ -513,16 +513,16 @@ class Engine:
             rows = self._forward.start(tokens, spans, outputs, scales=scales)
         self._planner.started(batch)
         self._planner.overlaps = not rows.done()
-        self._flights.append(_Flight(rows, shares, spans, features, tokens.size, n_prompt, began))
+        self._in_flight.append(_InFlightBatch(rows, shares, spans, features, tokens.size, n_prompt, began))
         return True
 
-    def _land(self, flight: _Flight) -> None:
+    def _land(self, flight: _InFlightBatch) -> None:
         try:
             rows = flight.rows.result()
         except Exception as error:
             for slot, task, handle, *_ in flight.shares:
                 if slot.handle is handle and slot.task is not task:  # the request is gone, but not its cells
-                    self._sequences.drop(slot)
+                    self._sequence_cache.drop(slot)
             self._lose([share.slot for share in flight.shares if share.slot.task is share.task], error)
             return
         now = time.perf_counter()
@@ -532,14 +532,14 @@ class Engine:
             if slot.task is task and not task.generated:
                 task.n_processed += n
                 if slot.handle is handle:
-                    self._answering.note_prompt(task, share.end - n, rows[share.prompt_rows])
+                    self._output_processor.note_prompt(task, share.end - n, rows[share.prompt_rows])
                 if task.request.return_progress:
-                    task.tell_progress(handle.used, now)
+                    task.queue_progress(handle.used, now)
         n_yielded = 0
         valid = [self._is_valid(share) for share in flight.shares] if flight.features is not None else []
         ready = [share for share in flight.shares if share.row is not None and not share.stale]
         ready = [share for share in ready if not share.task.cancelled]
-        found = self._answering.find([share.task for share in ready], [rows[share.row or 0] for share in ready])
+        found = self._output_processor.find([share.task for share in ready], [rows[share.row or 0] for share in ready])
         for share, first in zip(ready, found, strict=True):
             if not share.task.cancelled:
                 try:
@@ -554,8 +554,8 @@ class Engine:
             n, overlaps = self._planner.n_generating, self._planner.overlaps
             self._drafts.note(n, flight.n_tokens, now - flight.began, n_yielded, now, overlaps=overlaps)
         # drafts behind a wrong token are useless
-        if self._flights:
-            self._flights = deque(flight for flight in self._flights if not flight.stale)
+        if self._in_flight:
+            self._in_flight = deque(flight for flight in self._in_flight if not flight.stale)
 
     @staticmethod
     def _is_valid(share: BatchShare) -> bool:
@@ -563,7 +563,7 @@ class Engine:
         slot = share.slot
         return slot.task is share.task and slot.handle is share.handle and (share.row is None or not share.stale)
 
-    def _show_features(self, flight: _Flight, valid: Sequence[bool]) -> None:
+    def _show_features(self, flight: _InFlightBatch, valid: Sequence[bool]) -> None:
         """Feed the hidden states of accepted tokens to the draft head."""
         if self._drafts is None or flight.features is None:
             return
@@ -572,14 +572,16 @@ class Engine:
             slot, task = share.slot, share.task
             first = span.first
             n = min(share.n, slot.length - first)
-            if known and n >= 0 and (task.followed is not None or slot.task is task):
+            if known and n >= 0 and (task.draft_state is not None or slot.task is task):
                 for token in share.draft[: slot.length - first - n]:
                     if slot.tokens[first + n] != token:
                         break
                     n += 1
-                if task.followed is None:
-                    task.followed = self._drafts.follow(task.ahead, task.sampler.guess())
-                self._drafts.show(task.followed, slot.tokens[: slot.length], first, flight.features[at : at + n])
+                if task.draft_state is None:
+                    task.draft_state = self._drafts.follow(task.ahead, task.sampler.guess())
+                self._drafts.add_states(
+                    task.draft_state, slot.tokens[: slot.length], first, flight.features[at : at + n]
+                )
             at += span.n
 
     def _continue(self, share: BatchShare, rows: NDArray[np.float32], first: Found) -> int:
@@ -592,18 +594,18 @@ class Engine:
         n = 0
         for n in range(1, len(share.draft) + bool(share.n) + 1):
             trusted, epoch = len(ahead), ahead.epoch
-            token = self._answering.advance(slot, task, rows[row + n - 1], first if n == 1 else None)
+            token = self._output_processor.advance(slot, task, rows[row + n - 1], first if n == 1 else None)
             if token is None or not trusted or ahead.epoch != epoch:
                 break
             # The drafted token is right. Its cell is filled, or will be before it is read, unless a move left it
             # behind, because moves copy only used cells.
-            if slot.handle is not handle or share.n_moves != self._sequences.memory.n_moves:
-                slot.untrust()
+            if slot.handle is not handle or share.n_moves != self._sequence_cache.memory.n_moves:
+                slot.discard_drafts()
                 break
             handle.used += 1
-        if self._drafts is not None and task.followed is not None:
-            self._drafts.learn(task.followed)
-        self._sequences.settle(slot)
+        if self._drafts is not None and task.draft_state is not None:
+            self._drafts.learn(task.draft_state)
+        self._sequence_cache.settle(slot)
         return n
 
     def _lose(self, slots: list[Slot], error: Exception) -> None:
@@ -616,18 +618,18 @@ class Engine:
         log.error("a forward pass failed", exc_info=error)
         named = compute_failed(error)
         for slot in slots:
-            self._sequences.drop(slot)
+            self._sequence_cache.drop(slot)
             self._queue.fail(slot, named)
-        if self._flights:
+        if self._in_flight:
             # later batches may use cells, or copies of cells, that were never filled
             self._forget_cells()
 
     def _forget_cells(self) -> None:
         """Drop all cells and batches in flight; every sequence is read again."""
-        for flight in self._flights:
+        for flight in self._in_flight:
             flight.rows.cancel()
-        self._flights.clear()
-        self._sequences.forget()
+        self._in_flight.clear()
+        self._sequence_cache.forget()
 
     def _admit(self) -> bool:
         """Give waiting requests their slots in order; a request for a busy slot lets others pass."""
@@ -645,7 +647,7 @@ class Engine:
                 left.append(task)
             else:
                 free -= 1
-                self._sequences.begin(slot, task, prompt)
+                self._sequence_cache.begin(slot, task, prompt)
         self._queue.waiting = left
         return len(left) < len(waiting)
 
@@ -653,7 +655,7 @@ class Engine:
         self._queue.fail_all(error)
         self._calls.fail(error, for_good=self._queue.closing)
         self._show()
-        self._queue.hand_over()
+        self._queue.deliver()
 
     def _show(self) -> None:
         """Publish a new snapshot."""
@@ -661,7 +663,7 @@ class Engine:
         self._shown = time.monotonic()
 
     def _take_snapshot(self) -> EngineSnapshot:
-        memory, store = self._sequences.memory, self._sequences.store
+        memory, store = self._sequence_cache.memory, self._sequence_cache.store
         slots = tuple(slot.snapshot() for slot in self._slots)
         n_busy = sum(slot.is_processing for slot in slots)
         n_deferred = self._queue.n_deferred

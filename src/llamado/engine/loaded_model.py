@@ -23,7 +23,7 @@ from llamado.devices.device import Device
 from llamado.devices.limits import cores, memory
 from llamado.devices.split.measure import figures_of
 from llamado.engine.cache.disk_cache import DiskCache, check_folder
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.load import DraftModel, drafts_for, load_draft_model, open_draft_model
 from llamado.engine.embedding.embedder import Embedder
 from llamado.engine.embedding.load import NoGeneration, load_embedder
@@ -398,7 +398,7 @@ def _engine(
     options: EngineOptions,
     n_ctx: int,
     scales: DefaultScales,
-    drafts: Drafts | None,
+    drafts: DraftManager | None,
     here: Device,
 ) -> Engine:
     from llamado.devices.cpu.backend import compiler_of

@@ -164,7 +164,7 @@ def _opened(path: Path) -> io.FileIO:
     return file
 
 
-def regrouped(pieces: Sequence[tuple[int, Cells]], rows: Sequence[int], n: int) -> Iterator[tuple[int, Cells]]:
+def regroup(pieces: Sequence[tuple[int, Cells]], rows: Sequence[int], n: int) -> Iterator[tuple[int, Cells]]:
     """Regroup cells to `n` per piece; the last piece has the rest.
 
     `pieces`: number of cells, and their bytes: tensor by tensor, with rows of `rows` bytes.

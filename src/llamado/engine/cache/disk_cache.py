@@ -29,11 +29,11 @@ from llamado.engine.cache.blocks import (
     path_of,
     read_data,
     read_head,
-    regrouped,
+    regroup,
     write_block,
 )
-from llamado.engine.cache.prompt_cache import ReadRate, Stored, shared
-from llamado.engine.cache.snapshots import NEAR, thinned
+from llamado.engine.cache.prompt_cache import ReadRate, StoredSequence, shared
+from llamado.engine.cache.snapshots import NEAR, thin_out
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import CellKind, Cells, Scales, piece_cells
 from llamado.engine.request import DiskCounters
@@ -85,7 +85,7 @@ def check_folder(folder: Path) -> None:
         raise DiskCacheUnusable(f"--cache-disk {folder}: {error.strerror or error}") from error
 
 
-class Load(threading.Thread):
+class DiskRead(threading.Thread):
     """Thread that reads the blocks of a chain from the token `first` on; `take` returns the pieces."""
 
     def __init__(
@@ -185,7 +185,7 @@ class DiskCache:
         self._looked: int | None = None
         self._roots: dict[tuple[str, Scales], bytes] = {}
         self._family = ""
-        self._waiting: deque[tuple[Stored, str]] = deque()
+        self._waiting: deque[tuple[StoredSequence, str]] = deque()
         self._pending = 0
         self._wake = threading.Condition()
         self._closing = self._warned = False
@@ -235,11 +235,11 @@ class DiskCache:
         size += chain.tail.n_bytes if chain.tail is not None else 0
         return self._rate.pays(size, chain.n - first, pace)
 
-    def load(self, chain: StoredChain, first: int, scales: Scales, notify: Callable[[], None]) -> Load:
+    def load(self, chain: StoredChain, first: int, scales: Scales, notify: Callable[[], None]) -> DiskRead:
         """Start reading a chain from the token `first` on; `notify` is called whenever there is a new piece."""
-        return Load(self, chain, first, self._kind(scales), notify)
+        return DiskRead(self, chain, first, self._kind(scales), notify)
 
-    def put(self, stored: Stored) -> None:
+    def put(self, stored: StoredSequence) -> None:
         """Queue a sequence, just computed by the present devices, for writing, unless the queue takes too much
         memory.
         """
@@ -260,7 +260,7 @@ class DiskCache:
             self._pending += stored.nbytes
             self._wake.notify()
 
-    def finish(self, stored: list[Stored], seconds: float) -> None:
+    def finish(self, stored: list[StoredSequence], seconds: float) -> None:
         """Write these sequences in order, then stop; after `seconds` the rest is skipped."""
         with self._wake:
             self._closing = True
@@ -330,7 +330,7 @@ class DiskCache:
             self._roots[numerics, scales] = root
         return root
 
-    def _know(self, block: Block) -> None:
+    def _add_known(self, block: Block) -> None:
         with self._lock:
             self._children.setdefault(block.parent, {})[block.name] = block
 
@@ -397,7 +397,7 @@ class DiskCache:
                 continue
             path = self._folder / name
             try:
-                self._know(read_head(path))
+                self._add_known(read_head(path))
             except BadBlock as error:
                 self._remove(path, str(error))
             except OSError:
@@ -419,7 +419,7 @@ class DiskCache:
                     continue
         return found
 
-    def _write(self, stored: Stored, numerics: str) -> None:
+    def _write(self, stored: StoredSequence, numerics: str) -> None:
         """Write the missing blocks of a sequence."""
         if time.monotonic() < self._rest_until:
             self._count(failures=1)
@@ -434,12 +434,12 @@ class DiskCache:
                 self._folder, error.strerror or error, _REST_SECONDS,
             )  # fmt: skip
 
-    def _write_blocks(self, stored: Stored, numerics: str) -> None:
+    def _write_blocks(self, stored: StoredSequence, numerics: str) -> None:
         memory = self._kind(stored.scales).memory
         size = piece_cells(memory.token_bytes)
         parent = root = self._root(stored.scales, numerics)
         parents, chain, start = [root], [], 0
-        for n, data in regrouped(stored.cells, memory.row_sizes, size):
+        for n, data in regroup(stored.cells, memory.row_sizes, size):
             if self._late():
                 return
             block = self._put_block(parent, start, stored.tokens[start : start + n], False, data)
@@ -486,7 +486,7 @@ class DiskCache:
             if not is_tail and not other.is_tail and shared(other.tokens, tokens) == other.tokens.size:
                 self._forget(other)
                 self._unlink(other.path)
-        self._know(block)
+        self._add_known(block)
         return block
 
     def _make_room(self, size: int) -> bool:
@@ -509,7 +509,7 @@ class DiskCache:
         return True
 
 
-def _wanted_tails(stored: Stored, token_bytes: int) -> list[int]:
+def _wanted_tails(stored: StoredSequence, token_bytes: int) -> list[int]:
     """Return the token counts at which a sequence's tails are worth their room.
 
     A window of 512 tokens may take as much as the cells of thousands. So, beyond a few, tails take no more room than
@@ -520,7 +520,7 @@ def _wanted_tails(stored: Stored, token_bytes: int) -> list[int]:
         if not found or n - found[-1] >= NEAR or n == stored.tokens.size:
             found.append(n)
     largest = max((stored.tails[n].size for n in found), default=1)
-    return thinned(found, _TAILS + stored.tokens.size * token_bytes // largest)
+    return thin_out(found, _TAILS + stored.tokens.size * token_bytes // largest)
 
 
 def _is_old(entry: os.DirEntry[str]) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.cache.snapshots import drop, thinned
+from llamado.engine.cache.snapshots import drop, thin_out
 from llamado.engine.forward.contract import Cells, Scales, alike
 from llamado.engine.request import StoredPrompt
 from llamado.models.memory import Handle, Memory
@@ -42,7 +42,7 @@ def shared(one: Tokens, other: Tokens) -> int:
     return int(differing[0]) if differing.size else n
 
 
-class Stored:
+class StoredSequence:
     """A sequence: its tokens, the adapter scales of its cells, the cells in pieces, and its tails."""
 
     __slots__ = ("cells", "nbytes", "scales", "tails", "tokens", "used")
@@ -167,7 +167,7 @@ class CellReader:
         return False
 
 
-class Store:
+class PromptStore:
     """Sequences, most recently used last, with at most `limit` bytes in all (None: no limit).
 
     Up to half of the limit may be reserved for others (see `reserve`). `most_tails`: of one sequence. `reach`: returns
@@ -183,7 +183,7 @@ class Store:
         reach: Callable[[int, int], int] = min,
         tail_bytes: Callable[[int], int] = lambda n: 0,
         most_tails: int = 32,
-        dropped: Callable[[Stored], None] = lambda stored: None,
+        dropped: Callable[[StoredSequence], None] = lambda stored: None,
     ) -> None:
         self._limit = limit
         self._most_tails = most_tails
@@ -192,7 +192,7 @@ class Store:
         self._piece = piece
         self._reach = reach
         self._tail_bytes = tail_bytes
-        self._kept: list[Stored] = []
+        self._kept: list[StoredSequence] = []
         self.nbytes = self.n_tokens = 0
         self._entries: tuple[StoredPrompt, ...] | None = ()
         self.reserved = 0
@@ -201,7 +201,7 @@ class Store:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, tokens: Tokens, least: int, scales: Scales = ()) -> tuple[Stored, int] | None:
+    def find(self, tokens: Tokens, least: int, scales: Scales = ()) -> tuple[StoredSequence, int] | None:
         """Return the sequence with the longest usable common prefix of at least `least` tokens, and that length.
 
         The sequence counts as used now.
@@ -217,11 +217,11 @@ class Store:
         self._use(best)
         return best, longest
 
-    def useful(self, stored: Stored, n: int) -> int:
+    def useful(self, stored: StoredSequence, n: int) -> int:
         """Return how many of a sequence's first `n` tokens one can continue from with one of its tails."""
         return max((self._reach(tail, n) for tail in stored.tails), default=0)
 
-    def tail(self, stored: Stored, n: int) -> int:
+    def tail(self, stored: StoredSequence, n: int) -> int:
         """Return the token count of the tail to continue from the first `n` tokens, for an `n` returned by `useful`."""
         return next(tail for tail in sorted(stored.tails) if self._reach(tail, n) == n)
 
@@ -247,7 +247,7 @@ class Store:
         """Release `n` reserved bytes."""
         self.reserved -= n
 
-    def _make_room(self, n: int, but: Stored | None = None) -> None:
+    def _make_room(self, n: int, but: StoredSequence | None = None) -> None:
         if self._limit is None:
             return
         for stored in [stored for stored in self._kept if stored is not but]:
@@ -274,7 +274,7 @@ class Store:
         shorter = [stored for stored in self._kept if stored.shared(tokens, scales) == stored.tokens.size]
         base = max(shorter, key=lambda stored: stored.tokens.size, default=None)
         at_hand = {n: tail for n, tail in ({} if base is None else base.tails).items() if tail.size} | dict(at_hand)
-        wanted = thinned([*tails, *at_hand] or [tokens.size], self._most_tails)
+        wanted = thin_out([*tails, *at_hand] or [tokens.size], self._most_tails)
 
         def size_of(n: int) -> int:
             return at_hand[n].size if n in at_hand else self._tail_bytes(n)
@@ -298,7 +298,7 @@ class Store:
         kept = {n: at_hand[n] if n in at_hand else read_tail(n) for n in wanted}
         if base is not None:
             self._drop(base)
-        self._kept.append(Stored(tokens.copy(), scales, cells, kept, size))
+        self._kept.append(StoredSequence(tokens.copy(), scales, cells, kept, size))
         self._entries = None
         self.nbytes += size
         self.n_tokens += tokens.size
@@ -314,7 +314,7 @@ class Store:
             )
         return self._entries
 
-    def all(self) -> list[Stored]:
+    def all(self) -> list[StoredSequence]:
         """All sequences, most recently used first."""
         return self._kept[::-1]
 
@@ -323,13 +323,13 @@ class Store:
         self._entries = None
         self.nbytes = self.n_tokens = 0
 
-    def _use(self, stored: Stored) -> None:
+    def _use(self, stored: StoredSequence) -> None:
         stored.used, self._entries = time.time(), None
         if self._kept[-1] is not stored:
             self._kept.remove(stored)
             self._kept.append(stored)
 
-    def _drop(self, stored: Stored) -> None:
+    def _drop(self, stored: StoredSequence) -> None:
         self._kept.remove(stored)
         self._entries = None
         self.n_tokens -= stored.tokens.size

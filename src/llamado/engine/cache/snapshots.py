@@ -51,7 +51,7 @@ def _places(prompt: NDArray[np.int32], control: NDArray[np.int32]) -> NDArray[np
     return np.flatnonzero(nearest == prompt)[-_LOOK_BACK:]
 
 
-def thinned(points: Iterable[int], most: int) -> list[int]:
+def thin_out(points: Iterable[int], most: int) -> list[int]:
     """Return at most `most` of these points, ascending; those that are quickest to recompute from the one before are
     dropped.
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llamado.engine.cluster.layout import LayoutPart, Layouts, Predicted
-from llamado.engine.cluster.membership import BetweenSteps, Joined, Membership
+from llamado.engine.cluster.layout import LayoutPart, LayoutPrediction, Layouts
+from llamado.engine.cluster.membership import BetweenSteps, JoinedWorker, Membership
 from llamado.engine.cluster.view import ClusterView, Mark, Observer
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Cluster:
         """Return a value that changes whenever a device joins or leaves, or layers move; costs next to nothing."""
         return self._observer.mark()
 
-    def predict(self, parts: Sequence[LayoutPart]) -> Predicted:
+    def predict(self, parts: Sequence[LayoutPart]) -> LayoutPrediction:
         """Predict the memory and time of a layout; measures unknown speeds first. Raises BadLayout."""
         self._layouts.placement(parts)
         self._membership.measure()
@@ -42,7 +42,7 @@ class Cluster:
         """
         self._membership.lay_out(self._layouts.placement(parts))
 
-    def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[Joined]:
+    def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[JoinedWorker]:
         """Add a worker; see Membership."""
         return self._membership.join(endpoint, share, speeds)
 

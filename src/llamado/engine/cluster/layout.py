@@ -26,7 +26,7 @@ class LayoutPart(NamedTuple):
     head: bool = False
 
 
-class PredictedPart(NamedTuple):
+class PartPrediction(NamedTuple):
     """The bytes that a device would hold, and the seconds it would take for a token (None: its speed is unknown)."""
 
     device: str
@@ -41,10 +41,10 @@ class PredictedPart(NamedTuple):
     link: float
 
 
-class Predicted(NamedTuple):
+class LayoutPrediction(NamedTuple):
     """The memory and time of a layout; `seconds` per token, None if unknown."""
 
-    parts: tuple[PredictedPart, ...]
+    parts: tuple[PartPrediction, ...]
     seconds: float | None
 
 
@@ -80,13 +80,13 @@ class Layouts:
             raise BadLayout(f"the head is on {len(heads) or 'no'} device{'s' if len(heads) > 1 else ''}")
         return replace(now, layers=tuple(layers[layer] for layer in range(n_layer)), head=heads[0])
 
-    def predict(self, parts: Sequence[LayoutPart]) -> Predicted:
+    def predict(self, parts: Sequence[LayoutPart]) -> LayoutPrediction:
         """Predict the memory and time of a layout. Raises BadLayout."""
         placement = self.placement(parts)
         figures = self._pool.figures
         prediction = predict(self._pool.fit.sizes, figures, placement)
         found = tuple(
-            PredictedPart(
+            PartPrediction(
                 device=known.name,
                 weights=share.weights,
                 kv=share.kv,
@@ -102,4 +102,4 @@ class Layouts:
         # devices that left have no speed, and take no time
         known = all(part.computing is not None for part in found)
         seconds = sum((part.computing or 0.0) + part.link for part in found) if known else None
-        return Predicted(found, seconds)
+        return LayoutPrediction(found, seconds)

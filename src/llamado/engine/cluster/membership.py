@@ -29,7 +29,7 @@ class UnknownWorker(LlamadoError):
     """The worker to be removed is not one of this server's."""
 
 
-class Joined(NamedTuple):
+class JoinedWorker(NamedTuple):
     """The part of a worker that joined."""
 
     device: str
@@ -49,7 +49,7 @@ class Membership:
         self._recovery = runner.recovery
         self._turn = threading.Lock()
 
-    def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[Joined]:
+    def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[JoinedWorker]:
         """Add a worker and send it its part; do nothing if it is a member already.
 
         `share` counts if --tensor-split has proportions; `speeds`: bytes of weights per second that its devices read.
@@ -153,11 +153,11 @@ class Membership:
         """Return the numbers of a worker's devices."""
         return [n for n in self._pool.members if str(self._runner.devices[n].endpoint) == endpoint]
 
-    def _joined(self, numbers: Sequence[int]) -> list[Joined]:
+    def _joined(self, numbers: Sequence[int]) -> list[JoinedWorker]:
         placement = self._runner.placement
         assert placement is not None
         words, idle = describe_parts(placement), self._pool.idle(placement)
         return [
-            Joined(self._pool.figures[n].name, words.get(n, "nothing"), "" if n in words else idle.get(n, ""))
+            JoinedWorker(self._pool.figures[n].name, words.get(n, "nothing"), "" if n in words else idle.get(n, ""))
             for n in numbers
         ]

@@ -22,23 +22,23 @@ class Proposal(NamedTuple):
     marks: list[int]
 
 
-NOTHING = Proposal([], [])
+NO_PROPOSAL = Proposal([], [])
 
 
 class Drafter(ABC):
     """A source's state for one sequence."""
 
     @abstractmethod
-    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
-        """Propose at most `most` tokens to follow `said` and `ahead`.
+    def propose(self, history: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+        """Propose at most `most` tokens to follow `history` and `ahead`.
 
-        `said` are the tokens of the sequence, which only grow until `forget`; `ahead` are draft tokens behind them that
-        are still being evaluated.
+        `history` are the tokens of the sequence, which only grow until `forget`; `ahead` are draft tokens behind them
+        that are still being evaluated.
         """
 
     @abstractmethod
     def forget(self) -> None:
-        """Reset after the sequence was rewritten: `said` is a different one from now on."""
+        """Reset after the sequence was rewritten: `history` is a different one from now on."""
 
     def learn(self, drafted: int, accepted: int) -> None:  # noqa: B027
         """Record that `drafted` tokens of the last proposal were evaluated, and `accepted` of them before the first
@@ -47,8 +47,8 @@ class Drafter(ABC):
         Not called if the evaluation was abandoned.
         """
 
-    def end(self, said: Sequence[int], n_prompt: int) -> None:  # noqa: B027
-        """End the answer. `said`: all tokens of the sequence, of which the first `n_prompt` are the prompt."""
+    def end(self, history: Sequence[int], n_prompt: int) -> None:  # noqa: B027
+        """End the answer. `history`: all tokens of the sequence, of which the first `n_prompt` are the prompt."""
 
 
 class DraftKind(ABC):

@@ -58,7 +58,7 @@ class Cost:
         return max(fit.least_gain(seconds), _LEAST_GAIN) if trial.drafting else 1.0
 
 
-class Windows:
+class DraftWindow:
     """Number of tokens that a model drafts before they are sent behind others in flight.
 
     Short windows arrive sooner, but each costs devices as much as one token: if windows wait for each other, they get

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.drafts.ahead import Ahead
-from llamado.engine.drafts.chances import Chances
+from llamado.engine.drafts.acceptance import AcceptanceRates
 from llamado.engine.drafts.contract import Draft, Drafter, DraftKind
-from llamado.engine.drafts.cost import Cost, Windows
+from llamado.engine.drafts.cost import Cost, DraftWindow
 from llamado.engine.drafts.head import HeadKind
-from llamado.engine.drafts.model import ANY, Ask, Guess, ModelDrafter, ModelKind
+from llamado.engine.drafts.model import ANY, DraftQuery, ModelDrafter, ModelKind, TokenSampler
+from llamado.engine.drafts.pending_draft import PendingDraft
 from llamado.engine.request import KindCounts
 
 MOST = 64
@@ -25,13 +25,15 @@ WINDOW = 16
 """Most draft tokens with several batches in flight: later tokens go into the next batch."""
 
 
-class Followed:
+class DraftState:
     """Draft state of one sequence: each source's drafter and acceptance rates."""
 
-    __slots__ = ("ahead", "chances", "drafters", "guess", "said")
+    __slots__ = ("ahead", "chances", "drafters", "guess", "history")
 
-    def __init__(self, ahead: Ahead, guess: Guess, drafters: list[Drafter], chances: list[Chances]) -> None:
-        self.said: list[int] = []
+    def __init__(
+        self, ahead: PendingDraft, guess: TokenSampler, drafters: list[Drafter], chances: list[AcceptanceRates]
+    ) -> None:
+        self.history: list[int] = []
         self.ahead = ahead
         self.guess = guess
         self.drafters = drafters
@@ -39,7 +41,7 @@ class Followed:
 
     def forget(self) -> None:
         """Reset after the sequence was rewritten."""
-        self.said = []
+        self.history = []
         for drafter in self.drafters:
             drafter.forget()
 
@@ -50,27 +52,27 @@ class Followed:
             chance = min(self.chances[draft.kind].all_right(draft.marks[draft.accepted :], chance), default=chance)
         return chance
 
-    def end(self, said: list[int], n_prompt: int) -> None:
+    def end(self, history: list[int], n_prompt: int) -> None:
         """End the answer."""
         for drafter in self.drafters:
-            drafter.end(said, n_prompt)
+            drafter.end(history, n_prompt)
 
 
-class Wish(NamedTuple):
+class DraftRequest(NamedTuple):
     """A sequence with room for draft tokens: its tokens are `tokens[:length]`, and at most `most` may follow those in
     flight.
 
     `place`: index of its next token in the request's random numbers.
     """
 
-    followed: Followed
+    draft_state: DraftState
     tokens: NDArray[np.int32]
     length: int
     most: int
     place: int
 
 
-class Drafts:
+class DraftManager:
     """The draft sources of an engine, and what was learned of them. Only the engine's thread uses it.
 
     `most`, `least`: most tokens of a draft, and least (shorter drafts are not evaluated).
@@ -79,19 +81,19 @@ class Drafts:
     def __init__(self, kinds: Sequence[DraftKind], *, most: int = MOST, least: int = 0) -> None:
         self.kinds = list(kinds)
         self.cost = Cost()
-        self.windows = Windows()
+        self.windows = DraftWindow()
         self._model = next((kind for kind in self.kinds if isinstance(kind, ModelKind)), None)
         self._seconds = 0.0  # seconds that the model took since the last batch
         self._most, self._least = most, least
-        self._chances = [Chances(kind.first_guess) for kind in self.kinds]
+        self._chances = [AcceptanceRates(kind.first_guess) for kind in self.kinds]
         self._counts = [[0, 0, 0] for _ in self.kinds]
         self.accepted_at = [0] * MOST
         """Accepted draft tokens by position in their draft."""
 
-    def follow(self, ahead: Ahead, guess: Guess) -> Followed:
+    def follow(self, ahead: PendingDraft, guess: TokenSampler) -> DraftState:
         """Begin a sequence with draft tokens `ahead`; `guess` samples like its request."""
         drafters = [kind.drafter() for kind in self.kinds]
-        return Followed(ahead, guess, drafters, [Chances(common) for common in self._chances])
+        return DraftState(ahead, guess, drafters, [AcceptanceRates(common) for common in self._chances])
 
     @property
     def takes_long(self) -> bool:
@@ -100,62 +102,64 @@ class Drafts:
 
     @property
     def features_width(self) -> int:
-        """Width of the hidden states that `show` takes; 0: none are needed."""
+        """Width of the hidden states that `add_states` takes; 0: none are needed."""
         return self._model.width if isinstance(self._model, HeadKind) and not self._model.lost else 0
 
-    def show(self, followed: Followed, text: NDArray[np.int32], first: int, states: NDArray[np.float32]) -> None:
+    def add_states(
+        self, draft_state: DraftState, text: NDArray[np.int32], first: int, states: NDArray[np.float32]
+    ) -> None:
         """Pass hidden states to the draft head: those of the tokens from `first` on of the sequence that begins with
         `text`.
         """
         if isinstance(self._model, HeadKind):
-            drafter = followed.drafters[self.kinds.index(self._model)]
+            drafter = draft_state.drafters[self.kinds.index(self._model)]
             assert isinstance(drafter, ModelDrafter)
-            self._model.show(drafter, text, first, states)
+            self._model.add_states(drafter, text, first, states)
 
     def propose(
-        self, wishes: Sequence[Wish], n_generating: int, *, overlaps: bool = False, waiting: bool = False
+        self, requests: Sequence[DraftRequest], n_generating: int, *, overlaps: bool = False, waiting: bool = False
     ) -> list[Draft | None]:
         """Return for each sequence the draft worth evaluating, with `n_generating` sequences. It counts as in flight.
 
         `overlaps`: more tokens can be sent before its result is known. `waiting`: there is no other work until the
         results in flight arrive.
         """
-        if not wishes or not self.cost.drafts(n_generating):
-            return [None] * len(wishes)
+        if not requests or not self.cost.drafts(n_generating):
+            return [None] * len(requests)
         least_gain = self.cost.least_gain(n_generating)
-        found = [self._best(wish, least_gain) for wish in wishes]
+        found = [self._best(request, least_gain) for request in requests]
         if self._model is not None and not self._model.lost:
             short = overlaps and not self._model.at_once
             most = min(self._most, self.windows.length) if short else self._most
-            found = self._ask_model(self._model, wishes, found, n_generating, least_gain, most, waiting)
-        for wish, (draft, _) in zip(wishes, found, strict=True):
+            found = self._query_model(self._model, requests, found, n_generating, least_gain, most, waiting)
+        for request, (draft, _) in zip(requests, found, strict=True):
             if draft is not None:
-                wish.followed.ahead.add(draft)
+                request.draft_state.ahead.add(draft)
                 counts = self._counts[draft.kind]
                 counts[0] += 1
                 counts[1] += len(draft.tokens)
         return [draft for draft, _ in found]
 
-    def _best(self, wish: Wish, least_gain: float) -> tuple[Draft | None, float]:
+    def _best(self, request: DraftRequest, least_gain: float) -> tuple[Draft | None, float]:
         """Return the best draft among those that cost nothing to make, and its value."""
-        followed = wish.followed
-        said = followed.said
-        said.extend(wish.tokens[len(said) : wish.length].tolist())
-        ahead = followed.ahead.tokens
-        trust = followed.trust()
-        most = min(wish.most, self._most)
+        draft_state = request.draft_state
+        history = draft_state.history
+        history.extend(request.tokens[len(history) : request.length].tolist())
+        ahead = draft_state.ahead.tokens
+        trust = draft_state.trust()
+        most = min(request.most, self._most)
         best, most_worth = None, 0.0
-        for i, drafter in enumerate(followed.drafters):
-            proposal = drafter.propose(said, ahead, most)
-            n, worth = _worth(followed.chances[i].all_right(proposal.marks, trust), least_gain)
+        for i, drafter in enumerate(draft_state.drafters):
+            proposal = drafter.propose(history, ahead, most)
+            n, worth = _worth(draft_state.chances[i].all_right(proposal.marks, trust), least_gain)
             if n >= max(self._least, 1) and worth > most_worth:
                 best, most_worth = Draft(i, proposal.tokens[:n], proposal.marks[:n]), worth
         return best, most_worth
 
-    def _ask_model(
+    def _query_model(
         self,
         model: ModelKind,
-        wishes: Sequence[Wish],
+        requests: Sequence[DraftRequest],
         found: list[tuple[Draft | None, float]],
         n_generating: int,
         least: float,
@@ -170,23 +174,25 @@ class Drafts:
         number = self.kinds.index(model)
         least_next = least
         if not waiting:
-            least_next = max(least, self.cost.least_gain(n_generating, model.seconds(len(wishes))))
-        asks, which = [], []
-        for i, (wish, (_, worth)) in enumerate(zip(wishes, found, strict=True)):
-            followed, most = wish.followed, min(wish.most, self._most)
-            drafter, chances, trust = followed.drafters[number], followed.chances[number], followed.trust()
+            least_next = max(least, self.cost.least_gain(n_generating, model.seconds(len(requests))))
+        queries, which = [], []
+        for i, (request, (_, worth)) in enumerate(zip(requests, found, strict=True)):
+            draft_state, most = request.draft_state, min(request.most, self._most)
+            drafter, chances, trust = draft_state.drafters[number], draft_state.chances[number], draft_state.trust()
             assert isinstance(drafter, ModelDrafter)
             expected = _worth(chances.all_right([ANY] * most, trust), least_next)[1]
             if expected <= worth and (worth or trust < 1.0 or not drafter.pass_over()):
                 continue
-            ahead, guess = followed.ahead.tokens, followed.guess
+            ahead, guess = draft_state.ahead.tokens, draft_state.guess
             most = min(most, n)
-            asks.append(Ask(drafter, followed.said, ahead, most, guess, wish.place, least, least_next, trust))
+            queries.append(
+                DraftQuery(drafter, draft_state.history, ahead, most, guess, request.place, least, least_next, trust)
+            )
             which.append(i)
-        if not asks:
+        if not queries:
             return found
         began = time.perf_counter()
-        proposals = model.propose(asks, [wishes[i].followed.chances[number].of for i in which])
+        proposals = model.propose(queries, [requests[i].draft_state.chances[number].of for i in which])
         self._seconds += time.perf_counter() - began
         for i, (tokens, marks) in zip(which, proposals, strict=True):
             if len(tokens) >= max(self._least, 1):
@@ -202,18 +208,18 @@ class Drafts:
         if overlaps:
             self.windows.note(seconds)
 
-    def learn(self, followed: Followed) -> None:
+    def learn(self, draft_state: DraftState) -> None:
         """Learn from the results of a sequence's draft tokens."""
-        judged = followed.ahead.judged
+        judged = draft_state.ahead.judged
         for draft, place, right in judged:
-            followed.chances[draft.kind].note(draft.marks[place], right)
+            draft_state.chances[draft.kind].note(draft.marks[place], right)
             if self.kinds[draft.kind] is self._model:
-                followed.chances[draft.kind].note(ANY, right)
+                draft_state.chances[draft.kind].note(ANY, right)
             if right:
                 self._counts[draft.kind][2] += 1
                 self.accepted_at[place] += 1
             if not right or place + 1 == len(draft.tokens):
-                followed.drafters[draft.kind].learn(len(draft.tokens), place + right)
+                draft_state.drafters[draft.kind].learn(len(draft.tokens), place + right)
         judged.clear()
 
     @property

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceError
 from llamado.engine.drafts.contract import Proposal
-from llamado.engine.drafts.model import Ask, ChanceOf, ModelDrafter, ModelKind, mark_of
+from llamado.engine.drafts.model import ChanceOf, DraftQuery, ModelDrafter, ModelKind, mark_of
 from llamado.engine.forward.contract import Forward, ForwardError
 from llamado.models.heads.head import Head
 from llamado.models.memory import Span
@@ -58,17 +58,17 @@ class HeadDrafter(ModelDrafter):
         super().reset()
         self.base, self.n_sure, self.own = self._head.first, 0, None
 
-    def take_over(self, other: ModelDrafter, said: Sequence[int]) -> None:
+    def take_over(self, other: ModelDrafter, history: Sequence[int]) -> None:
         """See ModelDrafter. States of tokens that this sequence does not share are replaced before they are used."""
         assert isinstance(other, HeadDrafter)
-        super().take_over(other, said)
+        super().take_over(other, history)
         self.n_sure = other.n_sure
         newer, at = self.states, self.at
         self.states, self.at = other.states, other.at
         if newer:
-            self.show(at, newer)
+            self.add_states(at, newer)
 
-    def show(self, first: int, states: Sequence[States]) -> None:
+    def add_states(self, first: int, states: Sequence[States]) -> None:
         """Add the target's hidden states of tokens from `first` on."""
         known = first - self.at
         if 0 <= known <= len(self.states):
@@ -87,26 +87,26 @@ class HeadDrafter(ModelDrafter):
         """The first token whose target state is unknown."""
         return self.at + len(self.states)
 
-    def pending(self, said: Sequence[int], ahead: Sequence[int]) -> list[int]:
+    def pending(self, history: Sequence[int], ahead: Sequence[int]) -> list[int]:
         """See ModelDrafter."""
-        same = self._same(said, ahead)
-        last = len(said) + len(ahead) - 1 - self.base
+        same = self._same(history, ahead)
+        last = len(history) + len(ahead) - 1 - self.base
         if ahead:  # after draft tokens only its own can follow: the target's states of others are not known yet
             return [ahead[-1]] if self.own is not None and same == len(self.read) == last else []
         kept = self.base + self._go_back(min(self.n_sure, same, max(last, 0)))
-        start = self._known_from(len(said))
-        if start > len(said) - 1:
+        start = self._known_from(len(history))
+        if start > len(history) - 1:
             return []
         if start > kept + 1 or start < kept == self.base:
             self._go_back(0)
             self.base = kept = start
-        return [*said[kept:]]
+        return [*history[kept:]]
 
-    def _same(self, said: Sequence[int], ahead: Sequence[int]) -> int:
+    def _same(self, history: Sequence[int], ahead: Sequence[int]) -> int:
         """Return how many tokens that it read match the sequence, including the draft tokens."""
         n = self._agreed
-        same = n + _common(self.read[n:], [*said[self.base + n :], *ahead])
-        self._agreed = min(same, max(len(said) - self.base, 0))
+        same = n + _common(self.read[n:], [*history[self.base + n :], *ahead])
+        self._agreed = min(same, max(len(history) - self.base, 0))
         return same
 
     def _go_back(self, n: int) -> int:
@@ -155,40 +155,46 @@ class HeadKind(ModelKind):
     def _new_drafter(self) -> HeadDrafter:
         return HeadDrafter(self)
 
-    def show(self, drafter: ModelDrafter, text: NDArray[np.int32], first: int, states: States) -> None:
+    def add_states(self, drafter: ModelDrafter, text: NDArray[np.int32], first: int, states: States) -> None:
         """Add the target's hidden states of the tokens from `first` on of a sequence that begins with `text`."""
         assert isinstance(drafter, HeadDrafter)
         if self.lost or (drafter.handle is None and drafter not in self._drafters):
             return
         if drafter.handle is None and not drafter.states:
             self._take_over(drafter, text.tolist())
-        drafter.show(first, [*states])
+        drafter.add_states(first, [*states])
         if len(drafter.states) <= _KEPT:
             return
-        said = text[: drafter.end_of_states].tolist()
+        history = text[: drafter.end_of_states].tolist()
         try:
-            if drafter.base + drafter.n_sure < len(said) and self._make_room(drafter, said, 0):
-                self._read_all(drafter, drafter.pending(said, ()))
+            if drafter.base + drafter.n_sure < len(history) and self._make_room(drafter, history, 0):
+                self._read_all(drafter, drafter.pending(history, ()))
         except (DeviceError, ForwardError) as error:
             log.warning("draft head: disabled: %s", error)
             self.lost = True
         drafter.trim(drafter.end_of_states)
 
     def _add(
-        self, ask: Ask, row: NDArray[np.float32], proposal: Proposal, trust: list[float], number: int, chance: ChanceOf
+        self,
+        query: DraftQuery,
+        row: NDArray[np.float32],
+        proposal: Proposal,
+        trust: list[float],
+        number: int,
+        chance: ChanceOf,
     ) -> int | None:
         """Draw one more token of a draft; None if none follows it. `trust[number]`: probability that all before it are
         accepted.
         """
         tokens, marks = proposal
-        token, probability = self._choose(ask, row, len(ask.ahead) + len(tokens))
+        token, probability = self._choose(query, row, len(query.ahead) + len(tokens))
         mark = mark_of(probability)
         trust[number] *= chance(mark)
-        if trust[number] <= ask.least or probability < self._least:
+        if trust[number] <= query.least or probability < self._least:
             return None
         tokens.append(token)
         marks.append(mark)
-        return None if len(tokens) >= ask.most or token in self._ends else token
+        return None if len(tokens) >= query.most or token in self._ends else token
 
     def _read_all(self, drafter: ModelDrafter, tokens: list[int]) -> None:
         """Read tokens of a sequence whose target states are known."""

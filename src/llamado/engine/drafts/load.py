@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llamado.devices.split.measure import figures_of
 from llamado.engine.drafts.block import BlockKind, ChainKind
 from llamado.engine.drafts.contract import DraftKind
-from llamado.engine.drafts.drafts import MOST, Drafts
+from llamado.engine.drafts.drafts import MOST, DraftManager
 from llamado.engine.drafts.head import HeadKind
 from llamado.engine.drafts.model import ModelKind, check_vocabularies
 from llamado.engine.drafts.ngram_cache import NgramCache
@@ -116,7 +116,7 @@ _NGRAMS: dict[str, Callable[[DraftOptions], DraftKind]] = {
 }
 
 
-def drafts_for(options: EngineOptions, model: DraftModel | None, n_vocab: int) -> Drafts | None:
+def drafts_for(options: EngineOptions, model: DraftModel | None, n_vocab: int) -> DraftManager | None:
     """Return the sources that the options name; None if there are none. Raises EngineError."""
     wanted = options.drafts
     kinds = [_NGRAMS[name](wanted) for name in options.draft_kinds if name in _NGRAMS]
@@ -124,7 +124,7 @@ def drafts_for(options: EngineOptions, model: DraftModel | None, n_vocab: int) -
         kinds.append(model.kind(n_vocab, wanted.p_min))
     if not kinds:
         return None
-    return Drafts(kinds, most=MOST if wanted.most is None else min(wanted.most, MOST), least=wanted.least)
+    return DraftManager(kinds, most=MOST if wanted.most is None else min(wanted.most, MOST), least=wanted.least)
 
 
 def named_kind(options: EngineOptions) -> str | None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceError
-from llamado.engine.drafts.contract import NOTHING, Drafter, DraftKind, Proposal
+from llamado.engine.drafts.contract import NO_PROPOSAL, Drafter, DraftKind, Proposal
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import Forward, ForwardError
 from llamado.models.memory import Handle, Span
@@ -34,25 +34,25 @@ ANY = -1
 _MOST_DIFFERENCE, _FIRST_COMPARED = 128, 5  # as in llama.cpp: of vocabulary sizes, and of first tokens
 
 
-class Guess(Protocol):
+class TokenSampler(Protocol):
     """Samples tokens like a request; see Sampler."""
 
     def sample(self, row: NDArray[np.float32], position: int) -> int: ...
 
 
-class Ask(NamedTuple):
+class DraftQuery(NamedTuple):
     """A sequence to be continued by the model.
 
-    `place`: index in the request's random numbers of the first token after `said`. `least`: the probability of
+    `place`: index in the request's random numbers of the first token after `history`. `least`: the probability of
     acceptance of all draft tokens below which a token is not worth evaluating, and `least_next` below which it is not
     worth drafting. `trust`: that of the draft tokens in flight.
     """
 
     drafter: ModelDrafter
-    said: Sequence[int]
+    history: Sequence[int]
     ahead: Sequence[int]
     most: int
-    guess: Guess
+    guess: TokenSampler
     place: int
     least: float
     least_next: float
@@ -72,8 +72,8 @@ class ModelDrafter(Drafter):
         self._passed = 0
         self.t_last = 0.0
 
-    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
-        return NOTHING  # see ModelKind.propose
+    def propose(self, history: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+        return NO_PROPOSAL  # see ModelKind.propose
 
     def pass_over(self) -> bool:
         """Count that this drafter seems not worth a call. Return True now and then, so that a change is noticed."""
@@ -83,23 +83,23 @@ class ModelDrafter(Drafter):
     def forget(self) -> None:
         self._agreed = 0
 
-    def end(self, said: Sequence[int], n_prompt: int) -> None:
+    def end(self, history: Sequence[int], n_prompt: int) -> None:
         self._kind.leave(self)
 
     def reset(self) -> None:
         """Forget all tokens."""
         self.read, self._agreed = [], 0
 
-    def take_over(self, other: ModelDrafter, said: Sequence[int]) -> None:
+    def take_over(self, other: ModelDrafter, history: Sequence[int]) -> None:
         """Take over the memory of another drafter, whose sequence has the same beginning."""
         self.handle, self.read, self.base, other.handle = other.handle, other.read, other.base, None
 
-    def pending(self, said: Sequence[int], ahead: Sequence[int]) -> list[int]:
+    def pending(self, history: Sequence[int], ahead: Sequence[int]) -> list[int]:
         """Rewind to the part of the sequence that it has read, and return the missing tokens; none if it cannot
         continue.
         """
         n, read = self._agreed, self.read
-        text = [*said[n:], *ahead]
+        text = [*history[n:], *ahead]
         same = 0
         for mine, theirs in zip(read[n:], text[:-1], strict=False):
             if mine != theirs:
@@ -108,8 +108,8 @@ class ModelDrafter(Drafter):
         assert self.handle is not None
         kept = self._kind.go_back(self.handle, n + same)
         del read[kept:]
-        self._agreed = min(kept, len(said))
-        return [*said[kept:], *ahead] if kept < n else text[kept - n :]
+        self._agreed = min(kept, len(history))
+        return [*history[kept:], *ahead] if kept < n else text[kept - n :]
 
 
 class ModelKind(DraftKind):
@@ -166,63 +166,63 @@ class ModelKind(DraftKind):
         """Return the seconds per token and sequence, with that many sequences."""
         return self._seconds / max(n_sequences, 1)
 
-    def propose(self, asks: Sequence[Ask], chance: Sequence[ChanceOf]) -> list[Proposal]:
+    def propose(self, queries: Sequence[DraftQuery], chance: Sequence[ChanceOf]) -> list[Proposal]:
         """Continue these sequences, all at once. `chance`: for each, the acceptance rate of a mark."""
         if self.lost:
-            return [NOTHING] * len(asks)
+            return [NO_PROPOSAL] * len(queries)
         try:
-            return self._propose(asks, chance)
+            return self._propose(queries, chance)
         except (DeviceError, ForwardError) as error:
             log.warning("draft model: disabled: %s", error)
             self.lost = True
-            return [NOTHING] * len(asks)
+            return [NO_PROPOSAL] * len(queries)
 
-    def _propose(self, asks: Sequence[Ask], chance: Sequence[ChanceOf]) -> list[Proposal]:
-        found = [Proposal([], []) for _ in asks]
+    def _propose(self, queries: Sequence[DraftQuery], chance: Sequence[ChanceOf]) -> list[Proposal]:
+        found = [Proposal([], []) for _ in queries]
         pending: dict[int, list[int]] = {}
         room = min(_CATCH_UP, self._forward.max_batch)
-        for i, ask in enumerate(asks):
-            if self._make_room(ask.drafter, ask.said, len(ask.ahead) + ask.most):
-                tokens = ask.drafter.pending(ask.said, ask.ahead)
-                if self._forward.memory.has_states:  # what is drafted behind `said` may be wrong
-                    assert ask.drafter.handle is not None
-                    self._forward.memory.mark(ask.drafter.handle, len(ask.said))
+        for i, query in enumerate(queries):
+            if self._make_room(query.drafter, query.history, len(query.ahead) + query.most):
+                tokens = query.drafter.pending(query.history, query.ahead)
+                if self._forward.memory.has_states:  # what is drafted behind `history` may be wrong
+                    assert query.drafter.handle is not None
+                    self._forward.memory.mark(query.drafter.handle, len(query.history))
                 if tokens and max(tokens) < self._forward.n_vocab:
                     pending[i] = tokens
         late = {i: tokens for i, tokens in pending.items() if len(tokens) > 8}
         for i, tokens in late.items():
             while len(tokens) > 1 and room > 0:
                 n = min(len(tokens) - 1, room, self._forward.max_batch)
-                self._read([asks[i].drafter], [tokens[:n]], outputs=False)
+                self._read([queries[i].drafter], [tokens[:n]], outputs=False)
                 del tokens[:n]
                 room -= n
             if len(tokens) > 1:
                 del pending[i]  # the rest is read the next time
-        trust = [ask.trust for ask in asks]
+        trust = [query.trust for query in queries]
         while pending:
             which = list(pending)[: self._forward.max_batch // 8 or 1]
             began = time.perf_counter()
-            rows = self._read([asks[i].drafter for i in which], [pending[i] for i in which], outputs=True)
+            rows = self._read([queries[i].drafter for i in which], [pending[i] for i in which], outputs=True)
             for i, row in zip(which, rows, strict=True):
-                ask, (tokens, marks) = asks[i], found[i]
-                token, probability = self._choose(ask, row[: self._n_vocab], len(ask.ahead) + len(tokens))
+                query, (tokens, marks) = queries[i], found[i]
+                token, probability = self._choose(query, row[: self._n_vocab], len(query.ahead) + len(tokens))
                 mark = mark_of(probability)
                 trust[i] *= chance[i](mark)
-                if trust[i] <= ask.least or probability < self._least:
+                if trust[i] <= query.least or probability < self._least:
                     del pending[i]
                     continue
                 tokens.append(token)
                 marks.append(mark)
                 pending[i] = [token]
-                too_unsure = trust[i] * chance[i](ANY) <= ask.least_next
-                if len(tokens) >= ask.most or token in self._ends or too_unsure:
+                too_unsure = trust[i] * chance[i](ANY) <= query.least_next
+                if len(tokens) >= query.most or token in self._ends or too_unsure:
                     del pending[i]
             seconds = time.perf_counter() - began
             self._seconds = 0.9 * self._seconds + 0.1 * seconds if self._seconds else seconds
         return found
 
-    def _choose(self, ask: Ask, row: NDArray[np.float32], behind: int) -> tuple[int, float]:
-        token = ask.guess.sample(row, ask.place + behind)
+    def _choose(self, query: DraftQuery, row: NDArray[np.float32], behind: int) -> tuple[int, float]:
+        token = query.guess.sample(row, query.place + behind)
         with np.errstate(over="ignore"):
             return token, 1.0 / float(np.exp(row - row[token]).sum())
 
@@ -246,15 +246,15 @@ class ModelKind(DraftKind):
             drafter.read += tokens
         return rows
 
-    def _make_room(self, drafter: ModelDrafter, said: Sequence[int], more: int) -> bool:
+    def _make_room(self, drafter: ModelDrafter, history: Sequence[int], more: int) -> bool:
         """Allocate cells for a sequence and `more` tokens; take them from the least recently drafted sequences if
         necessary.
         """
         memory = self._forward.memory
-        need = len(said) + more
+        need = len(history) + more
         drafter.t_last = time.monotonic()
         if drafter.handle is None:
-            self._take_over(drafter, said)
+            self._take_over(drafter, history)
         while True:
             if drafter.handle is None:
                 drafter.handle = memory.allocate(need, need + _CATCH_UP)
@@ -272,14 +272,14 @@ class ModelKind(DraftKind):
             oldest.handle = None
             self._left = [other for other in self._left if other.handle is not None]
 
-    def _take_over(self, drafter: ModelDrafter, said: Sequence[int]) -> None:
+    def _take_over(self, drafter: ModelDrafter, history: Sequence[int]) -> None:
         """Take over the memory of a released drafter whose sequence has the same beginning."""
         drafter.reset()
         for other in reversed(self._left):
-            n = min(_COMMON, len(said) - other.base - 1)
-            if n > 0 and other.read[:n] == said[other.base : other.base + n]:
+            n = min(_COMMON, len(history) - other.base - 1)
+            if n > 0 and other.read[:n] == history[other.base : other.base + n]:
                 self._left.remove(other)
-                drafter.take_over(other, said)
+                drafter.take_over(other, history)
                 return
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llamado.engine.drafts.contract import NOTHING, Drafter, DraftKind, Proposal
+from llamado.engine.drafts.contract import NO_PROPOSAL, Drafter, DraftKind, Proposal
 from llamado.engine.errors import EngineError
 
 _ORDERS = range(1, 5)
@@ -54,18 +54,18 @@ class _CacheDrafter(Drafter):
         self._counts: Counts = {}
         self._known = 0
 
-    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
-        for at in range(max(self._known, 1), len(said)):
+    def propose(self, history: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+        for at in range(max(self._known, 1), len(history)):
             for order in _ORDERS:
                 if order <= at:
-                    followed = self._counts.setdefault(tuple(said[at - order : at]), {})
-                    followed[said[at]] = followed.get(said[at], 0) + 1
-        self._known = max(self._known, len(said))
-        text = [*said[-_ORDERS[-1] :], *ahead]
+                    followers = self._counts.setdefault(tuple(history[at - order : at]), {})
+                    followers[history[at]] = followers.get(history[at], 0) + 1
+        self._known = max(self._known, len(history))
+        text = [*history[-_ORDERS[-1] :], *ahead]
         n = len(text)
         marks: list[int] = []
         if n < _STATIC:
-            return NOTHING
+            return NO_PROPOSAL
         while len(marks) < min(most, _MOST):
             found = self._next(text)
             if found is None:
@@ -79,13 +79,15 @@ class _CacheDrafter(Drafter):
         static = self._kind.static.get(tuple(text[-_STATIC:]), {})
         for base, counts, limits in ((0, self._counts, _LAX), (4, self._kind.dynamic, _STRICT)):
             for order in reversed(_ORDERS):
-                followed = counts.get(tuple(text[-order:])) if order <= len(text) else None
-                if not followed:
+                followers = counts.get(tuple(text[-order:])) if order <= len(text) else None
+                if not followers:
                     continue
                 least, share = limits[order - 1]
-                best = max(followed, key=lambda token: followed[token] * 100 * static.get(token, 0) or followed[token])
-                total = sum(followed.values())
-                if total >= least and followed[best] >= share * total:
+                best = max(
+                    followers, key=lambda token: followers[token] * 100 * static.get(token, 0) or followers[token]
+                )
+                total = sum(followers.values())
+                if total >= least and followers[best] >= share * total:
                     return best, base + order
         if static:
             best = max(static, key=static.__getitem__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamado.engine.drafts.contract import NOTHING, Drafter, DraftKind, Proposal
+from llamado.engine.drafts.contract import NO_PROPOSAL, Drafter, DraftKind, Proposal
 
 _CONTINUATIONS = 4
 
@@ -35,36 +35,36 @@ class _MapDrafter(Drafter):
         self._continuations: dict[tuple[int, ...], tuple[list[_Continuation], int]] = {}
         self._last: _Continuation | None = None
 
-    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+    def propose(self, history: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
         n, m = self._n, self._m
         self._last = None
-        if len(said) <= 2 * n + m:
-            return NOTHING
+        if len(history) <= 2 * n + m:
+            return NO_PROPOSAL
         # a key counts once all tokens that would be drafted after it are known
-        for end in range(max(self._known + 1, n + 1), len(said) - m):
-            places = self._places.setdefault(tuple(said[end - n : end]), [])
+        for end in range(max(self._known + 1, n + 1), len(history) - m):
+            places = self._places.setdefault(tuple(history[end - n : end]), [])
             if self._counts or not places:
                 places.append(end)
-        self._known = max(self._known, len(said) - m - 1)
-        key = tuple([*said[len(said) - n :], *ahead][-n:])
+        self._known = max(self._known, len(history) - m - 1)
+        key = tuple([*history[len(history) - n :], *ahead][-n:])
         places = self._places.get(key, [])
         if not places:
-            return NOTHING
+            return NO_PROPOSAL
         hits = self._hits[key] = self._hits.get(key, 0) + 1
         if hits < self._min_hits:
-            return NOTHING
-        chosen = self._chosen(said, key, places)
+            return NO_PROPOSAL
+        chosen = self._chosen(history, key, places)
         if chosen is None or not chosen.right:
-            return NOTHING
+            return NO_PROPOSAL
         self._last = chosen
-        tokens = list(said[chosen.at : chosen.at + min(m, chosen.right, most)])
+        tokens = list(history[chosen.at : chosen.at + min(m, chosen.right, most)])
         return Proposal(tokens, [0] * len(tokens))
 
-    def _chosen(self, said: Sequence[int], key: tuple[int, ...], places: list[int]) -> _Continuation | None:
+    def _chosen(self, history: Sequence[int], key: tuple[int, ...], places: list[int]) -> _Continuation | None:
         found, seen = self._continuations.get(key, ([], 0))
         for at in places[seen:]:
-            text = said[at : at + self._m]
-            same = next((one for one in found if said[one.at : one.at + self._m] == text), None)
+            text = history[at : at + self._m]
+            same = next((one for one in found if history[one.at : one.at + self._m] == text), None)
             if same is None and len(found) < _CONTINUATIONS:
                 same = _Continuation(at, self._m)
                 found.append(same)

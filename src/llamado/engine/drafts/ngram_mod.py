@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llamado.engine.drafts.contract import NOTHING, Drafter, DraftKind, Proposal
+from llamado.engine.drafts.contract import NO_PROPOSAL, Drafter, DraftKind, Proposal
 
 _ENTRIES = 4 << 20
 _FULL = 0.25  # share of used entries at which the table is emptied: beyond it too many keys collide
@@ -61,16 +61,16 @@ class _ModDrafter(Drafter):
     def forget(self) -> None:
         self._added, self._epoch = 0, -1
 
-    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+    def propose(self, history: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
         kind, table, n = self._kind, self._kind.table, self._kind.n
         if self._epoch != table.epoch:
             self._added, self._epoch = 0, table.epoch
-        if self._added + _EVERY < len(said):
-            table.add(said[self._added :])
-            self._added, self._epoch = max(0, len(said) - n), table.epoch
-        if len(said) < n:
-            return NOTHING
-        text = [*said[len(said) - n :], *ahead][-n:]
+        if self._added + _EVERY < len(history):
+            table.add(history[self._added :])
+            self._added, self._epoch = max(0, len(history) - n), table.epoch
+        if len(history) < n:
+            return NO_PROPOSAL
+        text = [*history[len(history) - n :], *ahead][-n:]
         for _ in range(kind.most):
             token = table.get(text[-n:])
             if token < 0:
@@ -78,7 +78,7 @@ class _ModDrafter(Drafter):
             text.append(token)
         tokens = text[n:]
         if len(tokens) < kind.least:
-            return NOTHING
+            return NO_PROPOSAL
         return Proposal(tokens[:most], [0] * min(len(tokens), most))
 
     def learn(self, drafted: int, accepted: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamado.engine.drafts.contract import NOTHING, Drafter, DraftKind, Proposal
+from llamado.engine.drafts.contract import NO_PROPOSAL, Drafter, DraftKind, Proposal
 
 _CLASSES = (1, 2, 3, 4, 6, 9, 13, 21, 34)  # least matching tokens of each mark
 _FIRST_GUESSES = (0.1, 0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
@@ -102,7 +102,7 @@ def _continued(automaton: SuffixAutomaton, state: int, n: int, most: int, base: 
         state = automaton.link[state]
         n = automaton.length[state]
     if state <= 0:
-        return NOTHING
+        return NO_PROPOSAL
     at = automaton.last_end[state]
     tokens = text[at : at + most]
     for k in range(most - len(tokens)):
@@ -110,7 +110,7 @@ def _continued(automaton: SuffixAutomaton, state: int, n: int, most: int, base: 
     return Proposal(tokens, [base + _mark(n + k) for k in range(len(tokens))])
 
 
-class _Said:
+class _OutputHistory:
     """The newest outputs of an engine, in two automata; the older is dropped when the newer is full."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class _Match:
 
 
 class _SuffixDrafter(Drafter):
-    def __init__(self, shared: _Said | None) -> None:
+    def __init__(self, shared: _OutputHistory | None) -> None:
         self._shared = shared
         self.forget()
 
@@ -160,16 +160,16 @@ class _SuffixDrafter(Drafter):
         self._matches: list[_Match] = []
         self._followed = 0
 
-    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+    def propose(self, history: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
         if self._skipped < 0 or len(self._own.text) >= 2 * _LONGEST:
             self._own = SuffixAutomaton()
-            self._skipped = max(0, len(said) - _LONGEST)
+            self._skipped = max(0, len(history) - _LONGEST)
         own = self._own
         known = self._skipped + len(own.text)
-        for token in said[known : known + _CATCH_UP]:
+        for token in history[known : known + _CATCH_UP]:
             own.append(token)
-        if self._skipped + len(own.text) < len(said):
-            return NOTHING
+        if self._skipped + len(own.text) < len(history):
+            return NO_PROPOSAL
         state, n = own.repeated()
         for token in ahead:
             state, n = own.follow(state, n, token)
@@ -177,28 +177,28 @@ class _SuffixDrafter(Drafter):
         if self._shared is None:
             return found
         best = found
-        for match in self._find(said):
+        for match in self._find(history):
             other = match.propose(ahead, most)
             if other.tokens and (not best.tokens or other.marks[0] % _SHARED > best.marks[0] % _SHARED):
                 best = other
         return best
 
-    def _find(self, said: Sequence[int]) -> list[_Match]:
+    def _find(self, history: Sequence[int]) -> list[_Match]:
         """Return the matches of the sequence's end in earlier outputs."""
         assert self._shared is not None
         automata = [a for a in (self._shared.new, self._shared.old) if a is not None and a.text]
         if [match.automaton for match in self._matches] != automata:
             self._matches = [_Match(automaton) for automaton in automata]
-            self._followed = max(0, len(said) - _CLASSES[-1])
+            self._followed = max(0, len(history) - _CLASSES[-1])
         for match in self._matches:
-            match.follow(said[self._followed :])
-        self._followed = len(said)
+            match.follow(history[self._followed :])
+        self._followed = len(history)
         return self._matches
 
-    def end(self, said: Sequence[int], n_prompt: int) -> None:
-        if self._shared is not None and len(said) > n_prompt:
+    def end(self, history: Sequence[int], n_prompt: int) -> None:
+        if self._shared is not None and len(history) > n_prompt:
             # include the end of the prompt as context of the answer
-            self._shared.add(said[max(0, n_prompt - _CLASSES[-1]) :])
+            self._shared.add(history[max(0, n_prompt - _CLASSES[-1]) :])
 
 
 class Suffix(DraftKind):
@@ -207,7 +207,7 @@ class Suffix(DraftKind):
     name = "suffix"
 
     def __init__(self, *, shared: bool = True) -> None:
-        self._shared = _Said() if shared else None
+        self._shared = _OutputHistory() if shared else None
 
     def first_guess(self, mark: int) -> float:
         """Longer matches are accepted more often."""

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.embedding.pooling import Vectors, pool, rows_wanted
+from llamado.engine.embedding.pooling import Vectors, pool, required_rows
 from llamado.engine.errors import (
     ComputeFailed,
     ContextExceeded,
@@ -267,7 +267,7 @@ class Embedder:
         placed = self.forward.memory.pack(lengths)
         wanted, spans, first = [], [], 0
         for n in lengths:
-            start, stop = rows_wanted(self.pooling, n, self.causal)
+            start, stop = required_rows(self.pooling, n, self.causal)
             wanted.append(np.arange(first + start, first + stop, dtype=np.int32))
             spans.append(stop - start)
             first += n
@@ -285,7 +285,7 @@ class Embedder:
         """
         step, n, scales = self.forward.max_batch, len(tokens), self._scales()
         memory, found = self.forward.memory, []
-        start, stop = rows_wanted(self.pooling, n, self.causal)
+        start, stop = required_rows(self.pooling, n, self.causal)
         handle = memory.allocate(n)
         if handle is None:
             raise InputExceedsContext(n, memory.n_cells)

@@ -10,7 +10,7 @@ from llamado.models.hparams import Pooling
 Vectors = NDArray[np.float32]
 
 
-def rows_wanted(pooling: Pooling, n_tokens: int, causal: bool) -> tuple[int, int]:
+def required_rows(pooling: Pooling, n_tokens: int, causal: bool) -> tuple[int, int]:
     """Return the range of tokens of a text of `n_tokens` that a pooling needs: first, and last + 1."""
     match pooling:
         case Pooling.NONE | Pooling.MEAN:
@@ -24,7 +24,7 @@ def rows_wanted(pooling: Pooling, n_tokens: int, causal: bool) -> tuple[int, int
 
 
 def pool(rows: Vectors, pooling: Pooling) -> Vectors:
-    """Return [1, width], or with Pooling.NONE [n_tokens, width], from the rows of `rows_wanted`; always a copy."""
+    """Return [1, width], or with Pooling.NONE [n_tokens, width], from the rows of `required_rows`; always a copy."""
     if pooling is Pooling.MEAN:
         return np.asarray(rows.mean(axis=0, dtype=np.float64, keepdims=True), np.float32)
     return rows.copy()

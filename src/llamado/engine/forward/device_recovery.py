@@ -81,13 +81,13 @@ class DeviceRecovery:
         if self._lost is None and error is not None:
             self._lost, self._lost_since = error, time.time()
             self.events.add("lost", error.device, error.why)
-            self._pipeline.give_up(error)
+            self._pipeline.fail_in_flight(error)
             self._watcher()
 
     def restore(self, elsewhere: bool) -> None:
         """Reconnect lost devices or move their layers; see Forward."""
         tensors = self._tensors
-        self._pipeline.stand_still()
+        self._pipeline.wait_idle()
         before = tensors.placement, tensors.used, self._lost
         away = self._bring_back(elsewhere)
         try:
@@ -110,7 +110,7 @@ class DeviceRecovery:
         gone = {n: Away(loss.device, loss.why, self._lost_since, "", {}) for n, loss in away.items()}
         self._away = gone | self._away
         self._note_moves(before[0])
-        self._tell_what_is_where()
+        self._report_placement()
 
     def _bring_back(self, elsewhere: bool) -> dict[int, DeviceLost]:
         """Reconnect lost devices; return by number the losses of needed devices that are still gone.
@@ -171,7 +171,7 @@ class DeviceRecovery:
     def move_back(self) -> None:
         """Move layers back; see Forward."""
         tensors = self._tensors
-        self._pipeline.stand_still()
+        self._pipeline.wait_idle()
         before = tensors.placement, tensors.used
         self._take_back()
         alive = _alive(self._devices)
@@ -202,7 +202,7 @@ class DeviceRecovery:
             self.events.add("back", self._devices[number].name, "it has its layers again")
         self._away = {number: away for number, away in self._away.items() if number not in alive}
         self._note_moves(before[0])
-        self._tell_what_is_where()
+        self._report_placement()
 
     def _take_back(self) -> None:
         """Put reconnected devices back in their places."""
@@ -237,7 +237,7 @@ class DeviceRecovery:
         is unchanged then, and `new` devices are closed.
         """
         tensors = self._tensors
-        self._pipeline.stand_still()
+        self._pipeline.wait_idle()
         before = tensors.placement, tensors.used, self._first
         for number, device in sorted(new.items()):
             self._left.discard(number)
@@ -276,11 +276,11 @@ class DeviceRecovery:
             self._forget(number)
         tensors.shed(self._shapes)
         self._note_moves(before[0])
-        self._tell_what_is_where()
+        self._report_placement()
 
     def alone(self, work: Callable[[Sequence[Device]], None]) -> None:
         """Run `work` on the devices while no batch runs. Engine's thread only."""
-        self._pipeline.stand_still()
+        self._pipeline.wait_idle()
         work(self._devices)
 
     def close(self) -> None:
@@ -310,7 +310,7 @@ class DeviceRecovery:
             if old.get(number) != new.get(number):
                 self.events.add("moved", self._devices[number].name, f"it has {new.get(number, 'nothing')}")
 
-    def _tell_what_is_where(self) -> None:
+    def _report_placement(self) -> None:
         placement = self._tensors.placement
         if placement is None or self._first is None or not self._away:
             return

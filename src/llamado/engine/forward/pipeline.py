@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llamado.devices.device import Arrival, Bytes, Device, DeviceLost, TensorLink
 from llamado.devices.split.partition import GraphPart
 from llamado.engine.forward.contract import ForwardError
-from llamado.engine.forward.here import BatchesHere
+from llamado.engine.forward.local_batches import LocalBatches
 from llamado.engine.forward.ring import Ring
 from llamado.engine.forward.times import Times
 from llamado.ggml.tensor import Tensor
@@ -203,7 +203,7 @@ class Pipeline:
         self._output = output
         self._width = width
         self.ring = Ring(devices)
-        self._here = BatchesHere(output, width, self.times if len(devices) > 1 else None)
+        self._here = LocalBatches(output, width, self.times if len(devices) > 1 else None)
         self._flying: set[Future[NDArray[np.float32]]] = set()
         self._order = threading.Lock()
         # by device: batches in the order in which they leave it
@@ -253,7 +253,7 @@ class Pipeline:
         wait(flying)
         return flying
 
-    def stand_still(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until no thread works on any batch, including abandoned ones."""
         self.finish()
         if self._failed:  # results in links are not taken any more, and devices may wait for results that were not sent
@@ -268,7 +268,7 @@ class Pipeline:
                 if self._closed:
                     raise ForwardError("the model is being closed")
 
-    def give_up(self, error: DeviceLost) -> None:
+    def fail_in_flight(self, error: DeviceLost) -> None:
         """Fail all batches in flight, so that no caller waits for parts that are still computed."""
         self._failed = True
         for future in list(self._flying):

@@ -262,7 +262,7 @@ class ModelRunner:
 
     def _make_room_for_embeddings(self) -> None:
         """Allocate memory for embeddings before the first batch of them, because few models ever get one."""
-        self._pipeline.stand_still()
+        self._pipeline.wait_idle()
         self._graphs.largest.append(dataclasses.replace(self._graphs.largest[0], embeddings=True))
         try:
             self._settle()

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.drafts.drafts import MOST, WINDOW, Drafts, Wish
+from llamado.engine.drafts.drafts import MOST, WINDOW, DraftManager, DraftRequest
 from llamado.engine.forward.contract import Forward, Scales
-from llamado.engine.scheduler.prefix import Sequences
+from llamado.engine.scheduler.prefix import SequenceCache
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.engine.scheduler.statistics import PACE_UNIT, Statistics
 from llamado.models.memory import Handle, Span
@@ -72,18 +72,18 @@ class Planner:
         self,
         forward: Forward,
         slots: Sequence[Slot],
-        sequences: Sequences,
+        sequences: SequenceCache,
         stats: Statistics,
         *,
         n_ctx: int,
         n_batch: int,
         prefill_chunk: int,
         cont_batching: bool,
-        drafts: Drafts | None,
+        drafts: DraftManager | None,
     ) -> None:
         self._forward = forward
         self._slots = slots
-        self._sequences = sequences
+        self._sequence_cache = sequences
         self._stats = stats
         self._n_ctx = n_ctx
         self._cont_batching = cont_batching
@@ -110,12 +110,12 @@ class Planner:
         Zero tokens of each: everything to evaluate is in flight, and only draft tokens can follow.
         """
         slots, counts = self._plan_next()
-        return (slots, counts) if slots or self._drafts is None else self.on_trust()
+        return (slots, counts) if slots or self._drafts is None else self.plan_draft_only()
 
     def _plan_next(self) -> tuple[list[Slot], list[int]]:
         for slot in self._slots:
             if slot.load is not None:
-                self._sequences.receive(slot)
+                self._sequence_cache.receive(slot)
         active = [slot for slot in self._slots if slot.task is not None and slot.load is None]
         if len(active) > 1:
             active.sort(key=_age)
@@ -141,7 +141,7 @@ class Planner:
 
         `n_groups`, `n_generating`: numbers of such groups, and of generating slots in all of them.
         """
-        sequences = self._sequences
+        sequences = self._sequence_cache
         slots: list[Slot] = []
         reading: list[Slot] = []
         n_flying = 0
@@ -178,9 +178,9 @@ class Planner:
             return self._add_prompts(slots, counts, reading, n_generating)
         return slots, counts
 
-    def on_trust(self) -> tuple[list[Slot], list[int]]:
+    def plan_draft_only(self) -> tuple[list[Slot], list[int]]:
         """Return sequences whose draft tokens are all in flight: more may be drafted behind those."""
-        memory = self._sequences.memory
+        memory = self._sequence_cache.memory
         slots: list[Slot] = []
         for slot in self._slots:
             task, handle = slot.task, slot.handle
@@ -238,7 +238,7 @@ class Planner:
         Return the generating slots that still have their cells, their token counts, and the slots whose prompts can
         be read.
         """
-        sequences = self._sequences
+        sequences = self._sequence_cache
         ready: list[Slot] = []
         for slot in reading:
             sequences.follow(slot)
@@ -284,7 +284,7 @@ class Planner:
         shares: list[BatchShare] = []
         outputs: list[int] = []
         n_prompt = 0
-        memory = self._sequences.memory
+        memory = self._sequence_cache.memory
         drafts = self._draft(slots, counts)
         for slot, count, draft in zip(slots, counts, drafts, strict=True):
             handle, task = slot.handle, slot.task
@@ -298,12 +298,12 @@ class Planner:
                 n += len(draft)
             elif not count:
                 continue
-            self._sequences.going_on(slot, count + len(draft))
+            self._sequence_cache.going_on(slot, count + len(draft))
             first, back = used + n_ahead, memory.n_before
             said = [*slot.tokens[max(used - back, 0) : used], *task.ahead.tokens[:n_ahead]] if back else []
             spans.append(Span(handle, first, count + len(draft), n_ahead, said[-back:]))
             row, n_before = None, len(outputs)
-            if task.wants_prompt_rows:
+            if task.needs_prompt_rows:
                 outputs.extend(range(n - count, n - (end == slot.length)))
             prompt_rows = slice(n_before, len(outputs))
             if end == slot.length:
@@ -325,7 +325,7 @@ class Planner:
         if self._drafts is None:
             return found
         room = (self._max_batch - sum(counts)) // len(slots)
-        wishes, wished = [], []
+        requests, drafting = [], []
         for i, (slot, count) in enumerate(zip(slots, counts, strict=True)):
             task, handle = slot.task, slot.handle
             assert task is not None and handle is not None
@@ -333,21 +333,21 @@ class Planner:
                 continue
             length = slot.length + len(task.ahead)
             most = min(WINDOW if self.overlaps else MOST, room, self._n_ctx - length - 1)
-            if self._sequences.memory.has_states:
+            if self._sequence_cache.memory.has_states:
                 most = min(most, _TOGETHER - count)
-            most = min(most, self._sequences.memory.room(handle, length, on_trust=not count))
+            most = min(most, self._sequence_cache.memory.room(handle, length, on_trust=not count))
             if task.budget >= 0:
                 most = min(most, task.budget - 1 - len(task.ahead))
             if most > 0:
-                if task.followed is None:
-                    task.followed = self._drafts.follow(task.ahead, task.sampler.guess())
+                if task.draft_state is None:
+                    task.draft_state = self._drafts.follow(task.ahead, task.sampler.guess())
                 place = task.n_prompt + len(task.generated)
-                wishes.append(Wish(task.followed, slot.tokens, slot.length, most, place))
-                wished.append(i)
+                requests.append(DraftRequest(task.draft_state, slot.tokens, slot.length, most, place))
+                drafting.append(i)
         drafts = self._drafts.propose(
-            wishes, self.n_generating, overlaps=self.overlaps, waiting=self.overlaps and not any(counts)
+            requests, self.n_generating, overlaps=self.overlaps, waiting=self.overlaps and not any(counts)
         )
-        for i, draft in zip(wished, drafts, strict=True):
+        for i, draft in zip(drafting, drafts, strict=True):
             if draft is not None:
                 found[i] = draft.tokens
         return found

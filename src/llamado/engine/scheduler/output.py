@@ -40,7 +40,7 @@ class EngineVocabulary(samplers.SamplerVocabulary, Protocol):
     def piece(self, token: int, *, special: bool = False) -> bytes: ...
 
 
-class Answering:
+class OutputProcessor:
     """Continues and ends answers; see Engine for `n_ctx` and `context_shift`, and SequenceCache for `shift`."""
 
     def __init__(
@@ -131,7 +131,7 @@ class Answering:
 
         timings = task.timings() if request.timings_per_token else None
         index = len(task.generated) - 1
-        task.tell(Token(text, [token], None if probs is None else [probs], index, timings))
+        task.queue_event(Token(text, [token], None if probs is None else [probs], index, timings))
         if stop != "none":
             self._finish(slot, task, stop)
             return None
@@ -201,4 +201,4 @@ class Answering:
             prompt_probs=self._prompt_probs(task),
         )
         self._queue.release(slot)
-        task.tell(Done(result))
+        task.queue_event(Done(result))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
 from llamado.engine.cache.disk_cache import LEAST, DiskCache
-from llamado.engine.cache.prompt_cache import CellReader, ReadRate, Store
+from llamado.engine.cache.prompt_cache import CellReader, PromptStore, ReadRate
 from llamado.engine.cache.snapshots import NEAR, Snapshots, points
 from llamado.engine.errors import NoRoom
 from llamado.engine.forward.contract import Cells, Forward, Scales, piece_cells
@@ -49,7 +49,7 @@ class SnapshotOptions(NamedTuple):
     every: int = 8192
 
 
-class Sequences:
+class SequenceCache:
     """Each slot's sequence in the model's memory. Only the engine's thread uses it.
 
     `cache_ram`: MiB of the prompt cache (-1: no limit, 0: none). `idle_slots`: treatment of idle slots when a request
@@ -86,10 +86,10 @@ class Sequences:
         memory = self.memory
         piece = piece_cells(memory.token_bytes)
         limit = None if cache_ram < 0 else cache_ram << 20
-        self.store: Store | None = None
+        self.store: PromptStore | None = None
         self._disk, self._notify = disk, notify
         if cache_ram:
-            self.store = store = Store(
+            self.store = store = PromptStore(
                 limit,
                 memory.token_bytes,
                 piece,
@@ -171,7 +171,7 @@ class Sequences:
 
     def drop(self, slot: Slot) -> None:
         """Free a slot's cells; a request in the slot reads its sequence again."""
-        slot.untrust()
+        slot.discard_drafts()
         self._give_up(slot)
         slot.snapshots.cut(0)
         if slot.handle is not None:

@@ -188,7 +188,7 @@ class Queue:
         with self.wake:
             self.wake.notify()
 
-    def let_go(self, slot: Slot) -> None:
+    def release_held(self, slot: Slot) -> None:
         """Release a held slot."""
         with self.wake:
             slot.t_last_used = time.perf_counter()
@@ -223,13 +223,13 @@ class Queue:
         self.waiting.extend(self._inbox)
         self._inbox.clear()
 
-    def hand_over(self, *, wait: bool = False) -> None:
+    def deliver(self, *, wait: bool = False) -> None:
         """Send the waiting events to their receivers; with `wait` give these time to handle them."""
         if self._outbox:
             events = self._outbox.copy()
             self._outbox.clear()
             for task, event in events:
-                task.hand_over(event)
+                task.deliver(event)
             if wait:
                 for taken in {task.taken for task, _ in events if not task.cancelled}:
                     if taken is not None:
@@ -248,7 +248,7 @@ class Queue:
         task = slot.task
         assert task is not None
         self.release(slot)
-        task.tell(Failed(error))
+        task.queue_event(Failed(error))
 
     def drop_cancelled(self) -> bool:
         """Drop cancelled requests. Return True if there were any."""
@@ -265,17 +265,17 @@ class Queue:
             changed = True
         return changed
 
-    def turn_down(self, error: LlamadoError, seconds: float, since: float) -> None:
+    def reject_waiting(self, error: LlamadoError, seconds: float, since: float) -> None:
         """Reject tasks that have waited `seconds` for a slot, not counting the time before `since`."""
         now = time.monotonic()
         for task in [task for task in self.waiting if now - max(task.t_submit, since) >= seconds]:
             self.waiting.remove(task)
             self.tasks.pop(task.id, None)
-            task.tell(Failed(error))
+            task.queue_event(Failed(error))
         late = [slot_task for slot_task in self.slot_tasks if now - max(slot_task.t_submit, since) >= seconds]
         for slot_task in late:
             self.slot_tasks.remove(slot_task)
-        self.hand_over()
+        self.deliver()
         _fail_all(deque(late), error)
 
     def fail_all(self, error: LlamadoError) -> None:
@@ -289,7 +289,7 @@ class Queue:
         self.waiting = []
         for task in waiting:
             self.tasks.pop(task.id, None)
-            task.tell(Failed(error))
+            task.queue_event(Failed(error))
         _fail_all(self.slot_tasks, error)
 
 

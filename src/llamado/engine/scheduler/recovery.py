@@ -25,7 +25,7 @@ _FIRST_REST, _LONGEST_REST = 5.0, 600.0
 _LOOK_SECONDS = 0.02
 
 
-class Recovery:
+class EngineRecovery:
     """Tracks lost devices, and pauses the engine's thread while there is one.
 
     `failover`: seconds after which the lost layers move to other devices (None: never). `wait`: seconds after which
@@ -70,7 +70,7 @@ class Recovery:
             if attempt.is_alive():
                 return  # closing; the attempt need not be waited for
             if attempt.error is None:
-                self._say_how_it_goes_on(time.monotonic() - began)
+                self._log_outcome(time.monotonic() - began)
                 break
             if isinstance(attempt.error, DeviceLost):
                 self.fault = self.fault._replace(device=attempt.error.device, why=attempt.error.why)
@@ -88,7 +88,7 @@ class Recovery:
                 self._returning = _Returning(self._forward, self._queue)
             self._returning.needed.set()
 
-    def _say_how_it_goes_on(self, seconds: float) -> None:
+    def _log_outcome(self, seconds: float) -> None:
         away = self._forward.away()
         if not away:
             log.warning("all devices are back after %.1f s", seconds)
@@ -131,7 +131,7 @@ class Recovery:
             queue.drop_cancelled()
             assert self.fault is not None
             error = Unavailable(self.fault.message)
-            queue.turn_down(error, self._wait, began)
+            queue.reject_waiting(error, self._wait, began)
             if time.monotonic() - began >= self._wait:
                 self._calls.fail(error)
             changed()

@@ -22,7 +22,7 @@ from llamado.engine.forward.contract import CellKind, Cells, Forward, Scales, pi
 from llamado.engine.request import Done, Event, Failed, Request
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import Sampling
-from llamado.engine.scheduler.prefix import Sequences
+from llamado.engine.scheduler.prefix import SequenceCache
 from llamado.engine.scheduler.queue import CallQueue, Queue, SlotTask
 from llamado.engine.scheduler.slots import Slot
 from llamado.errors import LlamadoError
@@ -46,12 +46,12 @@ class SlotHold:
     All methods except `release` run on the engine's thread, and raise DeviceLost or CellsGone.
     """
 
-    def __init__(self, slot: Slot, forward: Forward, sequences: Sequences, queue: Queue) -> None:
+    def __init__(self, slot: Slot, forward: Forward, sequences: SequenceCache, queue: Queue) -> None:
         slot.held = True
         self._slot = slot
         self._forward = forward
         self._memory = forward.memory
-        self._sequences = sequences
+        self._sequence_cache = sequences
         self._queue = queue
 
     def tokens(self) -> Tokens:
@@ -75,7 +75,7 @@ class SlotHold:
         request = Request(prompt=tokens.tolist(), n_predict=0)
         sampler = Sampler(Sampling(), seed=0, n_vocab=self._forward.n_vocab)
         task = self._queue.enter(request, emit, sampler=sampler, seed=0, scales=self._slot.scales)
-        self._sequences.begin(self._slot, task, tokens)
+        self._sequence_cache.begin(self._slot, task, tokens)
         return done
 
     def read(self, start: int, n: int) -> Cells:
@@ -108,7 +108,7 @@ class SlotHold:
 
         Raises NoRoom if running answers have them.
         """
-        self._sequences.empty(self._slot, n, scales)
+        self._sequence_cache.empty(self._slot, n, scales)
 
     def write(self, tokens: Tokens, cells: Cells) -> None:
         """Append tokens and their cells to the sequence."""
@@ -131,7 +131,7 @@ class SlotHold:
 
     def release(self) -> None:
         """End the job. Any thread."""
-        self._queue.let_go(self._slot)
+        self._queue.release_held(self._slot)
 
 
 class Job(threading.Thread):

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.cache.disk_cache import Load
+from llamado.engine.cache.disk_cache import DiskRead
 from llamado.engine.cache.snapshots import Snapshots
-from llamado.engine.drafts.ahead import Ahead
-from llamado.engine.drafts.drafts import Followed
+from llamado.engine.drafts.drafts import DraftState
+from llamado.engine.drafts.pending_draft import PendingDraft
 from llamado.engine.forward.contract import Activated, Scales, alike, scales_at
 from llamado.engine.request import Event, Progress, Request, SlotSnapshot, Timings, TokenProbs
 from llamado.engine.sampling.chain import Sampler
@@ -32,7 +32,7 @@ class Task:
     """A request from `submit` to its last event."""
 
     __slots__ = (
-        "ahead", "answer", "cancelled", "emit", "followed", "generated", "id", "n_cached", "n_processed", "n_prompt",
+        "ahead", "answer", "cancelled", "draft_state", "emit", "generated", "id", "n_cached", "n_processed", "n_prompt",
         "outbox", "probs", "probs_at", "prompt_probs", "request", "sampler", "scales", "seed", "t_arrival", "t_first",
         "t_last", "t_start", "t_submit", "taken", "truncated",
     )  # fmt: skip
@@ -66,8 +66,8 @@ class Task:
         """By position in the prompt."""
         self.probs_at: list[int] = []
         """Position in the text at which each of `probs` begins."""
-        self.ahead = Ahead()
-        self.followed: Followed | None = None
+        self.ahead = PendingDraft()
+        self.draft_state: DraftState | None = None
         """Its draft state; None before the first draft."""
         self.n_prompt = len(request.prompt)
         self.n_cached = 0
@@ -79,7 +79,7 @@ class Task:
         """True if part of the sequence was dropped to make room."""
 
     @property
-    def wants_prompt_rows(self) -> bool:
+    def needs_prompt_rows(self) -> bool:
         """True if the logits of all tokens that are evaluated next are needed."""
         return self.request.prompt_probs and not self.generated
 
@@ -89,19 +89,19 @@ class Task:
         n = self.request.n_predict
         return n if n < 0 else max(0, n - len(self.generated))
 
-    def tell(self, event: Event) -> None:
-        """Queue an event for its receiver (see Queue.hand_over)."""
+    def queue_event(self, event: Event) -> None:
+        """Queue an event for its receiver (see Queue.deliver)."""
         self.outbox.append((self, event))
 
-    def tell_progress(self, processed: int, now: float) -> None:
+    def queue_progress(self, processed: int, now: float) -> None:
         """Queue a Progress event: `processed` tokens of the prompt are in the cache."""
         timings = None
         if self.request.timings_per_token:
             timings = self.timings()._replace(prompt_ms=1e3 * (now - self.t_start))
         elapsed = round(1e3 * (now - self.t_start))
-        self.tell(Progress(self.n_prompt, self.n_cached, processed, elapsed, timings))
+        self.queue_event(Progress(self.n_prompt, self.n_cached, processed, elapsed, timings))
 
-    def hand_over(self, event: Event) -> None:
+    def deliver(self, event: Event) -> None:
         """Send an event to its receiver."""
         if self.cancelled:
             return
@@ -154,7 +154,7 @@ class Slot:
         self.last_task: Task | None = None
         self.leader: tuple[Slot, Task | None] | None = None
         """A slot, with its request, that holds or is reading the same prefix, which will be shared."""
-        self.load: Load | None = None
+        self.load: DiskRead | None = None
         """The read of its sequence from disk, which has to finish first."""
         self.held = False
         """True while it is saved or restored: no request may have it then."""
@@ -191,7 +191,7 @@ class Slot:
         used, most = self.used, self.length
         if isinstance(self.scales, Activated) and used < self.scales.start:
             most = min(most, self.scales.start)
-        if self.task is not None and self.task.wants_prompt_rows:
+        if self.task is not None and self.task.needs_prompt_rows:
             most = min(most, used + _ROWS)
         return most - used
 
@@ -225,26 +225,26 @@ class Slot:
         The tokens behind them get new positions, so their cells are computed again: rotated K would not have the bits
         of K computed at these positions.
         """
-        self.untrust()
-        if self.task is not None and self.task.followed is not None:
-            self.task.followed.forget()
+        self.discard_drafts()
+        if self.task is not None and self.task.draft_state is not None:
+            self.task.draft_state.forget()
         if isinstance(self.scales, Activated) and self.scales.start > n_keep:
             start = max(n_keep, self.scales.start - n_discard)
             self.scales = Activated(self.scales, start) if start else tuple(self.scales)
         self.tokens[n_keep : self.length - n_discard] = self.tokens[n_keep + n_discard : self.length].copy()
         self.length -= n_discard
 
-    def untrust(self) -> None:
+    def discard_drafts(self) -> None:
         """Drop draft tokens in flight."""
         if self.task is not None:
             self.task.ahead.drop()
 
     def release(self) -> None:
         """End the request; the cells stay."""
-        self.untrust()
-        if self.task is not None and self.task.followed is not None:
+        self.discard_drafts()
+        if self.task is not None and self.task.draft_state is not None:
             said = [] if self.task.truncated else self.tokens[: self.length].tolist()
-            self.task.followed.end(said, self.task.n_prompt)
+            self.task.draft_state.end(said, self.task.n_prompt)
         self.task = None
         self.leader = None
         self.length = self.used

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.request import Counters, Histogram, Timings
 
 # Seconds: a first token takes milliseconds with a warm cache and minutes in a long queue.
@@ -38,7 +38,7 @@ class Buckets:
 class Statistics:
     """Counts and histograms of requests and batches."""
 
-    def __init__(self, drafts: Drafts | None = None) -> None:
+    def __init__(self, drafts: DraftManager | None = None) -> None:
         self._drafts = drafts
         self.first_token = Buckets(_WAITS)
         self.inter_token = Buckets(_BETWEEN)

@@ -7,7 +7,7 @@ from collections import deque
 from llamado.engine.drafts.contract import Draft
 
 
-class Ahead:
+class PendingDraft:
     """The draft tokens behind the end of a sequence that are in flight, in order.
 
     Each chosen token is compared with the first of these. If it differs, all draft tokens behind it are wrong, in every

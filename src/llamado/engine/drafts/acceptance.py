@@ -9,14 +9,14 @@ _FADE = 0.95  # decay of the counts, per token of the same mark
 _FADE_COMMON = 0.995
 
 
-class Chances:
+class AcceptanceRates:
     """Acceptance rates of one sequence, with the engine's rates (`before`) or a first guess as prior."""
 
     __slots__ = ("_before", "_common", "_fade", "_seen")
 
-    def __init__(self, before: Chances | Callable[[int], float]) -> None:
-        self._common = before if isinstance(before, Chances) else None
-        self._before = before.of if isinstance(before, Chances) else before
+    def __init__(self, before: AcceptanceRates | Callable[[int], float]) -> None:
+        self._common = before if isinstance(before, AcceptanceRates) else None
+        self._before = before.of if isinstance(before, AcceptanceRates) else before
         self._fade = _FADE_COMMON if self._common is None else _FADE
         self._seen: dict[int, tuple[float, float]] = {}  # mark → accepted tokens, tokens
 

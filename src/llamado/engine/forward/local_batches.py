@@ -40,7 +40,7 @@ class _LaunchedRows(Future[NDArray[np.float32]]):
         return super().result(timeout)
 
 
-class BatchesHere:
+class LocalBatches:
     """Runs batches one after the other; inputs that changed little are only updated (see Input.renew).
 
     `output`, `width`: see Pipeline. `times`: records times, if there are other devices, too.
