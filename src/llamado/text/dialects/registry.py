@@ -1,4 +1,4 @@
-"""All families, in the order in which a template is tried: the more particular first."""
+"""All families, in the order in which templates are tested: more specific ones first."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def family_of(source: str) -> Family | None:
-    """The family of a template, None where it is of none."""
+    """Return the family of a template; None if it has none."""
     return next((family for family in FAMILIES if family.knows(source)), None)

@@ -54,7 +54,7 @@ def _dsml(section: str) -> TaggedCalls:
         value_end="</｜DSML｜parameter>",
         name_close="</｜DSML｜invoke>",
         section_end=f"</｜DSML｜{section}>",
-        also_starts=(f"\n\n<｜DSML｜{section}>",),  # an empty line in front is no content
+        also_starts=(f"\n\n<｜DSML｜{section}>",),  # the empty line in front is not content
         trim=False,
     )
 

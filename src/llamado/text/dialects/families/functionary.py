@@ -1,4 +1,4 @@
-"""Functionary: 3.1 calls by <function=name>{…}</function>, 3.2 by recipients, >>>name and >>>all for content."""
+"""Functionary: 3.1 calls with <function=name>{…}</function>, 3.2 with recipients, >>>name, and >>>all for content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINE = Tags("\n")
 
 @dataclass(frozen=True)
 class RecipientCalls:
-    """Parts of an answer, each to a recipient named in a line of its own; the prompt ends with the first `>>>`."""
+    """Parts of an answer, each for a recipient named on its own line; the prompt ends with the first `>>>`."""
 
     triggers: tuple[Trigger, ...] = (Trigger("pattern", r"(?:^|>>>)((?!all\n)[^\n>]+\n)"),)
     tags: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""GLM 4.5 and later, and all who call in their way: <tool_call>name<arg_key>…</arg_key><arg_value>…</arg_value>."""
+"""GLM 4.5 and later, and models with the same calls: <tool_call>name<arg_key>…</arg_key><arg_value>…</arg_value>."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LAGUNA = replace(
     GLM,
     name="Laguna",
     knows=all_of("laguna_glm_thinking", "<arg_key>"),
-    stops=("</assistant>",),  # spelled out instead of the token now and then
+    stops=("</assistant>",),  # sometimes spelled out instead of the token
 )
 
 _HY = ":opensource"  # ends every tag of the open Hunyuan 3

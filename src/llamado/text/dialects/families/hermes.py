@@ -1,4 +1,6 @@
-"""Hermes 2 and 3, Qwen 2.5 and 3, and all who call like them: <tool_call>{"name": …, "arguments": {…}}</tool_call>."""
+"""Hermes 2 and 3, Qwen 2.5 and 3, and models with the same calls: <tool_call>{"name": …, "arguments":
+{…}}</tool_call>.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _CODER = TaggedCalls(
     value_end="</parameter>",
     name_close="</function>",
     end="</tool_call>",
-    also_starts=("<function=",),  # the models leave the tag in front out now and then
+    also_starts=("<function=",),  # the models sometimes omit the tag in front
 )
 
 QWEN_CODER = Family(
@@ -35,7 +37,7 @@ QWEN_CODER = Family(
 
 
 def _trimmed(messages: Sequence[Message]) -> list[Message]:
-    """Texts without white space around them, which drives these models into endless thoughts."""
+    """Strip whitespace around texts, which causes endless thoughts in these models."""
     out: list[Message] = []
     for message in messages:
         texts = {key: message[key].strip() for key in ("content", "reasoning_content") if _is_text(message.get(key))}

@@ -1,4 +1,4 @@
-"""LFM2: calls as Python writes them, <|tool_call_start|>[name(key="value")]<|tool_call_end|>."""
+"""LFM2: calls in Python syntax, <|tool_call_start|>[name(key="value")]<|tool_call_end|>."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _read_call(reader: Reader, tools: Tools, before: str) -> Reading[Outcome]:
 
 
 def _read_python(reader: Reader, show: Show, depth: int) -> Reading[bool]:
-    """Show a Python literal as JSON; False where it is malformed."""
+    """Emit a Python literal as JSON; return False if it is malformed."""
     yield from reader.space()
     c = yield from reader.char()
     if c == "'":
@@ -163,7 +163,7 @@ def _read_python(reader: Reader, show: Show, depth: int) -> Reading[bool]:
 
 
 def _read_quoted(reader: Reader, show: Show) -> Reading[bool]:
-    """Show a string between apostrophes as a JSON string."""
+    """Emit a string between apostrophes as a JSON string."""
     reader.at += 1
     show('"')
     while True:
@@ -190,7 +190,7 @@ def _read_quoted(reader: Reader, show: Show) -> Reading[bool]:
 
 
 def _thoughts(messages: Sequence[Message]) -> list[Message]:
-    """Thoughts under the name the templates know."""
+    """Rename thoughts for the template."""
     return [
         {**message, "thinking": message["reasoning_content"]} if message.get("reasoning_content") else message
         for message in messages

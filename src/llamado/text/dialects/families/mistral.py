@@ -1,4 +1,6 @@
-"""Mistral: Nemo calls by [TOOL_CALLS][{…}], later models by [TOOL_CALLS]name[ARGS]{…}; Magistral thinks in [THINK]."""
+"""Mistral: Nemo calls with [TOOL_CALLS][{…}], later models with [TOOL_CALLS]name[ARGS]{…}; Magistral thinks in
+[THINK].
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ SMALL = Family(
 
 
 def _blocks(messages: Sequence[Message]) -> list[Message]:
-    """Content in parts, with thoughts as a part of their own."""
+    """Return content as parts, with thoughts as a separate part."""
     out: list[Message] = []
     for message in messages:
         if message.get("role") not in ("system", "assistant"):

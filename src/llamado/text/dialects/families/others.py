@@ -1,4 +1,4 @@
-"""Families that differ from the rest in their tags alone."""
+"""Families that differ from the common formats only in their tags."""
 
 from __future__ import annotations
 
