@@ -83,7 +83,7 @@ def test_what_cannot_be_compiled_says_why(vocabulary: GuidedVocabulary) -> None:
 
 def test_another_layout_of_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guidance, "_known", lambda init: False)
-    with pytest.raises(GrammarError, match="this version of llguidance is not known"):
+    with pytest.raises(GrammarError, match="this version of llguidance is not supported"):
         guidance._library.__wrapped__()
 
 
