@@ -1,7 +1,7 @@
-"""How much of a text is worked on at a time.
+"""The part of a long text that is processed at a time.
 
-A pass over text by a library holds the interpreter's lock until it has ended, and other threads, such as the one that
-answers /health, wait. So long texts are taken in parts; none takes more than a millisecond or two.
+A pass over text by a library holds the interpreter's lock until it ends, and other threads wait, such as the one that
+answers /health. So long texts are processed in parts; none takes more than one or two milliseconds.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ UNBROKEN = 1 << 14  # characters
 
 
 def parts_of(text: str) -> Iterator[str]:
-    """`text` in order, UNBROKEN characters at a time."""
+    """Return `text` in order, UNBROKEN characters at a time."""
     return (text[at : at + UNBROKEN] for at in range(0, len(text), UNBROKEN))
