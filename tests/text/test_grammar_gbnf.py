@@ -121,7 +121,7 @@ def test_tokens(bpe: Vocabulary) -> None:
 
 
 def test_text_does_not_match_control_tokens_unless_it_spells_them(bpe: Vocabulary) -> None:
-    controls = set(bpe.tokenizer.vocabulary.having(8))
+    controls = set(bpe.tokenizer.vocabulary.with_attribute(8))
     assert not set(bpe.allowed(bpe.constraint("gbnf", "root ::= .+").start())) & controls
     assert not set(bpe.allowed(bpe.constraint("gbnf", "root ::= [<a]+").start())) & controls
     constraint = bpe.constraint("gbnf", 'root ::= "a<tool_call>\\n"+')

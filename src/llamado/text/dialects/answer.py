@@ -20,7 +20,7 @@ def random_id(n: int = 32) -> str:
 
 
 @dataclass(slots=True)
-class CallSoFar:
+class PartialCall:
     """The part of a tool call that was read so far."""
 
     id: str
@@ -33,7 +33,7 @@ class CallPart:
     """A piece of a tool call; `head` is set on the first one."""
 
     index: int
-    call: CallSoFar
+    call: PartialCall
     head: bool
     arguments: str
 
@@ -49,7 +49,7 @@ class AnswerReader:
         self._parser = parser
         self._texts: list[str] = []
         self._thoughts: list[str] = []
-        self.calls: list[CallSoFar] = []
+        self.calls: list[PartialCall] = []
         self._by_index: dict[int, int] = {}
         self._cut = False
         self._take(given)
@@ -66,7 +66,7 @@ class AnswerReader:
         return self._take(self._parser.finish(cut))
 
     @property
-    def whole_calls(self) -> list[CallSoFar]:
+    def complete_calls(self) -> list[PartialCall]:
         """The calls, without the last one if a limit ended the answer in its arguments."""
         if self._cut and self.calls and not _is_object(self.calls[-1].arguments):
             return self.calls[:-1]
@@ -107,7 +107,7 @@ class AnswerReader:
         head = at is None
         if at is None:
             at = self._by_index[piece.index] = len(self.calls)
-            self.calls.append(CallSoFar(piece.id or random_id(), piece.name or ""))
+            self.calls.append(PartialCall(piece.id or random_id(), piece.name or ""))
         call = self.calls[at]
         call.arguments += piece.arguments
         return CallPart(at, call, head, piece.arguments)

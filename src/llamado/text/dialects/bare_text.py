@@ -96,7 +96,7 @@ def _string(schema: Mapping[str, Any]) -> str:
             parts.append(f"/(?s:.{{{counts.get('minLength', 0)},{counts.get('maxLength', '')}}})/")
         pattern = part.get("pattern")
         if isinstance(pattern, str):
-            expression = searched(pattern)
+            expression = search_expression(pattern)
             parts += [] if expression is None else [expression]
     whole = FORMATS.get(str(schema.get("format")))
     if whole is not None:
@@ -104,7 +104,7 @@ def _string(schema: Mapping[str, Any]) -> str:
     return _all(parts or [ANY_TEXT])
 
 
-def searched(pattern: str) -> str | None:
+def search_expression(pattern: str) -> str | None:
     """Return a Lark expression for the texts that contain a match of a pattern; None if it has anchors except around
     it.
     """

@@ -190,7 +190,7 @@ def _moved(node: Any, place: str) -> Any:
     return out
 
 
-def words(*tags: str) -> tuple[Trigger, ...]:
+def word_triggers(*tags: str) -> tuple[Trigger, ...]:
     return tuple(Trigger("word", tag) for tag in dict.fromkeys(tag.strip() for tag in tags))
 
 
@@ -198,7 +198,7 @@ def read_gap(reader: Reader, *next_tags: str) -> Reading[None]:
     """Take whitespace after a call if the text ends or another call follows."""
     reader.mark()
     yield from reader.space()
-    if (yield from reader.over()) or (yield from reader.sees(*next_tags)):
+    if (yield from reader.over()) or (yield from reader.peek(*next_tags)):
         reader.accept()
     else:
         reader.reject()
@@ -240,7 +240,7 @@ class JsonCalls:
 
     @property
     def triggers(self) -> tuple[Trigger, ...]:
-        return words(self.start, *self.also_starts)
+        return word_triggers(self.start, *self.also_starts)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -387,7 +387,7 @@ class _ObjectCall:
             return good
         if key in shape.arguments and not self._started and self._held is None:
             return (yield from self._arguments())
-        return (yield from read_value(reader, _nowhere, MAX_HEAD))
+        return (yield from read_value(reader, _discard, MAX_HEAD))
 
     def _arguments(self) -> Reading[bool]:
         """Emit the arguments as they arrive, or hold them back until the call's name and id are known."""
@@ -437,7 +437,7 @@ def _read_arguments(reader: Reader, show: Show) -> Reading[bool]:
     return good
 
 
-def _nowhere(text: str) -> None:
+def _discard(text: str) -> None:
     pass
 
 
@@ -468,7 +468,7 @@ class NamedCalls:
 
     @property
     def triggers(self) -> tuple[Trigger, ...]:
-        return words(self.start, *self.also_starts)
+        return word_triggers(self.start, *self.also_starts)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -618,7 +618,7 @@ class TaggedCalls:
 
     @property
     def triggers(self) -> tuple[Trigger, ...]:
-        return words(self.start, *self.also_starts)
+        return word_triggers(self.start, *self.also_starts)
 
     @property
     def tags(self) -> tuple[str, ...]:

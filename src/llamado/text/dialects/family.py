@@ -13,7 +13,7 @@ from llamado.text.dialects.thinking import Thinking
 Message = Mapping[str, Any]
 
 
-class Reads(Protocol):
+class ReadsAnswer(Protocol):
     """A family's own reader of a whole answer."""
 
     def __call__(self, reader: Reader, tools: Tools, format: str) -> Reading[None]: ...
@@ -24,7 +24,7 @@ class Family:
     """The format of one family's answers."""
 
     name: str
-    knows: Callable[[str], bool]
+    matches: Callable[[str], bool]
     """Returns True if a template, given by its source, belongs to the family."""
     calls: Calls | None = None
     thinking: Thinking | None = None
@@ -33,7 +33,7 @@ class Family:
     """Converts messages to the form that the template needs."""
     content: tuple[str, str] | None = None
     """Tags around content."""
-    reads: Reads | None = None
+    reads: ReadsAnswer | None = None
     """Reads answers that are not simply thoughts, content and calls in this order."""
     starts_answer: str = ""
     """The text that opens the answer in the prompt, if `reads` begins after it."""
@@ -41,7 +41,7 @@ class Family:
     """Lark expression of text that may stand between thoughts and calls."""
     content_prefix: str = ""
     """Lark expression of the text before content that a schema constrains."""
-    opens: tuple[str, str] | None = None
+    missing_opening: tuple[str, str] | None = None
     """The end of a prompt whose template fails to open the answer, and the text that opens it."""
     before_content: str = ""
     """The text between thoughts and content in an answer that is continued."""

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from llamado.text.dialects.calls import Tools
 from llamado.text.dialects.dialect import Content, Continued, Conversation, Prepared, Reasoning
-from llamado.text.dialects.families.generic import generic_grammar, instructed, read_generic, spelled_out
+from llamado.text.dialects.families.generic import generic_grammar, read_generic, with_calls_as_text, with_tools_as_text
 from llamado.text.dialects.family import Family, Message
 from llamado.text.dialects.reading import Reader, Reading, ReadingParser, Tags
 from llamado.text.dialects.registry import family_of
@@ -24,7 +24,7 @@ from llamado.text.template.chat import ChatTemplate
 _CHARACTERS = string.digits + string.ascii_letters
 _random = random.SystemRandom()
 
-_PLAIN = Family(name="Content-only", knows=lambda source: True)
+_PLAIN = Family(name="Content-only", matches=lambda source: True)
 
 
 def call_id() -> str:
@@ -33,22 +33,22 @@ def call_id() -> str:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _TemplateInfo:
     """The properties found of a template."""
 
     family: Family
     thinking: Thinking | None
 
 
-_known: WeakKeyDictionary[ChatTemplate, _Known] = WeakKeyDictionary()
+_infos: WeakKeyDictionary[ChatTemplate, _TemplateInfo] = WeakKeyDictionary()
 
 
-def _look_up(template: ChatTemplate) -> _Known:
-    known = _known.get(template)
-    if known is None:
+def _look_up(template: ChatTemplate) -> _TemplateInfo:
+    info = _infos.get(template)
+    if info is None:
         family = family_of(template.source) or _PLAIN
-        known = _known[template] = _Known(family, family.thinking or find_thinking(template))
-    return known
+        info = _infos[template] = _TemplateInfo(family, family.thinking or find_thinking(template))
+    return info
 
 
 def thinks(template: ChatTemplate) -> bool:
@@ -58,8 +58,8 @@ def thinks(template: ChatTemplate) -> bool:
 
 def prepare(template: ChatTemplate, conversation: Conversation, new_id: Callable[[], str] = call_id) -> Prepared:
     """Prepare a conversation for the engine; `new_id` creates ids of calls. Raises TemplateError."""
-    known = _look_up(template)
-    family, thinking = known.family, known.thinking
+    info = _look_up(template)
+    family, thinking = info.family, info.thinking
     wanted = conversation.tools and conversation.tool_choice != "none"
     tools = Tools.of(conversation.tools if wanted else (), conversation.strict_tools)
     generic = bool(tools.schemas) and family.calls is None
@@ -70,9 +70,9 @@ def prepare(template: ChatTemplate, conversation: Conversation, new_id: Callable
 
     messages: Sequence[Message] = conversation.messages
     if family.calls is None:
-        messages = spelled_out(messages)
+        messages = with_calls_as_text(messages)
     if generic:
-        messages = instructed(messages, conversation.tools, required)
+        messages = with_tools_as_text(messages, conversation.tools, required)
     if family.adjust is not None:
         messages = family.adjust(messages)
     prompt, opening = _render(
@@ -80,12 +80,12 @@ def prepare(template: ChatTemplate, conversation: Conversation, new_id: Callable
     )
 
     if (
-        family.opens is not None
+        family.missing_opening is not None
         and conversation.add_generation_prompt
         and not opening
-        and prompt.endswith(family.opens[0])
+        and prompt.endswith(family.missing_opening[0])
     ):
-        opening = family.opens[1]
+        opening = family.missing_opening[1]
         prompt += opening
 
     before = ""

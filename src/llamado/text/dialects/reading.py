@@ -35,7 +35,7 @@ class Tags:
         self._firsts = "".join({tag[0] for tag in self.tags})
         self.pattern = re.compile("|".join(re.escape(tag) for tag in self.tags) if self.tags else r"(?!)")
 
-    def begun(self, text: str, start: int) -> int:
+    def partial_length(self, text: str, start: int) -> int:
         """Return how many characters at the end of `text[start:]` may be the beginning of a tag."""
         at = max(start, len(text) - self.longest + 1)
         tail = text[at:]
@@ -125,7 +125,7 @@ class Reader:
 
     # peeking and taking
 
-    def sees(self, *literals: str) -> Reading[str | None]:
+    def peek(self, *literals: str) -> Reading[str | None]:
         """Return the literal that comes next, if any; nothing is taken. Longer literals precede their prefixes."""
         while True:
             left = len(self.text) - self.at
@@ -148,8 +148,8 @@ class Reader:
                 return None
 
     def take(self, *literals: str) -> Reading[str | None]:
-        """Like `sees`, and take it."""
-        found = yield from self.sees(*literals)
+        """Like `peek`, and take it."""
+        found = yield from self.peek(*literals)
         if found is not None:
             self.at += len(found)
         return found
@@ -182,7 +182,7 @@ class Reader:
                     show(self.text[self.at : match.start()])
                 self.at = match.end()
                 return match[0]
-            stop = len(self.text) - tags.begun(self.text, self.at)
+            stop = len(self.text) - tags.partial_length(self.text, self.at)
             if stop > self.at:
                 show(self.text[self.at : stop])
                 self.at = stop

@@ -47,7 +47,7 @@ class Thinking:
         """
         if not (yield from reader.take(self.start)):
             return False
-        echo = reader.content if format in ("none", "deepseek-legacy") else _nowhere
+        echo = reader.content if format in ("none", "deepseek-legacy") else _discard
         echo(self.start)
         echo((yield from reader.space(self.after_start)))
         blank: list[str] | None = []  # whitespace at the beginning; thoughts of whitespace only are dropped
@@ -73,7 +73,7 @@ class Thinking:
         return True
 
 
-def _nowhere(text: str) -> None:
+def _discard(text: str) -> None:
     pass
 
 

@@ -124,12 +124,12 @@ def _library() -> _Library:
         function.restype, function.argtypes = result, arguments
     init = _ConstraintInit()
     short.llg_constraint_init_set_defaults(ctypes.byref(init), 1)
-    if not _known(init):
+    if not _has_expected_layout(init):
         raise GrammarError("grammars cannot be used: this version of llguidance is not supported; install another one")
     return _Library(long, short)
 
 
-def _known(init: _ConstraintInit) -> bool:
+def _has_expected_layout(init: _ConstraintInit) -> bool:
     """Return True if llguidance wrote its defaults to the declared fields: limits of thousands, and two switches."""
     limits = init.limits
     counts = all(getattr(limits, name) >= 1000 for name in ParserLimits._fields)
@@ -203,7 +203,7 @@ class GuidedMatcher:
         """Return a copy in the same state; copies share the lexer, which grows with each copy's answer."""
         return GuidedMatcher(self._tokenizer, _library().long.llg_clone_matcher(self._pointer), self._source)
 
-    def compiled_again(self) -> GuidedMatcher:
+    def recompiled(self) -> GuidedMatcher:
         """Return a matcher at the beginning of the same grammar, with a new lexer."""
         return GuidedMatcher.of(self._tokenizer, *self._source)
 
@@ -212,8 +212,8 @@ class GuidedMatcher:
         """The reason of a failure; "" without one. A matcher that failed does nothing any more."""
         if not self._short.llg_matcher_is_error(self._pointer):
             return ""
-        told: bytes | None = self._short.llg_matcher_get_error(self._pointer)
-        return (told or b"").decode("utf-8", "replace").strip() or "llguidance gives no reason"
+        reason: bytes | None = self._short.llg_matcher_get_error(self._pointer)
+        return (reason or b"").decode("utf-8", "replace").strip() or "llguidance gives no reason"
 
     def mask(self, into: NDArray[np.uint32]) -> None:
         """Write the tokens that are allowed next: bit `i % 32` of word `i // 32`. Runs without the

@@ -59,7 +59,7 @@ class GrammarMatcher:
         """
         error = self._matcher.error
         if _FULL in error:
-            self._matcher = self._constraint.renewed(self._matcher)
+            self._matcher = self._constraint.renew(self._matcher)
             if self._matcher.accept_all(self._tokens):
                 return
         raise ConstraintError(f"the grammar cannot be followed any further: {error}")
@@ -94,9 +94,9 @@ class GrammarConstraint:
             raise GrammarError(f"the grammar does not allow the end of the prompt: {text!r}")
         return GrammarConstraint(matcher, len(self._first), tokens)
 
-    def renewed(self, full: GuidedMatcher) -> GuidedMatcher:
+    def renew(self, full: GuidedMatcher) -> GuidedMatcher:
         """Return a matcher at the beginning of an answer with a new lexer, which later answers share."""
-        matcher = with_deep_stack(full.compiled_again)
+        matcher = with_deep_stack(full.recompiled)
         matcher.accept_all(self._before)
         self._matcher = matcher
         return matcher.copy()

@@ -59,16 +59,16 @@ class Thoughts:
         object.__setattr__(self, "closing", self.vocabulary.spell(self.message + self.end))
 
     @cached_property
-    def unended(self) -> Mask:
+    def allowed_thoughts(self) -> Mask:
         """All tokens except those that end the answer, or that have more than blanks after the closing tag."""
         vocabulary = self.vocabulary
         mask = vocabulary.mask_of(range(vocabulary.tokenizer.n_vocab))
         mask &= ~vocabulary.mask_of(vocabulary.tokenizer.eog)
         if len(vocabulary.spell(self.end)) > 1:
-            mask &= ~vocabulary.mask_of(self._beyond())
+            mask &= ~vocabulary.mask_of(self._past_closing_tag())
         return mask
 
-    def _beyond(self) -> list[int]:
+    def _past_closing_tag(self) -> list[int]:
         """Return the tokens that contain the end of the closing tag and then text."""
         end = self.end.encode()
         tails = [end[i:] for i in range(len(end))]
@@ -128,7 +128,7 @@ class ThinkingMatcher:
         if self._state in ("opening", "closing"):
             return self._thoughts.vocabulary.mask_of(self._forced[:1])
         if self._state == "thinking":
-            return None if self._free else self._thoughts.unended
+            return None if self._free else self._thoughts.allowed_thoughts
         mask = self._inner.mask() if self._inner else None
         if self._state == "before" and not self._free and mask is not None and self._thoughts.start:
             return mask | self._thoughts.vocabulary.mask_of(self._thoughts.opening[:1])

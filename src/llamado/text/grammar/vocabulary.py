@@ -50,7 +50,7 @@ class GuidedVocabulary:
     def controls(self) -> dict[str, int]:
         """Tokens that text never matches, by their texts; longest first."""
         tokenizer = self.tokenizer
-        found = ((tokenizer.piece(t, special=True), t) for t in tokenizer.vocabulary.having(_NO_TEXT))
+        found = ((tokenizer.piece(t, special=True), t) for t in tokenizer.vocabulary.with_attribute(_NO_TEXT))
         texts = {piece.decode("utf-8", "replace"): token for piece, token in found if piece}
         return dict(sorted(texts.items(), key=lambda item: -len(item[0])))
 
@@ -115,7 +115,7 @@ class GuidedVocabulary:
     @cached_property
     def _by_piece(self) -> tuple[dict[bytes, int], int]:
         """Tokens of text by their bytes, and the length of the longest."""
-        single = set(self.tokenizer.vocabulary.having(Attribute.BYTE))
+        single = set(self.tokenizer.vocabulary.with_attribute(Attribute.BYTE))
         known: dict[bytes, int] = {}
         for token, piece in enumerate(self.pieces()):
             if piece[:1] not in (b"", _MARK) and (token not in single or piece not in known):
@@ -129,10 +129,10 @@ class GuidedVocabulary:
         special = _NO_TEXT | Attribute.USER_DEFINED | Attribute.BYTE | Attribute.UNUSED
         if tokenizer.spaces_spelled:
             pieces = [raw.replace(space, b" ") for raw in vocabulary.strings.raw_list()]
-            odd = vocabulary.having(special)
+            odd = vocabulary.with_attribute(special)
         else:
             pieces = []
-            odd = vocabulary.having(special)
+            odd = vocabulary.with_attribute(special)
             for token, raw in enumerate(vocabulary.strings.raw_list()):
                 try:
                     pieces.append(raw.decode().translate(_UNSPELL).encode("latin-1"))

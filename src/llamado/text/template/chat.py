@@ -160,22 +160,22 @@ class ChatTemplate:
         return texts
 
     @cached_property
-    def takes(self) -> Taken:
+    def features(self) -> TemplateFeatures:
         """The features of the template, found by trying."""
         if self._as_given:
-            return TAKES_STRINGS
-        return _try_out(self.source, {"bos_token": self.bos, "eos_token": self.eos})
+            return STRINGS_ONLY
+        return _test_features(self.source, {"bos_token": self.bos, "eos_token": self.eos})
 
     @cached_property
     def caps(self) -> dict[str, bool]:
         """`chat_template_caps` of llama-server's `/props`; those of the template for tools if there is one."""
         source = self._tool_use or self.source
         values = {"bos_token": self.bos, "eos_token": self.eos}
-        return _capabilities(source, values, _try_out(source, values) if self._tool_use else self.takes)
+        return _capabilities(source, values, _test_features(source, values) if self._tool_use else self.features)
 
     def _messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         out = [self._message(message) for message in messages]
-        if out and out[0].get("role") == "system" and not self.takes.system:
+        if out and out[0].get("role") == "system" and not self.features.system:
             first = out.pop(0)
             if out:
                 contents = [message["content"] for message in (first, out[0])]
@@ -192,16 +192,16 @@ class ChatTemplate:
             if "content" in out or not out.get("tool_calls") or not out.get("thinking"):
                 out["content"] = ""
         elif isinstance(content, str):
-            if not self.takes.strings:
+            if not self.features.strings:
                 out["content"] = [{"type": "text", "text": content}]
-        elif isinstance(content, Sequence) and not self.takes.parts and not _has_thoughts(content):
+        elif isinstance(content, Sequence) and not self.features.parts and not _has_thoughts(content):
             out["content"] = _join(content)
         for key in ("reasoning_content", "name", "tool_call_id", "tool_calls"):
             if not out.get(key):
                 out.pop(key, None)
         if "tool_calls" in out:
             calls = [_call(call) for call in out["tool_calls"]]
-            out["tool_calls"] = [_with_argument_object(c) for c in calls] if self.takes.argument_objects else calls
+            out["tool_calls"] = [_with_argument_object(c) for c in calls] if self.features.argument_objects else calls
         return out
 
 
@@ -278,7 +278,7 @@ def _with_argument_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Taken:
+class TemplateFeatures:
     """The features of a template."""
 
     strings: bool  # content as a string
@@ -287,7 +287,7 @@ class Taken:
     system: bool  # a system message
 
 
-TAKES_STRINGS = Taken(strings=True, parts=False, argument_objects=False, system=True)
+STRINGS_ONLY = TemplateFeatures(strings=True, parts=False, argument_objects=False, system=True)
 
 
 def _check(source: str, name: str) -> None:
@@ -309,14 +309,14 @@ def _probe(source: str, values: Mapping[str, Any]) -> str | None:
         return None
 
 
-def _try_out(source: str, values: Mapping[str, Any]) -> Taken:
+def _test_features(source: str, values: Mapping[str, Any]) -> TemplateFeatures:
     try:
-        return _taken(source, values)
+        return _features(source, values)
     except TemplateTooCostly:  # nothing is rendered anyway; further trials would only lose time
-        return TAKES_STRINGS
+        return STRINGS_ONLY
 
 
-def _taken(source: str, values: Mapping[str, Any]) -> Taken:
+def _features(source: str, values: Mapping[str, Any]) -> TemplateFeatures:
     def answer(*messages: Message) -> str:
         return _probe(source, {**values, "messages": messages}) or ""
 
@@ -340,10 +340,10 @@ def _taken(source: str, values: Mapping[str, Any]) -> Taken:
     with_object = call({needle: "x"})
     objects = needle in with_object and f"{{'{needle}'" not in with_object  # Python's notation: not intended
     system = answer({"role": "system", "content": needle}, {"role": "user", "content": "x"}) if strings else needle
-    return Taken(strings, parts, objects, needle in system)
+    return TemplateFeatures(strings, parts, objects, needle in system)
 
 
-def _capabilities(source: str, values: Mapping[str, Any], takes: Taken) -> dict[str, bool]:
+def _capabilities(source: str, values: Mapping[str, Any], features: TemplateFeatures) -> dict[str, bool]:
     """Test a template with tools, calls, thoughts and effort: a feature is supported if its input shows in the text."""
     costly = False
 
@@ -358,9 +358,9 @@ def _capabilities(source: str, values: Mapping[str, Any], takes: Taken) -> dict[
             return None
 
     def text(content: str) -> Any:
-        return content if takes.strings or not content else [{"type": "text", "text": content}]
+        return content if features.strings or not content else [{"type": "text", "text": content}]
 
-    arguments: Any = {"arg": "value"} if takes.argument_objects else '{"arg": "value"}'
+    arguments: Any = {"arg": "value"} if features.argument_objects else '{"arg": "value"}'
     user = {"role": "user", "content": text("x")}
     schema = {"type": "object", "properties": {"arg": {"type": "string", "description": "d"}}, "required": ["arg"]}
     tool = {"type": "function", "function": {"name": "llamadotool", "description": "d", "parameters": schema}}
@@ -397,13 +397,13 @@ def _capabilities(source: str, values: Mapping[str, Any], takes: Taken) -> dict[
         for effort in ("low", "high")
     ]
     return {
-        "supports_string_content": takes.strings,
-        "supports_typed_content": takes.parts,
+        "supports_string_content": features.strings,
+        "supports_typed_content": features.parts,
         "supports_tools": one is not None and "llamadotool" in one,
         "supports_tool_calls": one is not None and one != none,
         "supports_parallel_tool_calls": two is not None and two != one,
-        "supports_system_role": takes.system,
+        "supports_system_role": features.system,
         "supports_preserve_reasoning": thoughts is not None and "llamadothought" in thoughts,
         "supports_reasoning_effort": efforts[0] != efforts[1],
-        "supports_object_arguments": takes.argument_objects,
+        "supports_object_arguments": features.argument_objects,
     }

@@ -9,8 +9,8 @@ from llamado.gguf.metadata import Metadata
 from llamado.gguf.text_index import TextIndex
 from llamado.text.errors import TokenizerError
 from llamado.text.tokenizer.merging import merge
+from llamado.text.tokenizer.parts import PART_LENGTH, parts_of
 from llamado.text.tokenizer.pretokenizers import PreTokenizer
-from llamado.text.tokenizer.unbroken import UNBROKEN, parts_of
 from llamado.text.tokenizer.vocabulary import KEY, Vocabulary
 
 CACHED_WORDS = 1 << 15
@@ -25,7 +25,7 @@ _BYTE = {character: byte for byte, character in enumerate(SPELLING)}
 
 def spell_bytes(text: str) -> str:
     """Return the bytes of `text` in UTF-8, each in GPT-2's spelling."""
-    if len(text) > UNBROKEN:
+    if len(text) > PART_LENGTH:
         return "".join(spell_bytes(part) for part in parts_of(text))
     return text.encode().decode("latin-1").translate(SPELLING)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from llamado.gguf.metadata import Metadata
 from llamado.text.errors import TokenizerError
-from llamado.text.tokenizer.unbroken import UNBROKEN
+from llamado.text.tokenizer.parts import PART_LENGTH
 from llamado.text.tokenizer.vocabulary import KEY
 
 _NAME = KEY + "precompiled_charsmap"
@@ -32,8 +32,8 @@ class Normalizer:
         """Read the rules. Raises TokenizerError."""
         self._units, self._replacements = _read(metadata)
         self._kept = {token[:n] for token in kept for n in range(1, len(token) + 1)}
-        self._alone = lru_cache(_CACHED)(self._has_rule)
-        self._together = lru_cache(_CACHED)(self._leads_on)
+        self._single_rules = lru_cache(_CACHED)(self._has_rule)
+        self._pair_rules = lru_cache(_CACHED)(self._may_start_with)
         self._pattern = lru_cache(256)(re.compile)
 
     def __call__(self, text: str) -> str:
@@ -42,8 +42,8 @@ class Normalizer:
             return text
         out: list[str] = []
         done, search = 0, self._pattern(places).search
-        for start in range(0, len(text), UNBROKEN):
-            stop = start + UNBROKEN + 1  # the last of them with the one behind it
+        for start in range(0, len(text), PART_LENGTH):
+            stop = start + PART_LENGTH + 1  # the last of them with the one behind it
             while (match := search(text, max(done, start), stop)) is not None:
                 at = match.start()
                 replacement, n = self._at(text, at)
@@ -54,18 +54,18 @@ class Normalizer:
 
     def _places(self, text: str) -> str:
         """Return a pattern of the characters of a text at which rules may begin."""
-        parts = [text[at : at + UNBROKEN + 1] for at in range(0, len(text), UNBROKEN)]
-        alone = {c for part in parts for c in set(part) if self._alone(c)}
+        parts = [text[at : at + PART_LENGTH + 1] for at in range(0, len(text), PART_LENGTH)]
+        alone = {c for part in parts for c in set(part) if self._single_rules(c)}
         pairs = {pair for part in parts for pair in set(pairwise(part)) if pair[0] not in alone}
         found = ["[" + re.escape("".join(sorted(alone))) + "]"] if alone else []
-        found += [f"{re.escape(c)}(?={re.escape(d)})" for c, d in sorted(pairs) if self._together(c, d)]
+        found += [f"{re.escape(c)}(?={re.escape(d)})" for c, d in sorted(pairs) if self._pair_rules(c, d)]
         return "|".join(found)
 
     def _has_rule(self, c: str) -> bool:
         """Return True if there is a rule for a character, or it begins a kept token."""
         return c in self._kept or self._at(c, 0) != (c, 1)
 
-    def _leads_on(self, c: str, d: str) -> bool:
+    def _may_start_with(self, c: str, d: str) -> bool:
         """Return True if a rule may begin with two characters."""
         place = _offset(self._units[0])
         for byte in (c + d).encode():

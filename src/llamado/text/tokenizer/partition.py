@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from heapq import merge
 
-from llamado.text.tokenizer.unbroken import UNBROKEN
+from llamado.text.tokenizer.parts import PART_LENGTH
 from llamado.text.tokenizer.vocabulary import Attribute, Vocabulary
 
 _SPACE = "\t\n\v\f\r "  # isspace() of C
@@ -25,8 +25,8 @@ class Partition:
         by_size = sorted(texts, key=lambda text: (-len(text.encode("utf-8", "surrogateescape")), texts[text]))
         self._rank = {text: i for i, text in enumerate(by_size)}
         self._token = texts
-        self._left = {vocabulary.text(token) for token in vocabulary.having(Attribute.LSTRIP)}
-        self._right = {vocabulary.text(token) for token in vocabulary.having(Attribute.RSTRIP)}
+        self._left = {vocabulary.text(token) for token in vocabulary.with_attribute(Attribute.LSTRIP)}
+        self._right = {vocabulary.text(token) for token in vocabulary.with_attribute(Attribute.RSTRIP)}
         # The first two characters (or the only one) of every token, with the lengths of the tokens that begin with
         # them.
         lengths: dict[str, set[int]] = {}
@@ -84,7 +84,9 @@ class Partition:
         if first is None:
             return seen
         lengths, known = self._lengths, self._rank
-        places = (m.start() for at in range(0, len(text), UNBROKEN) for m in first.finditer(text, at, at + UNBROKEN))
+        places = (
+            m.start() for at in range(0, len(text), PART_LENGTH) for m in first.finditer(text, at, at + PART_LENGTH)
+        )
         for at in places:
             for head in (text[at : at + 2], text[at]):
                 for n in lengths.get(head, ()):

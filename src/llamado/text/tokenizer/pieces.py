@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.text.tokenizer.unbroken import UNBROKEN
+from llamado.text.tokenizer.parts import PART_LENGTH
 from llamado.text.tokenizer.vocabulary import Vocabulary
 
 _HASH_BITS = 22
@@ -32,8 +32,8 @@ class Pieces:
         points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         cuts = np.flatnonzero(~self._neighbours[_pair_hash(points)]) + 1
         ends = [0]
-        for at in range(0, len(cuts), UNBROKEN):
-            ends += cuts[at : at + UNBROKEN].tolist()
+        for at in range(0, len(cuts), PART_LENGTH):
+            ends += cuts[at : at + PART_LENGTH].tolist()
         ends.append(len(text))
         return (text[a:b] for a, b in pairwise(ends))
 

@@ -28,7 +28,7 @@ class ScoredPieces:
         """Build the tables. Raises TokenizerError if a byte has no token."""
         self._vocabulary = vocabulary
         scores = vocabulary.scores(metadata).tolist()
-        bytes_ = {vocabulary.text(token): token for token in vocabulary.having(Attribute.BYTE)}
+        bytes_ = {vocabulary.text(token): token for token in vocabulary.with_attribute(Attribute.BYTE)}
         try:
             self._bytes = [bytes_[f"<0x{i:02X}>"] for i in range(256)]
         except KeyError as error:

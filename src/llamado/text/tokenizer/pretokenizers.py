@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from llamado.text.errors import TokenizerError
-from llamado.text.tokenizer.unbroken import UNBROKEN, parts_of
+from llamado.text.tokenizer.parts import PART_LENGTH, parts_of
 from llamado.text.tokenizer.unicode_classes import LETTER, MARK, NUMBER, PUNCTUATION, SPACE, SYMBOL, WHITESPACE, reduce
 
 # Members of character sets over a reduced text. Whitespace is [\t\n\v\f\r ]: no other is below U+0080.
@@ -198,7 +198,7 @@ class PreTokenizer:
 
     def each_word(self, text: str) -> Iterable[str]:
         """Cut like `words`, but long texts one word at a time, so that other threads may run in between."""
-        if len(text) <= UNBROKEN:
+        if len(text) <= PART_LENGTH:
             return self.words(text)
         reduced = self._reduced(text)
         if self.whole is None:

@@ -12,8 +12,8 @@ from math import inf
 
 from llamado.gguf.metadata import Metadata
 from llamado.text.tokenizer.merging import Cost, merge
+from llamado.text.tokenizer.parts import parts_of
 from llamado.text.tokenizer.pieces import Pieces
-from llamado.text.tokenizer.unbroken import parts_of
 from llamado.text.tokenizer.vocabulary import Vocabulary
 
 SPACE = "▁"  # a space in vocabularies of this kind

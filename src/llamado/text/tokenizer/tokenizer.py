@@ -118,13 +118,15 @@ class Tokenizer:
 
     @cached_property
     def _hidden(self) -> frozenset[int]:
-        return frozenset(self.vocabulary.having(Attribute.CONTROL | Attribute.UNKNOWN))
+        return frozenset(self.vocabulary.with_attribute(Attribute.CONTROL | Attribute.UNKNOWN))
 
     @cached_property
     def longest(self) -> int:
         """The most characters of a text in one token; 0 if characters may vanish."""
         vocabulary = self.vocabulary
-        loose = isinstance(self._model, (WordPieces, Unigram)) or vocabulary.having(Attribute.LSTRIP | Attribute.RSTRIP)
+        loose = isinstance(self._model, (WordPieces, Unigram)) or vocabulary.with_attribute(
+            Attribute.LSTRIP | Attribute.RSTRIP
+        )
         return 0 if loose else int(np.diff(vocabulary.strings.offsets).max())
 
     def piece(self, token: int, *, special: bool = False) -> bytes:

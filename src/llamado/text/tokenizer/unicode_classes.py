@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.text.tokenizer.unbroken import UNBROKEN, parts_of
+from llamado.text.tokenizer.parts import PART_LENGTH, parts_of
 
 # ASCII characters are unchanged in a reduced text; any other character becomes one of these.
 OTHER = "\x80"
@@ -82,7 +82,7 @@ def reduce(text: str) -> str:
     """Return `text` with each character beyond ASCII replaced by its class: same length, Latin-1."""
     if text.isascii():
         return text
-    if len(text) > UNBROKEN:
+    if len(text) > PART_LENGTH:
         return "".join(map(reduce, parts_of(text)))
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     return class_table()[points].tobytes().decode("latin-1")

@@ -34,7 +34,7 @@ class Unigram:
         scores[(vocabulary.attributes & np.uint8(_MATCHED)) == 0] = -inf
         self._scores: list[float] = scores.tolist()
         self._longest = max(map(len, self._ids))
-        user_defined = [vocabulary.text(token) for token in vocabulary.having(Attribute.USER_DEFINED)]
+        user_defined = [vocabulary.text(token) for token in vocabulary.with_attribute(Attribute.USER_DEFINED)]
         self._normalize = Normalizer(metadata, user_defined)
         self._merge_spaces = metadata.bool_(KEY + "remove_extra_whitespaces", False)
         self._add_space_prefix = add_space_prefix

@@ -191,7 +191,7 @@ class Vocabulary:
         """Return True if the token has any of the bits of `attribute`."""
         return bool(self.attributes[token] & attribute)
 
-    def having(self, attribute: int) -> list[int]:
+    def with_attribute(self, attribute: int) -> list[int]:
         """Return every token that has any of the bits of `attribute`, ascending."""
         found: list[int] = np.flatnonzero(self.attributes & np.uint8(attribute)).tolist()
         return found

@@ -13,7 +13,7 @@ from llamado.text.grammar.source import Trigger
 
 V31 = Family(
     name="Functionary v3.1 Llama 3.1",
-    knows=all_of("<function=", "</function>"),
+    matches=all_of("<function=", "</function>"),
     calls=NamedCalls(start="<function=", name_end=">", end="</function>"),
 )
 
@@ -74,7 +74,7 @@ def read_recipients(reader: Reader, tools: Tools, format: str) -> Reading[None]:
 
 V32 = Family(
     name="Functionary v3.2",
-    knows=all_of(">>>all", ">>>${recipient}"),
+    matches=all_of(">>>all", ">>>${recipient}"),
     calls=RecipientCalls(),
     reads=read_recipients,
     before_content="all\n",

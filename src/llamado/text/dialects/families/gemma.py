@@ -240,17 +240,17 @@ _SIGN = "'<|tool_call>call:'"
 
 GEMMA = Family(
     name="Gemma 4",
-    knows=lambda source: _SIGN in source,
+    matches=lambda source: _SIGN in source,
     calls=GemmaCalls(),
     thinking=Thinking("<|channel>thought\n", "<channel|>", 0, 0),
     reads=read_gemma,
-    opens=("<turn|>\n", "<|turn>model\n"),
+    missing_opening=("<turn|>\n", "<|turn>model\n"),
     dialect="peg-gemma4",
     preserved=(*GemmaCalls.tags, "<|turn>"),
 )
 
 OLD_GEMMA = replace(
     GEMMA,
-    knows=lambda source: _SIGN in source and "{#- OpenAI Chat Completions:" not in source,
+    matches=lambda source: _SIGN in source and "{#- OpenAI Chat Completions:" not in source,
     adjust=_with_responses,
 )

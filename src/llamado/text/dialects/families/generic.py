@@ -16,7 +16,9 @@ _CALL = JsonCalls(start="", id=("id",))
 _KEYS = ("tool_call", "tool_calls", "response")
 
 
-def instructed(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], required: bool) -> list[Message]:
+def with_tools_as_text(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], required: bool
+) -> list[Message]:
     """Return the messages with the tools described in the system message."""
     lines = [json.dumps(tool, ensure_ascii=False) for tool in tools]
     answer = 'Answer with one JSON object: {"tool_call": {"name": ..., "arguments": {...}}} uses a tool' + (
@@ -33,7 +35,7 @@ def instructed(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], 
     return [{"role": "system", "content": text}, *rest]
 
 
-def spelled_out(messages: Sequence[Message]) -> list[Message]:
+def with_calls_as_text(messages: Sequence[Message]) -> list[Message]:
     """Return earlier calls and results as text, for templates that drop them."""
     out: list[Message] = []
     for message in messages:

@@ -69,7 +69,7 @@ def read_harmony(reader: Reader, tools: Tools, format: str) -> Reading[None]:
             return
         reader.mark()
         found = None
-        if not first or (yield from reader.sees("<|channel|>", " to=")):
+        if not first or (yield from reader.peek("<|channel|>", " to=")):
             found = yield from reader.word(_MESSAGE, _HEADER)
         if found is None:
             reader.reject()
@@ -89,7 +89,7 @@ def read_harmony(reader: Reader, tools: Tools, format: str) -> Reading[None]:
                 yield from reader.space()
             yield from reader.until(_BODY, reader.content)
         elif to not in ("assistant", "user") and not to.startswith("functions."):
-            yield from reader.until(_BODY, _nowhere)  # to one of OpenAI's built-in tools, which do not exist here
+            yield from reader.until(_BODY, _discard)  # to one of OpenAI's built-in tools, which do not exist here
         elif channel and channel[-1] == "analysis" and to == "assistant":
             if format == "none":
                 reader.content(header + found[1])
@@ -103,7 +103,7 @@ def read_harmony(reader: Reader, tools: Tools, format: str) -> Reading[None]:
             yield from reader.until(_BODY, reader.content)
 
 
-def _nowhere(text: str) -> None:
+def _discard(text: str) -> None:
     pass
 
 
@@ -121,7 +121,7 @@ def _thoughts(messages: Sequence[Message]) -> list[Message]:
 
 HARMONY = Family(
     name="GPT-OSS",
-    knows=lambda source: "<|channel|>" in source,
+    matches=lambda source: "<|channel|>" in source,
     calls=HarmonyCalls(),
     thinking=Thinking("<|channel|>analysis<|message|>", "<|end|>", 0, 0),
     adjust=_thoughts,

@@ -12,7 +12,7 @@ from llamado.text.dialects.family import Family, Message, all_of
 
 HERMES = Family(
     name="Hermes 2 Pro",
-    knows=lambda source: "<tool_call>" in source and "]<]minimax[>[" not in source,
+    matches=lambda source: "<tool_call>" in source and "]<]minimax[>[" not in source,
     calls=JsonCalls(start="<tool_call>", end="</tool_call>"),
 )
 
@@ -30,7 +30,7 @@ _CODER = TaggedCalls(
 
 QWEN_CODER = Family(
     name="Qwen3 Coder",
-    knows=all_of("<tool_call>", "<function=", "<parameter="),
+    matches=all_of("<tool_call>", "<function=", "<parameter="),
     calls=_CODER,
     calls_end_thoughts=True,
 )
@@ -56,11 +56,11 @@ def _is_text(value: object) -> bool:
 
 _STEP = "You have access to the following functions in JSONSchema format"
 
-STEP = replace(QWEN_CODER, name="Step 3.5", knows=lambda s: QWEN_CODER.knows(s) and _STEP in s, adjust=_trimmed)
+STEP = replace(QWEN_CODER, name="Step 3.5", matches=lambda s: QWEN_CODER.matches(s) and _STEP in s, adjust=_trimmed)
 
 SEED = Family(
     name="Seed-OSS",
-    knows=all_of("seed:tool_call", "<function="),
+    matches=all_of("seed:tool_call", "<function="),
     calls=TaggedCalls(
         start="<seed:tool_call>",
         before_name="<function=",

@@ -153,12 +153,12 @@ def _read_python(reader: Reader, show: Show, depth: int) -> Reading[bool]:
         if not (yield from _read_python(reader, show, depth + 1)):
             return False
         yield from reader.space()
-        if (yield from reader.sees(",", close)) == ",":
+        if (yield from reader.peek(",", close)) == ",":
             reader.at += 1
             yield from reader.space()
-            if not (yield from reader.sees(close)):
+            if not (yield from reader.peek(close)):
                 show(",")
-        elif not (yield from reader.sees(close)):
+        elif not (yield from reader.peek(close)):
             return False
 
 
@@ -199,7 +199,7 @@ def _thoughts(messages: Sequence[Message]) -> list[Message]:
 
 LFM = Family(
     name="LFM2",
-    knows=lambda source: (
+    matches=lambda source: (
         "<|tool_list_start|>" in source or "List of tools: [" in source or "<|tool_call_start|>" in source
     ),
     calls=PythonCalls(),

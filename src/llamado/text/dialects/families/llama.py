@@ -52,7 +52,7 @@ class LlamaCalls:
                 return
             yield from reader.take(";", ",", _TAG)
             yield from reader.space()
-            if not (yield from reader.sees("{")):
+            if not (yield from reader.peek("{")):
                 reader.reject()
                 return
             between = reader.read()
@@ -113,8 +113,8 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _knows(source: str) -> bool:
+def _matches(source: str) -> bool:
     return _TAG in source or ("<|start_header_id|>" in source and '"parameters"' in source)
 
 
-LLAMA = Family(name="Llama 3.x", knows=_knows, calls=LlamaCalls())
+LLAMA = Family(name="Llama 3.x", matches=_matches, calls=LlamaCalls())

@@ -15,7 +15,7 @@ _ID = "[a-zA-Z0-9]{9}"
 
 NEMO = Family(
     name="Mistral Nemo",
-    knows=all_of("[TOOL_CALLS]"),
+    matches=all_of("[TOOL_CALLS]"),
     calls=JsonCalls(
         start="[TOOL_CALLS]",
         array=True,
@@ -28,7 +28,7 @@ NEMO = Family(
 
 SMALL = Family(
     name="Mistral Small 3.2",
-    knows=all_of("[TOOL_CALLS]", "[ARGS]"),
+    matches=all_of("[TOOL_CALLS]", "[ARGS]"),
     calls=NamedCalls(
         start="[TOOL_CALLS]",
         name_end="[ARGS]",
@@ -60,7 +60,7 @@ def _blocks(messages: Sequence[Message]) -> list[Message]:
 
 MINISTRAL = Family(
     name="Ministral 3",
-    knows=lambda source: (
+    matches=lambda source: (
         all(tag in source for tag in ("[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]")) and "[CALL_ID]" not in source
     ),
     calls=NamedCalls(start="[TOOL_CALLS]", name_end="[ARGS]", also_name_ends=("{",)),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-UNBROKEN = 1 << 14  # characters
+PART_LENGTH = 1 << 14  # characters
 
 
 def parts_of(text: str) -> Iterator[str]:
-    """Return `text` in order, UNBROKEN characters at a time."""
-    return (text[at : at + UNBROKEN] for at in range(0, len(text), UNBROKEN))
+    """Return `text` in order, PART_LENGTH characters at a time."""
+    return (text[at : at + PART_LENGTH] for at in range(0, len(text), PART_LENGTH))
