@@ -43,7 +43,7 @@ def multiply_unpacked(c: Code, a: SimpleNamespace, work: Work, *, weights: str) 
     """What a prompt's product does for each group of columns."""
     form, n = in_blocks(TensorType[weights]), c.lowering.columns
     targets = [a.y + j * a.y_stride for j in range(n)]
-    matmul.add_panel(c, form, a.scratch, a.n_blocks, matmul.Together(a.x, n), targets, a.y > 0, 8)
+    matmul.add_panel(c, form, a.scratch, a.n_blocks, matmul.InterleavedColumns(a.x, n), targets, a.y > 0, 8)
 
 
 def loops(assembly: str) -> tuple[list[str], list[tuple[int, int]]]:

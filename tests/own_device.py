@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from reference import RULES, ReferenceDevice
 
 from llamado.devices.device import DeviceError, DeviceLost, KernelQuota, OperationTime
-from llamado.devices.registry import DeviceOptions, Unreachable, Waiting
+from llamado.devices.registry import DeviceOptions, Unreachable, WaitCallback
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
@@ -54,7 +54,7 @@ class OwnDevice:
 
     def __init__(self, name: str, endpoint: Place | None = None, free: int = 1 << 30) -> None:
         self.name, self.endpoint = name, endpoint
-        self.local = self.clears = endpoint is None
+        self.local = self.zeroes_memory = endpoint is None
         self.lost: DeviceLost | None = None
         self.reserve: Callable[[int], None] = lambda size: None
         self.working = 0
@@ -202,7 +202,7 @@ class OwnBackend:
     def connect(self, timeout: float | None = None) -> list[list[OwnDevice] | Unreachable]:
         return [[device] for device in self.devices()]
 
-    def devices(self, wait: float = 0.0, waiting: Waiting | None = None) -> list[OwnDevice]:
+    def devices(self, wait: float = 0.0, waiting: WaitCallback | None = None) -> list[OwnDevice]:
         new = [OwnDevice(f"OWN{i}[{place}]", Place(place)) for i, place in enumerate(self.places)] or [
             OwnDevice("HERE")
         ]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.devices.split.failover import without
+from llamado.devices.split.failover import replace_lost
 from llamado.devices.split.placement import (
     DeviceFigures,
     ModelSizes,
@@ -47,7 +47,7 @@ def moved(before: Placement, after: Placement, alive: list[int]) -> None:
 def test_nobody_gives_up_what_it_has() -> None:
     figures = (cpu(), rpc(0), rpc(1), rpc(2))
     before = Placement((1, 1, 1, 2, 2, 2, 3, 3, 3), 3)
-    after = without(model(9), figures, before, [0, 1, 3])
+    after = replace_lost(model(9), figures, before, [0, 1, 3])
     moved(before, after, [0, 1, 3])
     assert set(after.layers) <= {1, 3}, "no further round trip for a run of their own"
 
@@ -57,24 +57,24 @@ def test_a_run_between_two_is_divided_as_the_fastest_would_have_it() -> None:
     sizes = model(6)
     figures = (cpu(free=0), rpc(0, free=350), rpc(1), rpc(2, free=500))
     before = Placement((1, 1, 2, 2, 2, 3), 3)
-    after = without(sizes, figures, before, [1, 3])
+    after = replace_lost(sizes, figures, before, [1, 3])
     assert after == Placement((1, 1, 1, 3, 3, 3), 3)
 
 
 def test_the_faster_neighbour_gets_the_run() -> None:
     figures = (cpu(decode=1e3), rpc(0, decode=1e4), rpc(1), rpc(2, decode=4e4))
-    after = without(model(6), figures, Placement((1, 1, 2, 2, 3, 3), 3), [0, 1, 3])
+    after = replace_lost(model(6), figures, Placement((1, 1, 2, 2, 3, 3), 3), [0, 1, 3])
     assert after.layers == (1, 1, 3, 3, 3, 3)
 
 
 def test_all_workers_are_gone() -> None:
     figures = (cpu(), rpc(0), rpc(1))
-    assert without(model(4), figures, Placement((1, 1, 2, 2), 2), [0]) == Placement((0,) * 4, 0)
+    assert replace_lost(model(4), figures, Placement((1, 1, 2, 2), 2), [0]) == Placement((0,) * 4, 0)
 
 
 def test_the_head_alone() -> None:
     figures = (cpu(decode=1e5), rpc(0), rpc(1))
-    after = without(model(4), figures, Placement((1, 1, 1, 1), 2), [0, 1])
+    after = replace_lost(model(4), figures, Placement((1, 1, 1, 1), 2), [0, 1])
     assert after.layers == (1, 1, 1, 1) and after.head in (0, 1)
     assert after.head == 0, "where it takes least time"
 
@@ -84,7 +84,7 @@ def test_overrides_to_the_lost_device_have_no_effect() -> None:
     sizes = model(2, tensors={up: WeightSize(40, 40) for up in ups})
     figures = (cpu(), rpc(0), rpc(1))
     before = Placement((1, 1), 1, 0, (("blk.0.ffn_up", 2), ("blk.1.ffn_up", 0)))
-    after = without(sizes, figures, before, [0, 1])
+    after = replace_lost(sizes, figures, before, [0, 1])
     assert after == Placement((1, 1), 1, 0, (("blk.1.ffn_up", 0),))
 
 
@@ -92,7 +92,7 @@ def test_without_speeds_most_memory_stays_free() -> None:
     """Figures of a placement by proportions: nobody measured."""
     figures = (cpu(free=900, decode=None), rpc(0, free=1500, decode=None), rpc(1, decode=None))
     before = Placement((0, 1, 2, 2), 1)
-    after = without(model(4), figures, before, [0, 1])
+    after = replace_lost(model(4), figures, before, [0, 1])
     moved(before, after, [0, 1])
     assert after.layers == (0, 1, 1, 1)
 
@@ -100,7 +100,7 @@ def test_without_speeds_most_memory_stays_free() -> None:
 def test_no_room_says_how_much_is_missing_where() -> None:
     figures = (cpu(free=150), rpc(0, free=300), rpc(1))
     with pytest.raises(NotEnoughMemory, match=r"not enough memory: .*missing") as caught:
-        without(model(4), figures, Placement((1, 2, 2, 2), 2), [0, 1])
+        replace_lost(model(4), figures, Placement((1, 2, 2, 2), 2), [0, 1])
     assert sum(caught.value.missing.values()) > 0
     assert set(caught.value.missing) <= {"CPU", "RPC0[h:0]"}
 
@@ -109,14 +109,14 @@ def test_room_is_found_though_it_takes_more_runs() -> None:
     """No two of the devices left have room for a run: each takes a part of it."""
     figures = (cpu(free=150), rpc(0, free=270), rpc(1), rpc(2, free=270))
     before = Placement((1, 2, 2, 2, 3), 3)
-    after = without(model(5, head=10), figures, before, [0, 1, 3])
+    after = replace_lost(model(5, head=10), figures, before, [0, 1, 3])
     moved(before, after, [0, 1, 3])
     assert sorted(after.layers) == [0, 1, 1, 3, 3]
 
 
 def test_a_device_that_says_nothing_of_its_memory_takes_all() -> None:
     silent = DeviceFigures(name="RPC0[h:0]", local=False, free=0, total=0, decode=1e4, round_trip=1e-3)
-    after = without(model(4), (cpu(free=0), silent, rpc(1)), Placement((1, 1, 2, 2), 2), [0, 1])
+    after = replace_lost(model(4), (cpu(free=0), silent, rpc(1)), Placement((1, 1, 2, 2), 2), [0, 1])
     assert after == Placement((1,) * 4, 1)
 
 
@@ -126,7 +126,7 @@ def test_one_after_the_other() -> None:
     alive = [0, 1, 2, 3, 4]
     for dead in (3, 1, 4, 2):
         alive.remove(dead)
-        before, placement = placement, without(model(8), figures, placement, alive)
+        before, placement = placement, replace_lost(model(8), figures, placement, alive)
         moved(before, placement, alive)
     assert placement == Placement((0,) * 8, 0)
 
@@ -166,7 +166,7 @@ def test_any_loss(data: st.DataObject) -> None:
     alive = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=n, unique=True).map(sorted))
     best = cheapest(sizes, figures, before, alive)
     try:
-        after = without(sizes, figures, before, alive)
+        after = replace_lost(sizes, figures, before, alive)
     except NotEnoughMemory as error:
         assert all(name in {figures[i].name for i in alive} for name in error.missing)
         assert best == float("inf"), "there was room"

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.devices.first_fit import FOREVER, Life, place
+from llamado.devices.first_fit import FOREVER, Lifetime, place
 
 LIVES = st.builds(
-    lambda first, n, size, kept: Life(first, FOREVER if kept else first + n, size),
+    lambda first, n, size, kept: Lifetime(first, FOREVER if kept else first + n, size),
     st.integers(0, 20),
     st.integers(0, 8),
     st.integers(0, 300),
@@ -20,7 +20,7 @@ LIVES = st.builds(
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(LIVES, max_size=24), st.sampled_from([1, 32, 64]), st.integers(0, 4))
-def test_what_is_needed_together_lies_apart(lives: list[Life], alignment: int, linger: int) -> None:
+def test_what_is_needed_together_lies_apart(lives: list[Lifetime], alignment: int, linger: int) -> None:
     size, offsets = place(lives, alignment=alignment, linger=linger)
     highest = 0
     for i, (a, at) in enumerate(zip(lives, offsets, strict=True)):
@@ -34,24 +34,31 @@ def test_what_is_needed_together_lies_apart(lives: list[Life], alignment: int, l
 
 
 def test_the_first_gap_that_is_large_enough() -> None:
-    lives = [Life(0, 0, 10), Life(0, 9, 1), Life(0, 0, 40), Life(0, 9, 1), Life(0, 0, 20), Life(0, 9, 1)]
-    later = [Life(1, 9, 15), Life(1, 9, 20), Life(1, 9, 5), Life(1, 9, 20)]
+    lives = [
+        Lifetime(0, 0, 10),
+        Lifetime(0, 9, 1),
+        Lifetime(0, 0, 40),
+        Lifetime(0, 9, 1),
+        Lifetime(0, 0, 20),
+        Lifetime(0, 9, 1),
+    ]
+    later = [Lifetime(1, 9, 15), Lifetime(1, 9, 20), Lifetime(1, 9, 5), Lifetime(1, 9, 20)]
     size, offsets = place(lives + later, alignment=1, linger=0)
     assert offsets == [0, 10, 11, 51, 52, 72, 11, 26, 0, 52]
     assert size == 73
 
 
 def test_gaps_that_touch_are_one() -> None:
-    lives = [Life(0, 0, 10), Life(0, 1, 10), Life(0, 0, 10), Life(0, 9, 1), Life(2, 9, 30)]
+    lives = [Lifetime(0, 0, 10), Lifetime(0, 1, 10), Lifetime(0, 0, 10), Lifetime(0, 9, 1), Lifetime(2, 9, 30)]
     assert place(lives, alignment=1, linger=0) == (31, [0, 10, 20, 30, 0])
 
 
 def test_the_last_gap_grows() -> None:
-    assert place([Life(0, 9, 5), Life(0, 0, 10), Life(1, 9, 30)], alignment=1, linger=0) == (35, [0, 5, 5])
+    assert place([Lifetime(0, 9, 5), Lifetime(0, 0, 10), Lifetime(1, 9, 30)], alignment=1, linger=0) == (35, [0, 5, 5])
 
 
 def test_memory_is_left_alone_for_a_while() -> None:
-    chain = [Life(i, i, 64) for i in range(100)]
+    chain = [Lifetime(i, i, 64) for i in range(100)]
     for linger, together in ((0, 1), (2, 3), (4, 5)):
         assert place(chain, alignment=64, linger=linger)[0] == 64 * together
 

@@ -214,9 +214,9 @@ def test_numactl_threads_keep_the_cpus_they_were_given(monkeypatch: pytest.Monke
 
 
 def test_one_node_means_nothing_to_do_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    from llamado.devices.cpu.numa import _say_once
+    from llamado.devices.cpu.numa import _log_single_node
 
-    _say_once.cache_clear()
+    _log_single_node.cache_clear()
     with caplog.at_level(logging.INFO, "llamado.devices"):
         for _ in range(2):
             placement = NumaBinding("distribute", 2, [MemoryNode(0, frozenset({0}))])
@@ -269,11 +269,11 @@ def test_weights_lie_where_the_threads_are_that_read_them(tmp_path: Path, monkey
         at += n * row * weights[-1].n
     taken: list[tuple[int, int, int, frozenset[int]]] = []
 
-    def bring(begin: int, end: int, node: int, real: Any = numa._bring) -> None:
+    def bring(begin: int, end: int, node: int, real: Any = numa._load_and_move) -> None:
         taken.append((begin - start, end - start, node, frozenset(os.sched_getaffinity(0))))
         real(begin, end, node)
 
-    monkeypatch.setattr(numa, "_bring", bring)
+    monkeypatch.setattr(numa, "_load_and_move", bring)
     nodes, before = halves(), os.sched_getaffinity(0)
     assert resident(start) == 0
     NumaBinding("distribute", 2, nodes).spread(weights)

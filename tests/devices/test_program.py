@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamado.devices.cpu.compile.program import ByteSpan, Operation, Place, Temporary, link, plan
-from llamado.devices.cpu.jit import CodeSegment, Kernel, Loaded
+from llamado.devices.cpu.jit import CodeSegment, Kernel, LoadedKernel
 
 ARENA = 1 << 20
 KERNEL = Kernel("nothing", ("x",), lambda *_: None)
 
 
 class FakeJit:
-    def load(self, kernel: Kernel, **parameters: Any) -> Loaded:
-        return Loaded(4711, CodeSegment(None))
+    def load(self, kernel: Kernel, **parameters: Any) -> LoadedKernel:
+        return LoadedKernel(4711, CodeSegment(None))
 
 
 @st.composite

@@ -140,7 +140,7 @@ class Bench:
         """A program's, as they are woven."""
         self.device.read_ahead.assess()
         compiler = Compiler(self.bound(n_tokens), self.device.jit.lowering, 2)
-        return self.device.read_ahead.weave(compiler.compile())
+        return self.device.read_ahead.add_to(compiler.compile())
 
     def run(self, operations: list[Operation]) -> None:
         """Some operations alone."""
@@ -168,7 +168,7 @@ def until_resident(model: Model, pages: slice) -> None:
 @pytest.mark.slow
 def test_weights_that_fit_cost_nothing(tmp_path: Path, n_tokens: int) -> None:
     bench = Bench(model := Model(tmp_path / "model", experts=True), 1 << 40)
-    asks = {paging.ask, paging.ask_for_chosen, paging.ask_for_routes, paging.give_back}
+    asks = {paging.prefetch, paging.prefetch_chosen, paging.prefetch_routed, paging.release}
     assert not asks & {o.kernel for o in bench.operations(n_tokens)}
     bench = Bench(model, model.size - 1)
     assert asks & {o.kernel for o in bench.operations(n_tokens)}
@@ -182,7 +182,7 @@ def test_weights_that_were_read_into_memory_are_not_asked_for(tmp_path: Path) ->
     for own in (model.memory.copy(), private):  # what is written to private pages is nowhere else
         model.bytes = [(w, own[at - model.address :][: w.nbytes]) for w, at in model.places]
         bench = Bench(model, 0)
-        assert {o.kernel for o in bench.operations(1)}.isdisjoint({paging.ask, paging.give_back})
+        assert {o.kernel for o in bench.operations(1)}.isdisjoint({paging.prefetch, paging.release})
         bench.device.close()
 
 
@@ -192,7 +192,7 @@ def test_what_does_not_stay_is_given_back_when_it_was_used(tmp_path: Path, n_tok
     bench = Bench(model, room := int(share * model.size))
     operations, given = bench.operations(n_tokens), 0
     for before, operation in itertools.pairwise(operations):
-        if operation.kernel is paging.give_back:
+        if operation.kernel is paging.release:
             start, size = number(operation, "start"), number(operation, "size")
             (used,) = (span for span in before.reads if "w" in before.fields and span.place.base is None)
             assert operation.reads == before.writes, "threads may still read it"
@@ -214,11 +214,11 @@ def test_every_weight_is_asked_for_once_and_a_window_ahead(tmp_path: Path, n_tok
     asked: dict[int, int] = {}  # by weight, how many were used before
     sizes = []
     for operation in bench.operations(n_tokens):
-        if operation.kernel is paging.ask:
+        if operation.kernel is paging.prefetch:
             weight = order[number(operation, "start")]
             assert weight not in asked and number(operation, "size") == model.bytes[weight][1].nbytes
             asked[weight] = len(sizes)
-        elif operation.kernel is paging.give_back:
+        elif operation.kernel is paging.release:
             sizes[-1] = number(operation, "size")
         elif "w" in operation.fields:
             sizes.append(0)
@@ -236,8 +236,8 @@ def test_what_stays_is_in_memory_after_a_run_and_nothing_else(tmp_path: Path) ->
     bench = Bench(model, int(0.7 * model.size))
     bench.answer(1)
     operations = bench.operations(1)
-    asked_last = {number(o, "start") for o in operations[-30:] if o.kernel is paging.ask}
-    for given in (o for o in operations if o.kernel is paging.give_back):
+    asked_last = {number(o, "start") for o in operations[-30:] if o.kernel is paging.prefetch}
+    for given in (o for o in operations if o.kernel is paging.release):
         start, size = number(given, "start"), number(given, "size")
         weight = max(data.ctypes.data for _, data in model.bytes if data.ctypes.data <= start)
         assert model.resident()[model.pages_of(weight, start - weight)].all()
@@ -249,7 +249,7 @@ def test_what_stays_is_in_memory_after_a_run_and_nothing_else(tmp_path: Path) ->
 def test_what_is_asked_for_comes(tmp_path: Path) -> None:
     model = Model(tmp_path / "model")
     bench = Bench(model, 0)
-    asks = [o for o in bench.operations(1) if o.kernel is paging.ask][:3]
+    asks = [o for o in bench.operations(1) if o.kernel is paging.prefetch][:3]
     model.drop()
     bench.run(asks)
     for ask in asks:
@@ -265,7 +265,7 @@ def test_chosen_experts_are_asked_for_before_any_is_used(tmp_path: Path, n_token
     model = Model(tmp_path / "model", experts=True)
     bench = Bench(model, model.size // 2)
     operations = bench.operations(n_tokens)
-    kinds = {paging.ask_for_chosen, paging.ask_for_routes}
+    kinds = {paging.prefetch_chosen, paging.prefetch_routed}
     asks = [i for i, o in enumerate(operations) if o.kernel in kinds]
     uses = [i for i, o in enumerate(operations) if "expert_bytes" in o.fields and o.kernel not in kinds]
     assert len(asks) == len(uses) == 3

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.device import Buffer, Bytes, DeviceError, DeviceLost, Loaded
+from llamado.devices.device import Buffer, Bytes, DeviceError, DeviceLost, LoadProgress
 from llamado.devices.split import measure as speed
 from llamado.devices.split.measure import WEIGHTS, measure, measure_all
 from llamado.ggml.graph import Graph
@@ -49,7 +49,7 @@ class FakeDevice:
     clock: Clock
     name: str = "RPC0[far:1]"
     endpoint: Endpoint | None = field(default_factory=lambda: Endpoint("far"))
-    clears: bool = False
+    zeroes_memory: bool = False
     total: int = 1 << 30
     round_trip: float = 0.01
     bandwidth: float = 1e8
@@ -79,7 +79,7 @@ class FakeDevice:
             tensor.buffer, tensor.offset = buffer, 0
         return [buffer]
 
-    def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Loaded | None = None) -> list[Buffer]:
+    def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: LoadProgress | None = None) -> list[Buffer]:
         raise NotImplementedError
 
     def write(self, tensor: Tensor, data: Any, offset: int = 0) -> None:
@@ -161,7 +161,7 @@ def test_this_machine_has_no_link(clock: Clock) -> None:
 
 
 def test_memory_is_touched_where_clearing_does_not(clock: Clock) -> None:
-    ours, ggmls = FakeDevice(clock), FakeDevice(clock, clears=True)
+    ours, ggmls = FakeDevice(clock), FakeDevice(clock, zeroes_memory=True)
     measure(ours)
     measure(ggmls)
     assert ours.copied > WEIGHTS // 2 and ggmls.copied == 0

@@ -9,7 +9,7 @@ import pytest
 from running import BEST, jit_for
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.devices.cpu.top_rows import MOST, TopRows
+from llamado.devices.cpu.top_rows import MAX_K, TopRows
 
 Array = np.ndarray[Any, Any]
 
@@ -69,7 +69,7 @@ def test_what_is_no_row_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match="no row"):
             find(rows, ks)  # type: ignore[arg-type]
-    for k in (0, 101, MOST + 1):
+    for k in (0, 101, MAX_K + 1):
         with pytest.raises(ValueError, match="elements"):
             find([row], [k])
 

@@ -116,7 +116,7 @@ def test_one_that_fails(engine: Engine, log: list[str], where: str, n: int) -> N
     clients = [send(engine, req(None)), send(engine, req(Evens(log, n, where))), send(engine, req(Evens(log)))]
     bad = clients[1].wait().events[-1]
     assert isinstance(bad, Failed) and isinstance(bad.error, ConstraintFailed)
-    assert str(bad.error) == "what limits the answer's tokens failed: RuntimeError: lost the thread"
+    assert str(bad.error) == "the constraint failed: RuntimeError: lost the thread"
     assert clients[0].result.tokens == expected
     assert clients[2].result.n_predicted == 6
     assert ask(engine, req(None)).tokens == expected and engine.snapshot().requests_processing == 0

@@ -16,7 +16,7 @@ from tiny_models import make_gemma3, make_llama
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ContextExceeded, InvalidRequest
@@ -92,7 +92,7 @@ def test_as_a_plain_loop(
         n_slots=3,
         n_ctx=n_ctx,
         context_shift=True,
-        drafts=Drafts([Suffix()]) if drafting else None,
+        drafts=DraftManager([Suffix()]) if drafting else None,
     )
     try:
         requests = [

@@ -20,9 +20,9 @@ from tiers import first_of
 from waiting import until
 
 from llamado.engine.cache import blocks, disk_cache
-from llamado.engine.cache.blocks import BadBlock, read_data, read_head, regrouped, write_block
+from llamado.engine.cache.blocks import BadBlock, read_data, read_head, regroup, write_block
 from llamado.engine.cache.disk_cache import DiskCache, DiskCacheUnusable
-from llamado.engine.cache.prompt_cache import CellReader, ReadRate, Stored
+from llamado.engine.cache.prompt_cache import CellReader, ReadRate, StoredSequence
 from llamado.engine.cache.snapshots import NEAR
 from llamado.engine.engine import Engine
 from llamado.engine.request import Result
@@ -112,9 +112,9 @@ def test_a_chat_goes_on_after_a_restart(start: Start, plain: Plain, tmp_path: Pa
 def test_what_falls_out_of_memory(start: Start, plain: Plain) -> None:
     """Any conversations at all, of which memory holds about one."""
     engine, disk = start()
-    assert engine._sequences.store is not None
-    memory = engine._sequences.memory
-    engine._sequences.store._limit = 250 * (memory.token_bytes + 4) + 3 * memory.tail_bytes(250)
+    assert engine._sequence_cache.store is not None
+    memory = engine._sequence_cache.memory
+    engine._sequence_cache.store._limit = 250 * (memory.token_bytes + 4) + 3 * memory.tail_bytes(250)
     assert talk(engine, plain, random.Random(1), 20) > 100
     assert disk.counters.hits > 0 and disk.counters.failures == 0
 
@@ -190,7 +190,7 @@ def test_numbers_that_are_none_are_not_used(
     engine, disk = start(forward)
     result = ask(engine, req(prompt, 9))
     assert result.tokens == plain(prompt, 9) and result.n_cached == 0
-    assert disk.counters.failures > 0 and "what is no number" in caplog.text
+    assert disk.counters.failures > 0 and "NaN or infinity" in caplog.text
 
 
 @pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
@@ -217,7 +217,7 @@ def test_devices_that_do_not_say_what_they_are(start: Start, tmp_path: Path, cap
         assert ask(engine, req(prompt, 5)).n_cached == 0
         engine.close()
         assert disk.counters.failures == 0 and bool(disk.counters.writes) == bool(numerics)
-    assert caplog.text.count("does not say what it computes with") == 2
+    assert caplog.text.count("does not report its numerics") == 2
 
 
 @pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
@@ -250,11 +250,11 @@ def test_another_device_in_the_place_of_one(start: Start, layers: Layers, plain:
         engine.close()
 
 
-def sequence(seed: int, n: int, tails: tuple[int, ...] = ()) -> Stored:
+def sequence(seed: int, n: int, tails: tuple[int, ...] = ()) -> StoredSequence:
     """Of three bytes a cell, and 100 a tail."""
     numbers = np.random.default_rng(seed).integers(1, 97, n).astype(np.int32)
     cells = [(m, np.full(3 * m, seed % 97, np.uint8)) for m in [BLOCK] * (n // BLOCK) + [n % BLOCK] if m]
-    return Stored(numbers, (), cells, {t: np.full(100, t % 97, np.uint8) for t in tails}, 7 * n)
+    return StoredSequence(numbers, (), cells, {t: np.full(100, t % 97, np.uint8) for t in tails}, 7 * n)
 
 
 def cache(path: Path, limit: int = 1 << 30) -> DiskCache:
@@ -299,7 +299,7 @@ def test_tails_take_about_as_much_room_as_cells(tmp_path: Path) -> None:
     whole = sequence(1, 1200)
     for n in (400, 800, 1200):
         tails = {t: np.full(1000, t % 97, np.uint8) for t in range(40, n + 1, 40)}
-        disk.put(Stored(whole.tokens[:n], (), sequence(1, n).cells, tails, 7 * n))
+        disk.put(StoredSequence(whole.tokens[:n], (), sequence(1, n).cells, tails, 7 * n))
         until(lambda: not disk._waiting and not disk._pending)
         found = [block for blocks in disk._children.values() for block in blocks.values() if block.is_tail]
         ends = sorted(block.end for block in found if block.tokens[0] in whole.tokens and block.n_bytes == 1000)
@@ -322,7 +322,7 @@ def test_a_tail_is_of_use_to_its_own_sequence_alone(tmp_path: Path) -> None:
         disk.put(one)
     disk.finish([], 5)
 
-    def found(one: Stored, reach: Callable[[int, int], int]) -> int:
+    def found(one: StoredSequence, reach: Callable[[int, int], int]) -> int:
         chain = disk.find(one.tokens, (), reach, True)
         return 0 if chain is None else chain.n
 
@@ -410,10 +410,10 @@ def test_blocks_of_any_pieces() -> None:
         return np.concatenate([a[first : first + n].reshape(-1), b[first : first + n].reshape(-1)])
 
     pieces = [(n, cells(at, n)) for at, n in ((0, 7), (7, 1), (8, 30), (38, 12))]
-    found = list(regrouped(pieces, [3, 2], 16))
+    found = list(regroup(pieces, [3, 2], 16))
     assert [n for n, _ in found] == [16, 16, 16, 2]
     assert all(np.array_equal(data, cells(16 * i, n)) for i, (n, data) in enumerate(found))
-    assert [n for n, data in regrouped(pieces, [], 20) if not data.size] == [20, 20, 10]
+    assert [n for n, data in regroup(pieces, [], 20) if not data.size] == [20, 20, 10]
 
 
 def test_a_file_is_what_its_name_says(tmp_path: Path) -> None:

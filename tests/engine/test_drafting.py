@@ -14,16 +14,16 @@ import pytest
 from tiny_models import make_llama
 
 from llamado.devices.device import DeviceError
-from llamado.engine.drafts.ahead import Ahead
-from llamado.engine.drafts.chances import Chances
+from llamado.engine.drafts.acceptance import AcceptanceRates
 from llamado.engine.drafts.contract import Draft, Drafter, DraftKind, Proposal
-from llamado.engine.drafts.cost import Cost, Windows
-from llamado.engine.drafts.drafts import Drafts
-from llamado.engine.drafts.model import Ask, ModelKind
+from llamado.engine.drafts.cost import Cost, DraftWindow
+from llamado.engine.drafts.drafts import DraftManager
+from llamado.engine.drafts.model import DraftQuery, ModelKind
 from llamado.engine.drafts.ngram_cache import NgramCache, read_lookup_cache
 from llamado.engine.drafts.ngram_map import NgramMap
 from llamado.engine.drafts.ngram_mod import NgramMod
 from llamado.engine.drafts.ngram_simple import NgramSimple
+from llamado.engine.drafts.pending_draft import PendingDraft
 from llamado.engine.drafts.suffix import Suffix, SuffixAutomaton
 from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError
@@ -156,9 +156,9 @@ def test_ngram_cache(tmp_path: Path) -> None:
     assert proposed(NgramCache(dynamic=str(path)), [1, 7, 8]) == [9]
     for data in (b"abc" * 11, np.array([7, 8, -1, -1, 0], "<i4").tobytes()):
         path.write_bytes(data)
-        with pytest.raises(EngineError, match="no lookup cache"):
+        with pytest.raises(EngineError, match="not a lookup cache"):
             NgramCache(str(path))
-    with pytest.raises(EngineError, match="cannot be read"):
+    with pytest.raises(EngineError, match="cannot read"):
         NgramCache(str(tmp_path / "nothing"))
 
 
@@ -166,18 +166,18 @@ def test_ngram_cache(tmp_path: Path) -> None:
 
 
 def test_chances_are_learnt_by_mark() -> None:
-    common = Chances(lambda mark: 0.5)
-    one = Chances(common)
+    common = AcceptanceRates(lambda mark: 0.5)
+    one = AcceptanceRates(common)
     for _ in range(50):
         one.note(1, True)
         one.note(0, False)
     assert one.of(1) > 0.9 > 0.1 > one.of(0) and one.of(2) == 0.5
-    assert common.of(1) > 0.9 and Chances(common).of(1) > 0.9  # another sequence begins with it
+    assert common.of(1) > 0.9 and AcceptanceRates(common).of(1) > 0.9  # another sequence begins with it
     assert list(one.all_right([2, 2], 0.5)) == [0.25, 0.125]
 
 
 def test_what_was_drafted_is_judged_in_order() -> None:
-    ahead = Ahead()
+    ahead = PendingDraft()
     first, second = Draft(0, [1, 2], [0, 0]), Draft(1, [3], [0])
     ahead.add(first)
     ahead.add(second)
@@ -215,8 +215,8 @@ class Pupil(DraftKind, Drafter):
 )
 def test_a_source_learns_how_many_of_its_tokens_were_right(tokens: list[int], learnt: list[tuple[int, int]]) -> None:
     pupil = Pupil()
-    drafts = Drafts([pupil])
-    followed = drafts.follow(Ahead(), cast(Any, None))
+    drafts = DraftManager([pupil])
+    followed = drafts.follow(PendingDraft(), cast(Any, None))
     followed.ahead.add(Draft(0, [1, 2, 3], [0, 0, 0]))
     for token in tokens:
         followed.ahead.judge(token)
@@ -269,7 +269,7 @@ def test_time_that_a_model_drafts_lowers_what_a_token_is_worth() -> None:
 
 
 def test_windows_are_as_short_as_they_may_be() -> None:
-    windows = Windows()
+    windows = DraftWindow()
     assert windows.length == 2
     for _ in range(20):
         windows.note(0.05)
@@ -321,8 +321,8 @@ class Free(Cost):
         return True
 
 
-def free(*kinds: DraftKind, **options: Any) -> Drafts:
-    drafts = Drafts(kinds, **options)
+def free(*kinds: DraftKind, **options: Any) -> DraftManager:
+    drafts = DraftManager(kinds, **options)
     drafts.cost = Free()
     return drafts
 
@@ -360,7 +360,7 @@ KINDS: dict[str, Callable[[], DraftKind]] = {
 }
 
 
-def answered(drafts: Drafts | None, depth: int, temperature: float) -> tuple[list[Any], Counters, int]:
+def answered(drafts: DraftManager | None, depth: int, temperature: float) -> tuple[list[Any], Counters, int]:
     """Of few tokens, so that many drafts are right by chance; cells of wrong ones would change all that follows."""
     random_ = random.Random(5)
     requests = [
@@ -427,7 +427,7 @@ def test_several_windows_are_on_their_way(every: int) -> None:
     prompt = [1, 2, 3, 4, 5]
     request = Request(prompt=prompt, n_predict=150, sampling=Sampling(seed=1, ignore_eos=True))
 
-    def told(drafts: Drafts | None) -> tuple[list[int], Counters, LateForward]:
+    def told(drafts: DraftManager | None) -> tuple[list[int], Counters, LateForward]:
         forward = LateForward(1024, max_batch=64, layers=(ALL, ALL))
         engine = Engine(forward, FakeTokenizer(), n_slots=2, n_ctx=256, drafts=drafts)
         try:
@@ -473,7 +473,7 @@ def test_windows_leave_room_for_what_was_read(monkeypatch: pytest.MonkeyPatch) -
 
     request = Request(prompt=[1, 2, 3], n_predict=700, sampling=Sampling(seed=1, ignore_eos=True))
 
-    def told(drafts: Drafts | None) -> list[int]:
+    def told(drafts: DraftManager | None) -> list[int]:
         forward = LateForward(1024, max_batch=32, layers=(KeysValues(1, 1, 32), ALL))
         engine = Engine(forward, FakeTokenizer(), n_slots=1, n_ctx=1024, drafts=drafts)
         try:
@@ -552,7 +552,7 @@ def test_a_model_makes_windows_of_few_tokens(monkeypatch: pytest.MonkeyPatch) ->
     for length in (3, 5):
         forward, draft = LateForward(1024, max_batch=64), FakeForward(1024, max_batch=64)
         drafts = free(ModelKind(draft, 97, ends=frozenset()))
-        monkeypatch.setattr(Windows, "length", length)
+        monkeypatch.setattr(DraftWindow, "length", length)
         engine = Engine(forward, FakeTokenizer(), n_slots=1, n_ctx=256, drafts=drafts)
         try:
             assert len(ask(engine, request).tokens) == 100
@@ -573,7 +573,7 @@ def test_what_is_drafted_is_evaluated_though_no_more_is_drafted(
     draft = FakeForward(256, max_batch=64)
     kind = ModelKind(draft, 97, ends=frozenset())
     guess = Sampler(Sampling(temperature=0.0), seed=1, n_vocab=97)
-    ask = Ask(kind.drafter(), [1, 2, 3], [], 8, guess, 3, least, least_next, 1.0)
+    ask = DraftQuery(kind.drafter(), [1, 2, 3], [], 8, guess, 3, least, least_next, 1.0)
     (proposal,) = kind.propose([ask], [lambda mark: 0.5])
     assert (len(draft.sizes), len(proposal.tokens)) == (drafted, wanted)
 

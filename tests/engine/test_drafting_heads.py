@@ -15,7 +15,7 @@ from tiny_models import make_llama
 from llamado.engine.drafts.contract import Proposal
 from llamado.engine.drafts.cost import Cost
 from llamado.engine.drafts.head import HeadKind
-from llamado.engine.drafts.model import Ask
+from llamado.engine.drafts.model import DraftQuery
 from llamado.engine.engine import Engine
 from llamado.engine.errors import EngineError
 from llamado.engine.loaded_model import LoadedModel
@@ -103,7 +103,7 @@ def test_hidden_states_are_those_of_the_token_before(tmp_path: Path, monkeypatch
     drafted: list[tuple[int, list[int]]] = []
     propose = HeadKind.propose
 
-    def heard(self: HeadKind, asks: Sequence[Ask], chance: Any) -> list[Proposal]:
+    def heard(self: HeadKind, asks: Sequence[DraftQuery], chance: Any) -> list[Proposal]:
         found = propose(self, asks, chance)
         drafted.extend((ask.said[-1], proposal.tokens) for ask, proposal in zip(asks, found, strict=True))
         return found
@@ -259,5 +259,5 @@ def test_what_has_no_head_is_refused(tmp_path: Path) -> None:
     glm, deepseek = make_headed(tmp_path / "g.gguf", "glm4moe"), make_headed(tmp_path / "d.gguf", "deepseek2")
     with pytest.raises(InvalidModel, match="the block that drafts is of a deepseek2 model"):
         load(glm, "draft-mtp", deepseek)
-    with pytest.raises(EngineError, match="one model drafts at a time, not draft-simple and draft-mtp"):
+    with pytest.raises(EngineError, match="only one draft model is possible, not draft-simple and draft-mtp"):
         LoadedModel.load(glm, EngineOptions(drafts=DraftOptions(kinds=("draft-mtp", "draft-simple"))))

@@ -14,7 +14,7 @@ from waiting import until
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.engine.drafts.contract import DraftKind
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.model import ModelKind
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
@@ -50,7 +50,7 @@ def request(seed: int = 1, n: int = 150, temperature: float = 1.0) -> Request:
     return Request(prompt=[*PROMPT, seed], n_predict=n, n_probs=2, sampling=sampling)
 
 
-def told(forward: FakeForward, drafts: Drafts | None, requests: list[Request]) -> tuple[list[Result], Counters]:
+def told(forward: FakeForward, drafts: DraftManager | None, requests: list[Request]) -> tuple[list[Result], Counters]:
     engine = Engine(forward, FakeTokenizer(), n_slots=3, n_ctx=256, drafts=drafts)
     try:
         return [client.result for client in [send(engine, one) for one in requests]], settled(engine).counters

@@ -21,7 +21,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.placement import Placement
 from llamado.engine.embedding.embedder import Embedder, cells_for
-from llamado.engine.embedding.pooling import normalize, pool, rows_wanted
+from llamado.engine.embedding.pooling import normalize, pool, required_rows
 from llamado.engine.errors import (
     ComputeFailed,
     ContextExceeded,
@@ -331,9 +331,9 @@ def test_closing(slow: tuple[Slow, Embedder]) -> None:
 
 
 def test_rows_wanted() -> None:
-    assert rows_wanted(Pooling.NONE, 5, True) == rows_wanted(Pooling.MEAN, 5, False) == (0, 5)
-    assert rows_wanted(Pooling.CLS, 5, True) == rows_wanted(Pooling.RANK, 5, False) == (0, 1)
-    assert rows_wanted(Pooling.LAST, 5, False) == rows_wanted(Pooling.RANK, 5, True) == (4, 5)
+    assert required_rows(Pooling.NONE, 5, True) == required_rows(Pooling.MEAN, 5, False) == (0, 5)
+    assert required_rows(Pooling.CLS, 5, True) == required_rows(Pooling.RANK, 5, False) == (0, 1)
+    assert required_rows(Pooling.LAST, 5, False) == required_rows(Pooling.RANK, 5, True) == (4, 5)
 
 
 def test_a_pool_is_a_copy() -> None:

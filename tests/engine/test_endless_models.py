@@ -60,7 +60,7 @@ def test_what_a_model_lacks_is_known(file: GGUFFile) -> None:
     assert "no chat template" in line and "--chat-template" in line
     assert lacks(plain, tokenizer, "chatml") == []
     tokenizer.eog = frozenset()
-    assert ["no token that ends" in line for line in lacks(plain, tokenizer, None)] == [False, True]
+    assert ["no end-of-answer token" in line for line in lacks(plain, tokenizer, None)] == [False, True]
 
 
 @pytest.mark.slow

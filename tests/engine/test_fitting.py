@@ -74,7 +74,7 @@ def test_a_context_is_cut_to_what_memory_holds(file: GGUFFile, n_ctx: int) -> No
     assert note.startswith(f"the context is cut from {n_ctx or TRAINED} tokens ({whose}) to {found.n_cells}: ")
     assert re.search(r"CPU needs [\d,.]+ MiB \(weights [\d,.]+ MiB, K/V cache [\d,.]+ MiB, compute [\d,.]+ MiB\)", note)
     assert re.search(r"has [\d,.]+ MiB free: [\d,.]+ MiB missing", note)
-    for option in ("(-c)", "-ctk q8_0", "--rpc", "smaller quantisation"):
+    for option in ("(-c)", "-ctk q8_0", "--rpc", "smaller quantization"):
         assert option in note
 
 
@@ -106,7 +106,7 @@ def test_what_does_not_help_is_not_advised(file: GGUFFile) -> None:
     sizes = sizes_for(file, load_model(file), wanted(), 512)
     with pytest.raises(NotEnoughMemory) as error:
         placed(sizes, [here(sizes.weights // 2)], None)
-    assert "-ctk" not in str(error.value) and "smaller quantisation" in str(error.value)
+    assert "-ctk" not in str(error.value) and "smaller quantization" in str(error.value)
     far = DeviceFigures(name="RPC0[h:1]", local=False, free=1, total=1, decode=1e9)
     with pytest.raises(NotEnoughMemory, match="one more worker"):
         placed(sizes, [here(1), far], SplitOptions(rpc=("h:1",), tensor_split=(1.0,)))

@@ -160,7 +160,7 @@ def test_the_log_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
     assert home.fit.placement == Placement((0, 0), 0, 0) and "layers" not in caplog.text, "it is said when all is there"
     home.log_placement(home.fit.placement)
     assert "CPU: everything, layers 0 to 1 and the head" in caplog.text and "the least time per token" in caplog.text
-    assert "RPC0[h:1] gets no layers: it would make answers slower: a token takes" in caplog.text
+    assert "RPC0[h:1]: gets no layers: it would make answers slower: a token takes" in caplog.text
 
 
 def test_the_log_says_whose_share_is_whose(

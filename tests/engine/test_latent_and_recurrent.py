@@ -20,7 +20,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.placement import Placement
 from llamado.engine.cache.prompt_cache import CellReader
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.forward.runner import ModelRunner
@@ -211,7 +211,7 @@ def test_answers(start: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Turns, the same question again, another end, what was pushed out, another slot, and a saved slot."""
     monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
     runner, plain = start(), start()
-    engine = Engine(runner, TOKENIZER, n_slots=3, n_ctx=512, cache_ram=-1, drafts=Drafts([Suffix()]))
+    engine = Engine(runner, TOKENIZER, n_slots=3, n_ctx=512, cache_ram=-1, drafts=DraftManager([Suffix()]))
     alone = Engine(plain, TOKENIZER, n_slots=1, n_ctx=512)
     try:
         said, n_cached = text(4, 150), 0

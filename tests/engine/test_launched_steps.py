@@ -19,7 +19,7 @@ from waiting import until
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed
@@ -167,7 +167,7 @@ def test_drafts_shifts_and_prompts_in_pieces(make: Make, options: dict[str, Any]
     requests = [req(40, 60), req(60, 60, temperature=0.0), req(40, 60, return_progress=True)]
 
     def fresh() -> dict[str, Any]:
-        return {**options, "drafts": Drafts([Suffix()])} if "drafts" in options else options
+        return {**options, "drafts": DraftManager([Suffix()])} if "drafts" in options else options
 
     expected, _ = answers(make, AtOnce, requests, **fresh())
     for kind in (Counting, Late):
@@ -218,9 +218,9 @@ def test_who_deals_with_tokens_has_the_engine_s_core(make: Make, spare_core: boo
 @pytest.mark.parametrize("how", ["drafts", "states"])
 def test_tokens_wait_for_nothing_that_takes_long(make: Make, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Not for a model that drafts, nor for a batch in parts."""
-    engine, device = make(drafts=Drafts([Suffix()]) if how == "drafts" else None)
+    engine, device = make(drafts=DraftManager([Suffix()]) if how == "drafts" else None)
     if how == "drafts":
-        monkeypatch.setattr(Drafts, "takes_long", True)
+        monkeypatch.setattr(DraftManager, "takes_long", True)
     else:
         monkeypatch.setattr(ModelRunner, "launches", False)
     launched: list[bool] = []

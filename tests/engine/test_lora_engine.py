@@ -17,7 +17,7 @@ from tiny_models import make_gemma3, make_llama
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.placement import Placement
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.embedding.embedder import Embedder
 from llamado.engine.engine import Engine
@@ -80,7 +80,7 @@ def test_mixed_as_alone(make: Make, cache_ram: int) -> None:
         request.cache_prompt = False
         expected.append(ask(alone, request).tokens)
         request.cache_prompt = True
-    engine, _ = make(1024, cache_ram=cache_ram, drafts=Drafts([Suffix()]))
+    engine, _ = make(1024, cache_ram=cache_ram, drafts=DraftManager([Suffix()]))
     clients = [send(engine, request) for request in asked]
     assert [client.result.tokens for client in clients] == expected
     assert sum(client.result.n_cached for client in clients) > 500, "but what is the same is shared"

@@ -15,7 +15,7 @@ import pytest
 from waiting import until
 
 from llamado.engine.cache.prompt_cache import CellReader
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import SlotFileError
@@ -131,13 +131,13 @@ def talk(engine: Engine, plain: Plain, rng: random.Random, n_turns: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("cache_ram", [0, -1])
 def test_conversations(make: Make, plain: Plain, cache_ram: int) -> None:
-    engine, _ = make(cache_ram=cache_ram, drafts=Drafts([Suffix()]))
+    engine, _ = make(cache_ram=cache_ram, drafts=DraftManager([Suffix()]))
     assert talk(engine, plain, random.Random(cache_ram), 16) > 100
 
 
 @pytest.mark.slow
 def test_many_at_a_time(make: Make, plain: Plain) -> None:
-    engine, _ = make(cache_ram=-1, drafts=Drafts([Suffix()]))
+    engine, _ = make(cache_ram=-1, drafts=DraftManager([Suffix()]))
     rng = random.Random(3)
     head = tokens(1, 90)
     prompts = [head[: rng.randint(1, 90)] + tokens(i, rng.randint(1, 120)) for i in range(6)]

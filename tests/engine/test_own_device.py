@@ -49,8 +49,8 @@ def right(path: Path) -> list[list[int]]:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[OwnDevice]]:
     """Every device made while the registry knows no other kind."""
-    monkeypatch.setattr(registry, "_HERE", {"cpu": "own_device:OwnBackend"})
-    monkeypatch.setattr(registry, "_ELSEWHERE", {"rpc": "own_device:OwnBackend"})
+    monkeypatch.setattr(registry, "_LOCAL_KINDS", {"cpu": "own_device:OwnBackend"})
+    monkeypatch.setattr(registry, "_REMOTE_KINDS", {"rpc": "own_device:OwnBackend"})
     for kind in (CpuDevice, RemoteDevice):
         monkeypatch.setattr(kind, "__init__", lambda *_, **__: pytest.fail("a device of our own"))
     monkeypatch.setattr(OwnBackend, "made", [], raising=False)
@@ -111,7 +111,7 @@ def test_all_of_the_contract() -> None:
 
 
 def test_all_back_ends_are_back_ends() -> None:
-    for path in (registry._HERE | registry._ELSEWHERE).values():
+    for path in (registry._LOCAL_KINDS | registry._REMOTE_KINDS).values():
         module, _, name = path.partition(":")
         offered = members(getattr(import_module(module), name))
         for member, parameters in members(registry.Backend).items():

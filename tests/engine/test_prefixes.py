@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llamado.engine.cache.disk_cache import Load
+from llamado.engine.cache.disk_cache import DiskRead
 from llamado.engine.cache.prompt_cache import CellReader
 from llamado.engine.request import Request
-from llamado.engine.scheduler.prefix import MIN_SHARED, MIN_STORE, Sequences, SnapshotOptions
+from llamado.engine.scheduler.prefix import MIN_SHARED, MIN_STORE, SequenceCache, SnapshotOptions
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.engine.scheduler.statistics import Statistics
 
@@ -26,9 +26,9 @@ def slots() -> list[Slot]:
 
 
 @pytest.fixture
-def sequences(slots: list[Slot], monkeypatch: pytest.MonkeyPatch) -> Sequences:
+def sequences(slots: list[Slot], monkeypatch: pytest.MonkeyPatch) -> SequenceCache:
     monkeypatch.setattr(CellReader, "pays", lambda self, handle, pace: True)
-    return Sequences(
+    return SequenceCache(
         FakeForward(),
         slots,
         Statistics(),
@@ -43,7 +43,7 @@ def sequences(slots: list[Slot], monkeypatch: pytest.MonkeyPatch) -> Sequences:
     )
 
 
-def fill(sequences: Sequences, slot: Slot, n: int, used: int) -> None:
+def fill(sequences: SequenceCache, slot: Slot, n: int, used: int) -> None:
     """Give a slot the first `n` tokens of the prompt, of which so many are computed."""
     slot.tokens[:n] = PROMPT[:n]
     slot.length = n
@@ -57,19 +57,19 @@ def task(number: int) -> Task:
     return Task(number, request, lambda event: None, None, sampler=cast(Any, None), seed=cast(Any, None), outbox=[])
 
 
-def leader(sequences: Sequences, slots: list[Slot], age: int, stored: int = 0) -> Slot | None:
+def leader(sequences: SequenceCache, slots: list[Slot], age: int, stored: int = 0) -> Slot | None:
     sequences._find_leader(slots[1], PROMPT, (), age, MIN_SHARED - 1, stored)
     return None if slots[1].leader is None else slots[1].leader[0]
 
 
-def test_a_request_waits_for_an_older_one_that_reads_its_beginning(sequences: Sequences, slots: list[Slot]) -> None:
+def test_a_request_waits_for_an_older_one_that_reads_its_beginning(sequences: SequenceCache, slots: list[Slot]) -> None:
     fill(sequences, slots[0], 150, used=10)
     slots[0].task = task(5)
     assert leader(sequences, slots, age=6) is slots[0]
 
 
 @pytest.mark.parametrize("age", [5, 4])
-def test_a_request_does_not_wait_for_a_younger_one(sequences: Sequences, slots: list[Slot], age: int) -> None:
+def test_a_request_does_not_wait_for_a_younger_one(sequences: SequenceCache, slots: list[Slot], age: int) -> None:
     """Two that wait for each other would never go on."""
     fill(sequences, slots[0], 150, used=10)
     slots[0].task = task(5)
@@ -78,27 +78,27 @@ def test_a_request_does_not_wait_for_a_younger_one(sequences: Sequences, slots: 
 
 @pytest.mark.parametrize(("stored", "waits"), [(149, True), (150, False), (199, False)])
 def test_a_request_does_not_wait_for_what_is_stored(
-    sequences: Sequences, slots: list[Slot], stored: int, waits: bool
+    sequences: SequenceCache, slots: list[Slot], stored: int, waits: bool
 ) -> None:
     fill(sequences, slots[0], 150, used=10)
     slots[0].task = task(5)
     assert (leader(sequences, slots, age=6, stored=stored) is not None) == waits
 
 
-def test_what_is_computed_is_shared_whatever_its_age(sequences: Sequences, slots: list[Slot]) -> None:
+def test_what_is_computed_is_shared_whatever_its_age(sequences: SequenceCache, slots: list[Slot]) -> None:
     fill(sequences, slots[0], 150, used=150)
     slots[0].task = task(5)
     assert leader(sequences, slots, age=4, stored=150) is slots[0]
 
 
-def kept(sequences: Sequences) -> list[int]:
+def kept(sequences: SequenceCache) -> list[int]:
     assert sequences.store is not None
     return [stored.tokens.size for stored in sequences.store.all()]
 
 
 @pytest.mark.parametrize(("n", "n_same", "keeps"), [(150, 0, True), (150, 86, True), (150, 87, False), (63, 0, False)])
 def test_a_sequence_is_kept_if_enough_of_it_is_lost(
-    sequences: Sequences, slots: list[Slot], n: int, n_same: int, keeps: bool
+    sequences: SequenceCache, slots: list[Slot], n: int, n_same: int, keeps: bool
 ) -> None:
     assert MIN_STORE == 64
     fill(sequences, slots[0], n, used=n)
@@ -106,15 +106,15 @@ def test_a_sequence_is_kept_if_enough_of_it_is_lost(
     assert kept(sequences) == [n] * keeps
 
 
-def test_a_sequence_that_is_still_read_from_disk_is_not_kept(sequences: Sequences, slots: list[Slot]) -> None:
+def test_a_sequence_that_is_still_read_from_disk_is_not_kept(sequences: SequenceCache, slots: list[Slot]) -> None:
     """Its cells are not all there yet."""
     fill(sequences, slots[0], 150, used=150)
-    slots[0].load = cast(Load, object())
+    slots[0].load = cast(DiskRead, object())
     sequences._keep(slots[0])
     assert kept(sequences) == []
 
 
-def test_a_sequence_that_another_slot_has_is_not_kept(sequences: Sequences, slots: list[Slot]) -> None:
+def test_a_sequence_that_another_slot_has_is_not_kept(sequences: SequenceCache, slots: list[Slot]) -> None:
     for slot in slots:
         fill(sequences, slot, 150, used=150)
     sequences._keep(slots[0])

@@ -17,7 +17,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import DeviceLost
 from llamado.engine.cache import prompt_cache
-from llamado.engine.cache.prompt_cache import CellReader, ReadCost, Store
+from llamado.engine.cache.prompt_cache import CellReader, PromptStore, ReadCost
 from llamado.engine.engine import Engine
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.request import Request
@@ -85,7 +85,7 @@ def test_what_idle_slots_keep(make: Make, idle_slots: Any) -> None:
     first = [ask(engine, req(tokens)) for tokens in said]
     held = [slot.n_prompt_tokens for slot in engine.snapshot().slots]
     assert held.count(0) == (2 if idle_slots == "clear" else 1)
-    assert len(engine._sequences.store or ()) == (0 if idle_slots is None else 1)
+    assert len(engine._sequence_cache.store or ()) == (0 if idle_slots is None else 1)
     again = [tokens + answer.tokens for tokens, answer in zip(said, first, strict=True)]
     results = [ask(engine, req(tokens)) for tokens in again]
     assert [result.n_cached >= 150 for result in results] == [True, True]
@@ -169,8 +169,8 @@ def test_cells_taken_by_others(make: Make) -> None:
 
 def test_never_larger_than_its_bound(make: Make) -> None:
     engine, _ = make(n_slots=1)
-    assert engine._sequences.store is not None
-    engine._sequences.store._limit = 12 * 1000
+    assert engine._sequence_cache.store is not None
+    engine._sequence_cache.store._limit = 12 * 1000
     for i in range(20):
         ask(engine, req(prompt(i), 0))
         assert settled(engine).stored_prompt_bytes <= 12 * 1000
@@ -200,7 +200,7 @@ def cells_of(tokens: np.ndarray[Any, Any], start: int, n: int) -> np.ndarray[Any
     st.integers(1, 8),
 )
 def test_any_order(sequences: list[list[int]], limit: int | None, piece: int) -> None:
-    store = Store(limit, 3, piece)
+    store = PromptStore(limit, 3, piece)
     kept: list[np.ndarray[Any, Any]] = []
     for sequence in sequences:
         tokens = np.array(sequence, np.int32)
@@ -238,7 +238,7 @@ def test_what_reading_costs() -> None:
 
 
 def test_a_read_that_fails_changes_nothing() -> None:
-    store = Store(None, 3, 4)
+    store = PromptStore(None, 3, 4)
     short = np.arange(10, dtype=np.int32)
     store.put(short, lambda start, n: cells_of(short, start, n))
     before = store.nbytes
@@ -333,7 +333,7 @@ def test_a_worker_dies(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, w
     plain.close()
     engine = Engine(home.forward, TOKENIZER, n_slots=1, cache_ram=1)
     place = "_keep" if what == "read" else "recall"
-    work = getattr(engine._sequences, place)
+    work = getattr(engine._sequence_cache, place)
     n = 0
 
     def die(*args: Any) -> None:
@@ -344,7 +344,7 @@ def test_a_worker_dies(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, w
             device.before = lambda now: device.die() if now == what else None
         work(*args)
 
-    monkeypatch.setattr(engine._sequences, place, die)
+    monkeypatch.setattr(engine._sequence_cache, place, die)
     try:
         found, _ = two_turns(engine, 3)
         assert found == expected
@@ -356,7 +356,7 @@ def test_a_worker_dies(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, w
 
 
 def test_who_looks_on_sees_the_sequences_and_when_they_were_of_use() -> None:
-    store = Store(None, 3, 4)
+    store = PromptStore(None, 3, 4)
     assert store.entries == ()
     for first in (1, 100):
         store.put(np.arange(first, first + 60, dtype=np.int32), lambda start, n: np.zeros(3 * n, np.uint8))

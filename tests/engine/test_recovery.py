@@ -21,7 +21,7 @@ from tiers import first_of
 from waiting import GUARD, until
 
 from llamado.devices.device import DeviceError, DeviceLost
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed, Unavailable
@@ -640,7 +640,7 @@ def test_drafted_tokens_do_not_outlive_a_move(seed: int) -> None:
     """Sequences are moved while a batch with drafts behind them is on its way: what was drafted stays behind."""
     rng = random.Random(seed)
     forward = FragileForward(1024, n_vocab=4, max_batch=32, depth=5, seed=seed)
-    engine = Engine(forward, FakeTokenizer(), n_slots=6, n_ctx=500, drafts=Drafts([Suffix()]))
+    engine = Engine(forward, FakeTokenizer(), n_slots=6, n_ctx=500, drafts=DraftManager([Suffix()]))
     try:
         requests = []
         for _ in range(10):
@@ -693,7 +693,7 @@ def test_any_schedule(seed: int, n_slots: int, n_blocks: int, depth: int, drafti
         FakeTokenizer(),
         n_slots=n_slots,
         n_ctx=n_ctx,
-        drafts=Drafts([Suffix()]) if drafting else None,
+        drafts=DraftManager([Suffix()]) if drafting else None,
         failover=rng.choice([None, 0.0, 0.01]),
         prefill_chunk=rng.choice([4, 256]),
     )
@@ -806,19 +806,19 @@ def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCapt
             error = next(record.getMessage() for record in caplog.records if record.levelname == "ERROR")
             assert error.startswith("RPC connection failed: worker RPC0[10.0.0.7:50052] is lost: it closed the conn")
             assert error.endswith("answers wait until it is back")
-            assert "going on without RPC0[10.0.0.7:50052]" in caplog.text
+            assert "continuing without RPC0[10.0.0.7:50052]" in caplog.text
             calls, moves = forward.calls, forward.moves
             until(lambda calls=calls: forward.calls > calls + 2)  # type: ignore[misc]
-            assert "all devices are there again" not in caplog.text and forward.moves == moves
+            assert "all devices are back" not in caplog.text and forward.moves == moves
             forward.there = True
             until(lambda: not engine.snapshot().degraded)
-            assert "all devices are there again" in caplog.text
+            assert "all devices are back" in caplog.text
             assert client.result.tokens == alone(req(text(20), 1500)) and forward.moves == moves + 1
         forward.die()  # and back before anything went elsewhere
         engine._recovery._failover = None
         caplog.clear()
         assert ask(engine, req(text(9), 9)).tokens == alone(req(text(9), 9))
-        assert "all devices are there again after" in caplog.text and "going on without" not in caplog.text
+        assert "all devices are back after" in caplog.text and "continuing without" not in caplog.text
     finally:
         forward.end()
         engine.close()
@@ -839,7 +839,7 @@ def test_a_move_that_fails_is_not_tried_all_the_time(
         forward.die()
         until(lambda: forward.moves == 2)
         assert forward.moved[1] - forward.moved[0] >= 0.3
-        assert "layers stay where they are: it has no room any more" in caplog.text
+        assert "layers not moved back: it has no room any more" in caplog.text
         until(lambda: not engine.snapshot().degraded)
         assert client.result.tokens == alone(req(text(20), 2000))
     finally:

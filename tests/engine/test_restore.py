@@ -22,7 +22,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import Bytes, DeviceError, DeviceLost
 from llamado.devices.split.placement import NotEnoughMemory, Placement
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.forward.runner import ModelRunner
@@ -594,7 +594,7 @@ def test_answers_of_an_engine_whose_devices_die(
         judge.close()
         alone.close()
     home = house(model, Placement((1, 2, 2, 3), 3), n_devices=4, n_cells=1024)
-    engine = Engine(home.forward, tokenizer, n_slots=4, drafts=Drafts([Suffix()]), failover=0.05, n_ctx=600)
+    engine = Engine(home.forward, tokenizer, n_slots=4, drafts=DraftManager([Suffix()]), failover=0.05, n_ctx=600)
     try:
         clients = [send(engine, request) for request in requests]
         killed = 0
@@ -710,7 +710,7 @@ def test_answers_go_on_while_layers_come_and_go(
         home.away = {"RPC1"}
         home.device(1).die()
         until(lambda: engine.snapshot().degraded and engine.snapshot().fault is None)
-        assert "all devices are there again" not in caplog.text and "going on without RPC1" in caplog.text
+        assert "all devices are back" not in caplog.text and "continuing without RPC1" in caplog.text
         assert "RPC2: layers 0 to 3 and the head" in caplog.text
         n = len(client.tokens)
         until(lambda: len(client.tokens) > n)
@@ -718,7 +718,7 @@ def test_answers_go_on_while_layers_come_and_go(
         until(lambda: not engine.snapshot().degraded)
         assert home.forward.placement == TWO and not client.over.is_set(), "the answer was over before"
         assert client.result.tokens == expected
-        assert "RPC1 is there again" in caplog.text and "all devices are there again" in caplog.text
+        assert "RPC1: back" in caplog.text and "all devices are back" in caplog.text
         # and while nobody asks
         home.away = {"RPC2"}
         home.device(2).die()

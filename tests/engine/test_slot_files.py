@@ -263,11 +263,11 @@ def put(data: bytes, at: int, new: bytes) -> bytes:
 
 
 BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "empty": (lambda d: b"", "no saved slot"),
-    "text": (lambda d: b"garbage\n" * 100, "no saved slot"),
-    "cut": (lambda d: d[:-1], "not as long"),
-    "cut header": (lambda d: d[:40], "no saved slot"),
-    "longer": (lambda d: d + b"x", "not as long"),
+    "empty": (lambda d: b"", "not a saved slot"),
+    "text": (lambda d: b"garbage\n" * 100, "not a saved slot"),
+    "cut": (lambda d: d[:-1], "wrong length"),
+    "cut header": (lambda d: d[:40], "not a saved slot"),
+    "longer": (lambda d: d + b"x", "wrong length"),
     "spoilt header": (lambda d: put(d, 70, b"\x99"), "damaged"),
     "spoilt token": (lambda d: put(d, 80, b"\x01"), "damaged"),
     "spoilt cell": (lambda d: put(d, len(d) - 20, b"\x99"), "damaged"),
@@ -281,9 +281,15 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "huge piece": (lambda d: resealed(put(d, 28, struct.pack("<I", 1 << 31)), 307), "header is wrong"),
     "huge cell": (lambda d: resealed(put(d, 32, struct.pack("<Q", 1 << 62)), 307), "header is wrong"),
     "huge": (lambda d: resealed(put(d, 12, struct.pack("<I", 0xFFFF_FFFF)), 307), "do not fit"),
-    "fewer": (lambda d: resealed(put(d, 12, struct.pack("<I", 5)), 307), "not as long"),
-    "no such token": (lambda d: resealed(put(d, 76, struct.pack("<i", 97)), 307), "tokens the model does not have"),
-    "negative token": (lambda d: resealed(put(d, 76, struct.pack("<i", -1)), 307), "tokens the model does not have"),
+    "fewer": (lambda d: resealed(put(d, 12, struct.pack("<I", 5)), 307), "wrong length"),
+    "no such token": (
+        lambda d: resealed(put(d, 76, struct.pack("<i", 97)), 307),
+        "tokens that the model does not have",
+    ),
+    "negative token": (
+        lambda d: resealed(put(d, 76, struct.pack("<i", -1)), 307),
+        "tokens that the model does not have",
+    ),
 }
 
 
@@ -311,8 +317,8 @@ def test_what_is_no_file(make: Make, tmp_path: Path) -> None:
     for name, message in {
         "nothing": "No such file",
         "link": "symbolic links",
-        "folder": "no plain file|directory",
-        "pipe": "no plain file",
+        "folder": "not a regular file|directory",
+        "pipe": "not a regular file",
     }.items():
         with pytest.raises(SlotFileError, match=message):
             engine.restore_slot(0, tmp_path / name).result(60)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamado.engine.cache.prompt_cache import CellReader, ReadRate, Store
-from llamado.engine.cache.snapshots import NEAR, Snapshots, drop, points, thinned
+from llamado.engine.cache.prompt_cache import CellReader, PromptStore, ReadRate
+from llamado.engine.cache.snapshots import NEAR, Snapshots, drop, points, thin_out
 from llamado.engine.engine import Engine
 from llamado.engine.errors import SlotFileError
 from llamado.engine.scheduler.prefix import SnapshotOptions
@@ -111,12 +111,12 @@ def test_where_prompts_branch_off() -> None:
 
 def test_those_go_first_that_are_missed_least() -> None:
     kept = [100, 105, 200, 300, 301, 302]
-    assert thinned(kept, 9) == kept
+    assert thin_out(kept, 9) == kept
     assert [drop(kept) for _ in range(5)] == [105, 100, 200, 300, 301] and kept == [302]
 
 
 def test_they_have_half_of_the_memory() -> None:
-    store = Store(1000, 1, 64)
+    store = PromptStore(1000, 1, 64)
     store.put(np.arange(150, dtype=np.int32), lambda start, n: np.zeros(n, np.uint8))
     assert store.nbytes == 750
     one, other = (Snapshots(3, store.reserve, store.release) for _ in range(2))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from waiting import GUARD, until
 
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import QueueFull
@@ -130,7 +130,7 @@ def test_waiting_counts(make: Make) -> None:
 
 
 def test_drafts(make: Make) -> None:
-    engine, _ = make(n_vocab=3, drafts=Drafts([Suffix()]))
+    engine, _ = make(n_vocab=3, drafts=DraftManager([Suffix()]))
     results = [ask(engine, req([1, 2, 1, 2, 1], 200, cache_prompt=False)) for _ in range(3)]
     counters = settled(engine).counters
     assert 0 < counters.n_accepted < counters.n_drafted and 0 < counters.n_drafts <= counters.n_drafted

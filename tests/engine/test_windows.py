@@ -17,7 +17,7 @@ from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.placement import Placement
 from llamado.engine.cache.prompt_cache import CellReader
 from llamado.engine.cache.slot_file import SlotReader, write_slot
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import SlotFileError
@@ -187,7 +187,9 @@ def test_answers_are_those_of_a_memory_that_keeps_everything(
     ]  # fmt: skip
     found = []
     for whole in (False, True):
-        engine = Engine(start(whole=whole), TOKENIZER, n_slots=3, n_ctx=1024, cache_ram=-1, drafts=Drafts([Suffix()]))
+        engine = Engine(
+            start(whole=whole), TOKENIZER, n_slots=3, n_ctx=1024, cache_ram=-1, drafts=DraftManager([Suffix()])
+        )
         try:
             answers = [ask(engine, request) for request in asked]
             engine.save_slot(answers[-1].id_slot, tmp_path / "a").result(60)
@@ -263,5 +265,5 @@ def test_a_file_whose_window_holds_no_numbers(start: Open, tmp_path: Path) -> No
             with SlotReader(tmp_path / "a", runner.cell_kind, n_ctx=4096, n_vocab=512) as file:
                 assert np.array_equal(file.tail, tail)
             continue
-        with pytest.raises(SlotFileError, match="no number"):
+        with pytest.raises(SlotFileError, match="NaN or infinity"):
             SlotReader(tmp_path / "a", runner.cell_kind, n_ctx=4096, n_vocab=512)

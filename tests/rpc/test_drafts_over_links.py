@@ -14,7 +14,7 @@ from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
-from llamado.engine.drafts.cost import Windows
+from llamado.engine.drafts.cost import DraftWindow
 from llamado.engine.drafts.model import ModelKind
 from llamado.engine.engine import Engine
 from llamado.engine.loaded_model import LoadedModel
@@ -45,7 +45,7 @@ def test_windows_over_links(model: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     How long windows should be depends on how long links and devices take, and is tested with times of their own; here
     they have one length.
     """
-    monkeypatch.setattr(Windows, "length", 4)
+    monkeypatch.setattr(DraftWindow, "length", 4)
     with LoadedModel.load(model, EngineOptions(n_ctx=512, n_threads=1)) as llama:
         right = told(answers(llama))
     with ExitStack() as stack:

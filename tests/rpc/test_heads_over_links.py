@@ -16,7 +16,7 @@ from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.split.placement import ALL_LAYERS, SplitOptions
-from llamado.engine.drafts.cost import Windows
+from llamado.engine.drafts.cost import DraftWindow
 from llamado.engine.engine import Engine
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions
@@ -40,7 +40,7 @@ def test_windows_over_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     They have one length here, not that which links and devices make them have.
     """
-    monkeypatch.setattr(Windows, "length", 4)
+    monkeypatch.setattr(DraftWindow, "length", 4)
     path = make_headed(tmp_path / "m.gguf", "glm4moe")
     with LoadedModel.load(path, EngineOptions(n_ctx=512, n_threads=1)) as llama:
         right = told(answers(llama))

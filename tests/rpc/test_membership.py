@@ -278,7 +278,7 @@ def test_one_that_gets_no_layers_is_told_why(model: Path, right: list[int], capl
         assert said[-1].startswith("CPU: everything, layers 0 to 3 and the head (") and "no workers" in said[-1]
         (joined,) = llama.cluster.join(str(there.endpoint), share=0.0)
         assert joined.holds == "nothing" and "its share of --tensor-split is 0" in joined.why
-        assert any(f"{joined.device} gets no layers: its share" in record.getMessage() for record in caplog.records)
+        assert any(f"{joined.device}: gets no layers: its share" in record.getMessage() for record in caplog.records)
         (idle,) = (device for device in llama.cluster.view().devices if device.endpoint)
         assert (idle.state, idle.layers, idle.why) == ("idle", (), joined.why)
         assert answer(llama) == right

@@ -235,6 +235,6 @@ def test_options_reach_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
         "llamado.rpc.client.workers.connect", lambda endpoint, **options: seen.append(options) or (_ for _ in ()).throw(
             WorkersUnreachable("no")))  # fmt: skip
     split = SplitOptions(rpc=("127.0.0.1:1",), connect_timeout=7.0, alive_timeout=9.0)
-    backend("rpc", split.rpc, split.reaching()).connect()
+    backend("rpc", split.rpc, split.device_options()).connect()
     assert (seen[0]["timeout"], seen[0]["alive_timeout"]) == (7.0, 9.0)
-    assert isinstance(split.reaching(), DeviceOptions)
+    assert isinstance(split.device_options(), DeviceOptions)

@@ -13,8 +13,8 @@ from fakes import FakeEngine, run, served
 from prometheus_client.parser import text_string_to_metric_families
 
 from llamado.devices.split.placement import NotEnoughMemory
-from llamado.engine.cluster.layout import BadLayout, LayoutPart, Predicted, PredictedPart
-from llamado.engine.cluster.membership import Joined, UnknownWorker
+from llamado.engine.cluster.layout import BadLayout, LayoutPart, LayoutPrediction, PartPrediction
+from llamado.engine.cluster.membership import JoinedWorker, UnknownWorker
 from llamado.engine.cluster.view import ClusterView, DeviceView, Mark
 from llamado.engine.forward.events import ClusterEvent
 from llamado.errors import LlamadoError
@@ -47,21 +47,21 @@ class FakeCluster:
     def mark(self) -> Mark:
         return (self.marked,)
 
-    def predict(self, parts: Sequence[LayoutPart]) -> Predicted:
+    def predict(self, parts: Sequence[LayoutPart]) -> LayoutPrediction:
         if self.error is not None:
             raise self.error
-        return Predicted((PredictedPart("CPU", 1, 2, 3, 4, 5, 0.25, 0.0),), None)
+        return LayoutPrediction((PartPrediction("CPU", 1, 2, 3, 4, 5, 0.25, 0.0),), None)
 
     def lay_out(self, parts: Sequence[LayoutPart]) -> None:
         if self.error is not None:
             raise self.error
         self.laid_out.append([*parts])
 
-    def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[Joined]:
+    def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[JoinedWorker]:
         self.joined.append((endpoint, share, [*speeds]))
         if self.error is not None:
             raise self.error
-        return [Joined("RPC1", "nothing", "it is slow")]
+        return [JoinedWorker("RPC1", "nothing", "it is slow")]
 
     def drain(self, endpoint: str) -> None:
         self.drained.append(endpoint)

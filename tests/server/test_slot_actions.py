@@ -125,7 +125,7 @@ def test_refusals(tmp_path: Path) -> None:
             assert await post(http, "/slots/0?action=restore", {"filename": "nope"}) == error(400, bad, missing)
             (tmp_path / "bad").write_bytes(b"garbage" * 50)
             status, answer = await post(http, "/slots/0?action=restore", {"filename": "bad"})
-            assert status == 400 and answer["error"]["message"] == "Unable to restore slot: bad: it is no saved slot"
+            assert status == 400 and answer["error"]["message"] == "Unable to restore slot: bad: it is not a saved slot"
             (tmp_path / "full").mkdir()
             status, answer = await post(http, "/slots/0?action=save", {"filename": "full"})
             assert status == 500 and answer["error"]["message"].startswith("Unable to save slot: full: ")

@@ -170,7 +170,7 @@ def test_with_a_lazy_grammar(bpe: Vocabulary) -> None:
 
 def test_wrong_tokens_and_tags(bpe: Vocabulary) -> None:
     matcher = thinking(bpe, None, open=True, budget=0).start()
-    with pytest.raises(ConstraintError, match="was forced"):
+    with pytest.raises(ConstraintError, match="the forced token"):
         matcher.accept(0)
     with pytest.raises(GrammarError, match="must not be empty"):
         bpe.compiler.with_reasoning(None, start="", end="", open=True)

@@ -82,8 +82,8 @@ def test_what_cannot_be_compiled_says_why(vocabulary: GuidedVocabulary) -> None:
 
 
 def test_another_layout_of_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guidance, "_known", lambda init: False)
-    with pytest.raises(GrammarError, match="this version of llguidance is not known"):
+    monkeypatch.setattr(guidance, "_has_expected_layout", lambda init: False)
+    with pytest.raises(GrammarError, match="this version of llguidance is not supported"):
         guidance._library.__wrapped__()
 
 
@@ -93,10 +93,10 @@ def test_defaults_tell_a_layout() -> None:
         guidance._library().short.llg_constraint_init_set_defaults(ctypes.byref(made), 1)
         return made
 
-    assert guidance._known(init())
+    assert guidance._has_expected_layout(init())
     longer = init()
     longer.behind[3] = 1
-    assert not guidance._known(longer)
+    assert not guidance._has_expected_layout(longer)
     for place, name, value in (
         ("", "tokenizer", 2),
         ("limits", "max_grammar_size", 257),
@@ -106,7 +106,7 @@ def test_defaults_tell_a_layout() -> None:
     ):
         other = init()
         setattr(getattr(other, place) if place else other, name, value)
-        assert not guidance._known(other)
+        assert not guidance._has_expected_layout(other)
 
 
 def test_other_threads_run_while_a_vocabulary_is_read() -> None:

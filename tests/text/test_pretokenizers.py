@@ -82,7 +82,7 @@ def test_digits_alone_then_gpt2_is_the_smollm_rule(text: str) -> None:
 
 
 def test_unknown_rule_is_named() -> None:
-    with pytest.raises(TokenizerError, match=r"'nonsense'.*known:.*llama-bpe"):
+    with pytest.raises(TokenizerError, match=r"'nonsense'.*supported:.*llama-bpe"):
         pre_tokenizer("nonsense")
 
 

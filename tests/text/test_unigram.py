@@ -10,8 +10,8 @@ from charsmaps import charsmap
 
 from llamado.gguf.metadata import Metadata, StringArray
 from llamado.text.errors import TokenizerError
+from llamado.text.tokenizer.parts import PART_LENGTH
 from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from llamado.text.tokenizer.unbroken import UNBROKEN
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED = 1, 2, 3, 4, 5
 KEY = "tokenizer.ggml."
@@ -81,7 +81,7 @@ def test_rules() -> None:
 
 def test_rules_hold_wherever_they_stand() -> None:
     tokenizer = unigram(WORDS, precompiled_charsmap=charsmap({"e\u0301": "é", "ﬁ": ""}))
-    for n in (UNBROKEN - 2, UNBROKEN - 1, UNBROKEN, 2 * UNBROKEN - 1):
+    for n in (PART_LENGTH - 2, PART_LENGTH - 1, PART_LENGTH, 2 * PART_LENGTH - 1):
         assert spelled(tokenizer, "a" * n + "e\u0301ﬁb") == ["a"] * n + ["é", "b"]
 
 

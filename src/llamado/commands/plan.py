@@ -191,7 +191,7 @@ def _figures(options: EngineOptions, type: TensorType, width: int) -> list[Devic
 def _workers(split: SplitOptions) -> Backend:
     from llamado.devices.registry import backend
 
-    return backend("rpc", split.rpc, split.reaching())
+    return backend("rpc", split.rpc, split.device_options())
 
 
 def candidates(sizes: ModelSizes, figures: Sequence[DeviceFigures], split: SplitOptions | None) -> list[Candidate]:

@@ -1,7 +1,8 @@
-"""The contract of everything that runs graphs: an in-order stream of writes, graphs, copies and reads.
+"""The `Device` contract: an in-order stream of writes, graphs, copies and reads. The engine sees devices only through
+it.
 
-The engine sees only this. A tensor is bound to a device by its `buffer` and `offset`; a tensor without a buffer is an
-activation that the device places itself. What is submitted is done in order; a read gives a future.
+A tensor is bound to a device by its `buffer` and `offset`; a tensor without a buffer is an activation, and the device
+chooses its place. A device runs what is submitted in order, and a read returns a future.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from llamado.gguf.types import TensorType
 
 Bytes = NDArray[np.uint8]
 
-Loaded = Callable[[int], None]
-"""Is told how many more bytes of weights a device has."""
+LoadProgress = Callable[[int], None]
+"""Callback: called with the number of weight bytes loaded since the last call."""
 
 
 class DeviceError(LlamadoError):
-    """A device cannot do what was asked: an operation it does not know, no memory, a tensor outside its buffer."""
+    """A device cannot do what was requested: unsupported operation, no memory, or a tensor outside its buffer."""
 
 
 class DeviceFull(DeviceError):
-    """A device has not as much memory as was asked for."""
+    """A device has less free memory than an allocation needs."""
 
     in_logs = "tensor allocation failed"
 
 
 class DeviceLost(DeviceError):
-    """A device is gone with everything it held: its machine, its process or the way to it.
+    """A device is gone with everything it held: its machine or process ended, or the connection broke.
 
-    `device` is its name; a new one may be had from the same place.
+    `device` is its name; `Backend.reconnect` may open a new one at the same place.
     """
 
     in_logs = "RPC connection failed"
@@ -50,24 +51,24 @@ class DeviceLost(DeviceError):
 
 
 class NoKernelsLeft(DeviceError):
-    """A graph needs more different kernels than it may have made now; those made so far are kept."""
+    """A graph needs more new kernels than its quota allows; the kernels made so far stay usable."""
 
 
 class KernelQuota:
-    """How many kernels a graph may still have made; those that are there already cost nothing."""
+    """The number of kernels that may still be made for a graph. Kernels that are loaded already do not count."""
 
     def __init__(self, left: int) -> None:
         self.left = left
 
     def take(self) -> None:
-        """One more is about to be made; raises NoKernelsLeft."""
+        """Count one kernel that is about to be made. Raise `NoKernelsLeft` if the quota is used up."""
         if self.left <= 0:
             raise NoKernelsLeft("a graph that needs more different kernels than any model does")
         self.left -= 1
 
 
 class OperationTime(NamedTuple):
-    """Seconds a thread spent in an operation, and before it waiting for the others (means over the threads)."""
+    """Seconds a thread spent in an operation, and waiting for other threads before it (means over the threads)."""
 
     label: str
     work: float
@@ -75,11 +76,11 @@ class OperationTime(NamedTuple):
 
 
 class Address(Protocol):
-    """Where a device of another process is."""
+    """Network location of a device in another process."""
 
     @property
     def host(self) -> str:
-        """The machine's name or address."""
+        """Host name or IP address."""
 
 
 class Buffer(Protocol):
@@ -89,17 +90,19 @@ class Buffer(Protocol):
 
     @property
     def memory(self) -> Bytes | None:
-        """Its bytes, where they are this process's."""
+        """Its bytes, if they are in this process; None for a remote device."""
 
     def lock(self) -> bool:
-        """Keeps what of it is this machine's in RAM; False, and a warning that says why, where the system refuses."""
+        """Lock its pages in RAM, as far as they are on this machine. If the system refuses, log a warning and return
+        False.
+        """
 
     def free(self) -> None:
-        """Gives the memory back, from any thread; tensors in it must not be used any more."""
+        """Release the memory. Callable from any thread; tensors in the buffer must not be used afterwards."""
 
 
 class LinkLost(DeviceLost):
-    """What one device passed to another did not arrive, although both may be there: `device` names the two."""
+    """A transfer between two devices failed, although both may be alive. `device` names the two."""
 
     def __init__(self, link: str, why: str) -> None:
         super().__init__(link, why)
@@ -107,161 +110,171 @@ class LinkLost(DeviceLost):
 
 
 class Arrival(NamedTuple):
-    """Bytes that a device passed to another are there; seconds that it had computed for them."""
+    """Bytes that another device passed have arrived. `computed`: seconds that device spent computing them."""
 
     computed: float
 
 
 class TensorLink(Protocol):
-    """A way from one device to another by which tensors go without being carried by whoever uses both."""
+    """A direct link between two devices, by which tensors move without passing through their caller."""
 
     @property
     def lost(self) -> LinkLost | None:
-        """Why nothing goes by it any more; None while all is well."""
+        """The failure that closed the link; None while it works."""
 
     def send(self, source: Tensor, size: int) -> int:
-        """Sends the first `size` bytes of a bound tensor, as they are once all submitted to its device before is done;
-        the number by which they are received.
+        """Send the first `size` bytes of a bound tensor, as they are after all earlier work on its device. Return the
+        sequence number to `receive` them by.
         """
 
     def receive(self, number: int, target: Tensor, size: int) -> Future[Arrival]:
-        """Has the other device wait for the bytes of that number before all that is asked of it later, and put them
-        into a bound tensor. Numbers come in the order in which they were sent; some may be left out.
+        """Make the target device wait for the bytes of that sequence number before its later work, and store them in a
+        bound tensor. Numbers come in sending order; some may be left out.
         """
 
     def close(self) -> None:
-        """Ends it: neither device waits for the other any more."""
+        """Close the link; neither device waits for the other any more."""
 
 
 class Device(Protocol):
-    """A place that holds tensors and computes graphs.
+    """A device that holds tensors and computes graphs.
 
-    A device on another machine fails with DeviceLost, from any method or future, once it is gone. `place`, `memory` and
-    a buffer's `free` may come from any thread, also while a graph runs; everything else from one at a time.
+    Once a remote device is gone, every method and future of it fails with `DeviceLost`. `place`, `memory` and a
+    buffer's `free` may be called from any thread, also while a graph runs; everything else from one thread at a time.
     """
 
     name: str
-    """How placements and messages call it: "CPU", "RPC0[host:port]"."""
+    """Its name in placements and messages: "CPU", "RPC0[host:port]"."""
 
-    # --- what it is ---
+    # --- properties ---
 
     @property
     def local(self) -> bool:
-        """Whether weights are used where their bytes are on this machine: loading them sends and copies nothing."""
+        """True if weights are used in place on this machine: loading them neither sends nor copies anything."""
 
     @property
     def endpoint(self) -> Address | None:
-        """Where it is; None in this process."""
+        """Its network location; None for a device of this process."""
 
     @property
     def details(self) -> str:
-        """What it computes with, for people ("2 threads"); "" where there is nothing to say."""
+        """A short description for people, such as "2 threads"; may be empty."""
 
     @property
-    def clears(self) -> bool:
-        """Whether `place` writes to the memory it gives; otherwise all of it may be one page until it is written to."""
+    def zeroes_memory(self) -> bool:
+        """True if `place` writes to the memory it allocates. Otherwise all of it may be one shared page until first
+        written.
+        """
 
     def supports(self, op: Op, type: TensorType) -> bool:
-        """Whether it has an operation whose first source (a matrix of weights, a table) is of this type, as far as it
-        can tell before it tries.
+        """Return True if the device can run `op` with a first operand (a weight matrix or a table) of `type`. May be
+        optimistic for remote devices.
         """
 
     def memory(self) -> tuple[int, int]:
-        """Bytes free, bytes in all."""
+        """Return (free bytes, total bytes)."""
 
-    # --- whether it is there ---
+    # --- liveness ---
 
     @property
     def lost(self) -> DeviceLost | None:
-        """Why it is gone; None while it is there, and of a device that stays."""
+        """The failure that ended it; None while it is alive, and always None for a device that cannot be lost."""
 
     def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
-        """Calls `callback` once when it is lost (now, if it is), from any thread; it must not block."""
+        """Call `callback` once when the device is lost, or now if it is lost already. The callback may run in any
+        thread and must not block.
+        """
 
     @property
     def numerics(self) -> str | None:
-        """What the bits of its results depend on: two devices of which this is the same compute the same. None where
-        nobody knows.
+        """A fingerprint of everything the bits of its results depend on: two devices with the same value compute the
+        same bits. None if unknown.
         """
 
     @property
     def pulse(self) -> float | None:
-        """Seconds that its latest sign of life took; None where none is asked for."""
+        """Seconds that its latest heartbeat took; None if there are no heartbeats."""
 
     # --- the stream ---
 
     def place(self, tensors: Sequence[Tensor]) -> list[Buffer]:
-        """Gives tensors memory here, zeroed, and binds them to it; DeviceError where there is no room.
+        """Allocate zeroed memory for tensors and bind them to it. Raise `DeviceError` if there is not enough.
 
-        Free the buffers to give it back.
+        Free the returned buffers to release it.
         """
 
     def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
-        """These are about to be loaded, perhaps in several calls: what takes long may begin."""
+        """Announce weights that `load` will get soon, perhaps in several calls, so that slow preparation can begin."""
 
-    def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Loaded | None = None) -> list[Buffer]:
-        """Gives weights their bytes and binds them; a device that is `local` uses the bytes where they are."""
+    def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: LoadProgress | None = None) -> list[Buffer]:
+        """Fill weights with their bytes and bind them; a `local` device uses the bytes in place."""
 
     def write(self, tensor: Tensor, data: NDArray[Any], offset: int = 0) -> None:
-        """Copies the bytes of `data` to byte `offset` of a bound tensor; `data` may change once this returns."""
+        """Copy the bytes of `data` to byte `offset` of a bound tensor; `data` may change once this returns."""
 
     def prepare(self, graph: Graph, quota: KernelQuota | None = None) -> object:
-        """Does now what `submit` of this graph would have to do the first time; what tensors hold is not read yet.
+        """Do the one-time work of the first `submit` of this graph now, without reading any tensor.
 
-        Raises NoKernelsLeft where kernels have to be made beyond `quota`.
+        Raise `NoKernelsLeft` if more kernels than `quota` have to be made.
         """
 
     def submit(self, graph: Graph) -> None:
-        """Computes a graph; its outputs, which are bound, can be read after it."""
+        """Compute a graph. Its bound outputs can be read afterwards."""
 
     def launch(self, graph: Graph) -> None:
-        """As `submit`, but a device that is `local` may return before it is done: `finish` follows before its memory
-        is read or written in place.
+        """Like `submit`, but a `local` device may return early; call `finish` before its memory is read or written in
+        place.
         """
 
     def finish(self) -> None:
-        """Returns when what was launched is done, if the device is `local`."""
+        """Wait until launched graphs are done, if the device is `local`."""
 
     def read(self, tensor: Tensor, offset: int, size: int) -> Future[Bytes]:
-        """`size` bytes of a bound tensor as they are once everything submitted before is done.
+        """Read `size` bytes of a bound tensor, as they are after all earlier work.
 
-        Of a device that is `local` they may be its own memory, which the next graph writes to.
+        A `local` device may return its own memory, which the next graph overwrites.
         """
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copies the bytes of one bound tensor to another of the same size, which may overlap it (memmove)."""
+        """Copy the bytes of one bound tensor to another of the same size, which may overlap it (memmove)."""
 
     @property
     def own_weights(self) -> int:
-        """Bytes of the weights it has that are from files of its own machine's: nothing of them was sent."""
+        """Bytes of weights that it loaded from files of its own machine, so that they were not sent."""
 
     @property
     def links(self) -> bool:
-        """Whether it may pass tensors to others that say so, too."""
+        """True if it can pass tensors directly to other devices that can, too."""
 
     def link(self, target: Device) -> TensorLink | None:
-        """A way to another device; None where there is none: the caller carries what goes there. May take seconds."""
+        """Open a direct link to another device; may take seconds. Return None if that is impossible: then the caller
+        moves the tensors.
+        """
 
     def profile(self, graph: Graph, repeats: int = 20) -> list[OperationTime]:
-        """Runs a graph and gives the time of each operation, in order; DeviceError where it cannot tell."""
+        """Run a graph and return the time of each operation, in order. Raise `DeviceError` if the device cannot
+        measure.
+        """
 
-    # --- what it works with, where clients share it ---
+    # --- working memory, if clients share it ---
 
     reserve: Callable[[int], None]
-    """Is asked before the working memory of graphs grows to so many bytes; refuses with DeviceError."""
+    """Called before the working memory of graphs grows to that many bytes; raises `DeviceError` to refuse."""
 
     @property
     def working(self) -> int:
-        """Bytes of working memory that the graphs prepared so far need: their activations, one graph at a time."""
+        """Bytes of working memory that the prepared graphs need: their activations, one graph at a time."""
 
     def forget(self, graphs: Iterable[Graph]) -> None:
-        """These do not come again: gives back the working memory that only they needed."""
+        """Drop these graphs and the working memory that only they used."""
 
     def rest(self) -> None:
-        """Gives working memory back to the system until the next graph runs."""
+        """Return working memory to the OS until the next graph runs."""
 
     def abandon(self) -> None:
-        """Makes a `submit` in another thread return soon, its results worthless; may come again until it has."""
+        """Make a `submit` in another thread return soon with meaningless results. May be called again until it has
+        returned.
+        """
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Release all resources."""

@@ -1,4 +1,4 @@
-"""What a device may do with the largest of a row of logits: cut them down and draw one of them."""
+"""Parameters for sampling on a device: the cuts applied to the largest logits of a row, and the random number."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 
 class Cut(IntEnum):
-    """A step of a sampler chain behind top-k, with its number; see engine/sampling/samplers.py for what each does."""
+    """A step of a sampler chain after top-k, with its parameter; see engine/sampling/samplers.py for their meaning."""
 
     TOP_P = 0
-    """The number is the probability."""
+    """The parameter is the probability."""
     MIN_P = 1
-    """The number is the logarithm of the least share of the largest one's probability."""
+    """The parameter is the logarithm of the smallest kept probability, as a share of the largest one."""
     TEMPERATURE = 2
-    """Divides; nothing is cut."""
+    """The parameter is the divisor; nothing is cut."""
 
 
 class Drawing(NamedTuple):
-    """How one of a row's largest is drawn."""
+    """Parameters for drawing one token from the largest logits of a row."""
 
     steps: NDArray[np.float64]
-    """[n, 3]: a Cut, its number, and how many it leaves at least."""
+    """[n, 3]: a Cut, its parameter, and the least number of logits it leaves."""
     u: float
     """A random number in [0, 1)."""

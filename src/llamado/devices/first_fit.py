@@ -1,4 +1,4 @@
-"""Where things lie in memory that is used again and again: nothing lies on what is still needed."""
+"""First-fit placement of memory blocks with known lifetimes in one arena."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Life(NamedTuple):
-    """Bytes that are needed from step `first` to step `last`, both included; FOREVER: until the end."""
+class Lifetime(NamedTuple):
+    """A block of `size` bytes, needed from step `first` to step `last`, both included; FOREVER: until the end."""
 
     first: int
     last: float
@@ -18,11 +18,11 @@ class Life(NamedTuple):
 FOREVER = math.inf
 
 
-def place(lives: Sequence[Life], *, alignment: int, linger: int) -> tuple[int, list[int]]:
-    """The bytes needed in all, and the offset of each life, in the order they were given.
+def place(lives: Sequence[Lifetime], *, alignment: int, linger: int) -> tuple[int, list[int]]:
+    """Return the total bytes, and the offset of each block in the order given.
 
-    First fit: what begins earlier is placed earlier, each in the first gap that is large enough; gaps that touch are
-    one. Memory is left alone for `linger` steps after its last use.
+    First fit: blocks are placed in order of their first step, each in the first gap that is large enough; adjacent gaps
+    are merged. Freed memory is not reused for `linger` steps after its last use.
     """
     sizes = [-(-max(life.size, 1) // alignment) * alignment for life in lives]
     ends = sorted(range(len(lives)), key=lambda i: lives[i].last)
@@ -49,7 +49,7 @@ def place(lives: Sequence[Life], *, alignment: int, linger: int) -> tuple[int, l
 
 
 def _free(gaps: list[tuple[int, int]], at: int, size: int) -> None:
-    """Puts a gap back, merged with its neighbours."""
+    """Return a gap to the free list, merged with its neighbors."""
     i = next((i for i, gap in enumerate(gaps) if gap[0] > at), len(gaps))
     if i < len(gaps) and at + size == gaps[i][0]:
         size += gaps.pop(i)[1]

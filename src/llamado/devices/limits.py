@@ -1,7 +1,7 @@
-"""What this process may use of its machine: memory and cores, by what the system has and what the process is given.
+"""Memory and cores that this process may use: those of the machine, reduced by control groups and CPU affinity.
 
 A container or a systemd unit is a cgroup with limits of its own (Linux Documentation/admin-guide/cgroup-v2.rst, and
-cgroup-v1/memory.rst); limits of the groups above it hold as well. Files that are missing limit nothing.
+cgroup-v1/memory.rst); limits of the groups above it hold as well. A missing file means no limit.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _ROOT = Path("/")
 
 
 class MachineMemory(NamedTuple):
-    """Bytes: `free` now, `total` that this process may ever have, and `physical`, the machine's RAM.
+    """Bytes: `free` now, `total` that this process may ever use, and `physical`, the machine's RAM.
 
-    `total` is less than `physical` where a control group limits it.
+    `total` is less than `physical` if a control group limits it.
     """
 
     free: int
@@ -28,7 +28,7 @@ class MachineMemory(NamedTuple):
 
 
 def memory(root: Path = _ROOT) -> MachineMemory:
-    """The memory this process may use; `root`: where `proc` and `sys` are."""
+    """Return the memory this process may use. `root`: the folder of `proc` and `sys`."""
     free, physical = _system_memory()
     for key, value in _table(root / "proc/meminfo"):
         if key == "MemTotal:":
@@ -37,14 +37,14 @@ def memory(root: Path = _ROOT) -> MachineMemory:
             free = 1024 * value
     total = physical
     for limit, used in _memory_limits(root):
-        if limit < physical:  # a limit beyond it is how "none" is written
+        if limit < physical:  # cgroup v1 writes "no limit" as a huge number
             total = min(total, limit)
             free = min(free, max(0, limit - used))
     return MachineMemory(min(free, total), total, physical)
 
 
 def _system_memory() -> tuple[int, int]:
-    """Bytes that are free, as far as the system says so, and all."""
+    """Return free and total bytes; everything counts as free if the system does not report it."""
     if sys.platform == "win32":
         status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
         ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
@@ -67,13 +67,13 @@ class _MemoryStatus(ctypes.Structure):
 
 
 def cores(root: Path = _ROOT) -> int:
-    """Threads that can compute side by side: physical cores among the CPUs this process may run on, at most as many as
-    its share of time (cgroup `cpu.max`) keeps busy, at least one.
+    """Number of threads that can compute in parallel: the physical cores among the CPUs this process may run on, at
+    most as many as its CPU quota (cgroup `cpu.max`) keeps busy, at least one.
     """
     cpus = _affinity()
     found = len({_siblings(root, cpu) for cpu in cpus})
     for quota in _cpu_quotas(root):
-        found = min(found, int(quota))  # a thread that is stopped keeps all the others waiting
+        found = min(found, int(quota))  # one throttled thread would keep all the others waiting
     return max(1, found)
 
 
@@ -85,20 +85,22 @@ def _affinity() -> frozenset[int]:
 
 
 def _siblings(root: Path, cpu: int) -> str:
-    """The CPUs of a CPU's core, as the system lists them; a core of its own where it does not say."""
+    """The CPUs of a CPU's core, as the system lists them; the CPU alone if the system has no list."""
     folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
     return _text(folder / "core_cpus_list") or _text(folder / "thread_siblings_list") or str(cpu)
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """(limit, used) in bytes of every group this process is in. What only caches files can be taken back at once."""
+    """Yield (limit, used) in bytes of every group this process is in. File cache is not counted as used: it can be
+    reclaimed.
+    """
     for folder in _groups(root, ""):
-        # above memory.high a group is not ended, but kept from running
+        # above memory.high a group is throttled, not killed
         for name in ("memory.max", "memory.high"):
             if limit := _number(folder / name):
                 yield limit, _working_set(folder, "memory.current", ("active_file", "inactive_file"))
     for folder in _groups(root, "memory"):
-        # the limits of groups above hold, too, and where these cannot be seen, this group's statistics say the least
+        # limits of the groups above hold, too; if they are not visible, this group's statistics have the smallest
         above = dict(_table(folder / "memory.stat")).get("hierarchical_memory_limit", 0)
         for limit in (_number(folder / "memory.limit_in_bytes"), above):
             if limit:
@@ -112,7 +114,7 @@ def _working_set(folder: Path, usage: str, files: tuple[str, ...]) -> int:
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
-    """Seconds of processor time per second of every group that is given a share."""
+    """Yield the CPU quota of every group that has one, in seconds of CPU time per second."""
     for folder in _groups(root, ""):
         quota, _, period = _text(folder / "cpu.max").partition(" ")
         if quota.isdecimal() and period.isdecimal() and int(period):
@@ -124,7 +126,9 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of the group this process is in and of those above it; `controller` "" is version 2."""
+    """Yield the folders of this process's group and of those above it. `controller`: a cgroup v1 controller, or "" for
+    v2.
+    """
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
@@ -137,7 +141,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         top = next((top for top in tops if top.is_dir()), None)
         if top is None:
             continue
-        # inside a container the path may be that of the machine outside: then the top is the container's own
+        # inside a container the path may be the one outside: then the mount is the container's own group
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for n in range(len(parts), -1, -1):
             yield top.joinpath(*parts[:n])
@@ -151,13 +155,13 @@ def _text(path: Path) -> str:
 
 
 def _number(path: Path) -> int:
-    """A file of one number; 0 where there is none ("max", −1)."""
+    """Return the number in a file; 0 if there is none ("max", −1)."""
     text = _text(path)
     return int(text) if text.isdecimal() else 0
 
 
 def _table(path: Path) -> Iterator[tuple[str, int]]:
-    """Lines of a name and a number."""
+    """Yield (name, number) of each line."""
     for line in _text(path).splitlines():
         words = line.split()
         if len(words) >= 2 and words[1].isdecimal():

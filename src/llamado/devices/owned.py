@@ -1,4 +1,4 @@
-"""Files that only this user can have written: what is read back from disk and then run or computed with."""
+"""Ownership checks for files that are read back from disk and then executed or computed with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def foreign(status: os.stat_result) -> str | None:
-    """Why a file or folder may be another user's work, None where only this user or root can have written it."""
+    """Return why another user may have written a file or folder; None if only this user or root can have."""
     if not hasattr(os, "getuid"):
         return None
     if status.st_uid not in (0, os.getuid()):

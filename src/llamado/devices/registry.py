@@ -1,7 +1,7 @@
-"""Where devices come from: each kind is one back end, and a line here.
+"""Registry of device kinds, each implemented by one back end.
 
-A device's name is `KIND://WHERE`, or the kind alone where there is nothing to add: "cpu", "rpc://10.0.0.2:50052". What
-WHERE may be is the back end's business.
+A device's name is `KIND://PLACE`, or the kind alone if it needs no place: "cpu", "rpc://10.0.0.2:50052". Each back end
+defines the form of its places.
 """
 
 from __future__ import annotations
@@ -15,89 +15,89 @@ from typing import NamedTuple, Protocol
 from llamado.devices.device import Device, DeviceError
 from llamado.gguf.types import TensorType
 
-_HERE = {
+_LOCAL_KINDS = {
     "cpu": "llamado.devices.cpu.backend:CpuBackend",
 }
-"""Kinds of this machine: they need no WHERE."""
+"""Kinds on this machine, which need no place."""
 
-_ELSEWHERE = {
+_REMOTE_KINDS = {
     "rpc": "llamado.rpc.client.workers:Workers",
 }
-"""Kinds that are reached somewhere. Here as above: a class that is a Backend made of places and options, imported when
-it is asked for.
+"""Kinds at network places. Values of both tables: a class with the interface of `Backend`, made of places and options
+and imported on first use.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """What back ends are told; each takes what it knows of."""
+    """Options of back ends; each back end uses those it supports."""
 
     n_threads: int | None = None
     """Threads that serve small batches (None: one per core)."""
     n_threads_batch: int | None = None
     """Threads that serve larger ones (None: as many)."""
     numa: str | None = None
-    """Where threads run on machines with several memory nodes: "distribute", "isolate" or "numactl"."""
+    """Thread pinning on NUMA machines: "distribute", "isolate" or "numactl"."""
     files: Sequence[Path] = ()
-    """Files that the weights are from: who sends weights may keep what it knows of them until the next start."""
+    """Files the weights are from: a back end that sends weights may cache their hashes until the next start."""
     ca: str | None = None
-    """Files of certificates: of the authorities that are trusted, and one's own with its key."""
+    """PEM files: the trusted authorities, and our own certificate with its key."""
     cert: str | None = None
     key: str | None = None
     connect_timeout: float = 5.0
-    """Seconds that reaching a place may take."""
+    """Most seconds for reaching a place."""
     alive_timeout: float = 2.0
-    """Seconds without a sign of life after which a device elsewhere is lost."""
+    """Seconds without a heartbeat after which a remote device is lost."""
     links: bool = True
-    """Whether devices elsewhere may pass tensors to each other."""
+    """True if remote devices may pass tensors directly to each other."""
 
 
 class Unreachable(NamedTuple):
-    """A place that does not answer, and why."""
+    """A place that cannot be reached, and the reason."""
 
     where: str
     why: str
 
 
-Waiting = Callable[[Sequence[Unreachable]], None]
-"""Is told which places are waited for, whenever that changes; at last of none."""
+WaitCallback = Callable[[Sequence[Unreachable]], None]
+"""Callback: called with the places that are waited for whenever they change; at last with an empty list."""
 
 
 class Backend(Protocol):
     """The devices of one kind at some places."""
 
     def connect(self, timeout: float | None = None) -> Sequence[Sequence[Device] | Unreachable]:
-        """The devices of each place, all reached at the same time within about `timeout` seconds (None: as the
-        options say).
+        """Connect to all places at the same time, within about `timeout` seconds (None: the options' timeout). Return
+        the devices of each place.
         """
 
-    def devices(self, wait: float = 0.0, waiting: Waiting | None = None) -> Sequence[Device]:
-        """The devices of all places, of which those that do not answer are waited for `wait` seconds.
+    def devices(self, wait: float = 0.0, waiting: WaitCallback | None = None) -> Sequence[Device]:
+        """Return the devices of all places, and wait up to `wait` seconds for places that cannot be reached.
 
-        Raises a LlamadoError that names those that do not answer even then.
+        Raises a LlamadoError that names the places that are still unreachable.
         """
 
     def reconnect(self, lost: Device, timeout: float = 2.0) -> Device:
-        """A new device in the place of a lost one, under its name. Raises DeviceLost while there is none."""
+        """Open a new device in place of a lost one, under the same name. Raises `DeviceLost` while there is none."""
 
     def add(self, place: str) -> Sequence[Device]:
-        """The devices of one more place, whose names are for the caller to set. Raises a LlamadoError."""
+        """Add a place and return its devices, which the caller names. Raises a LlamadoError."""
 
     def remove(self, place: str) -> None:
-        """A place whose devices are not connected again; one that is not known is ignored."""
+        """Remove a place: its devices are not connected again. An unknown place is ignored."""
 
     def weight_types(self) -> frozenset[TensorType] | None:
-        """Types of weights that its devices have kernels for; None where only they can tell."""
+        """Types of weights that its devices have kernels for; None if only the devices can tell."""
 
 
-def kinds_here() -> tuple[str, ...]:
-    """The kinds that this machine may have."""
-    return tuple(_HERE)
+def local_kinds() -> tuple[str, ...]:
+    """Return the device kinds of this machine."""
+    return tuple(_LOCAL_KINDS)
 
 
 def backend(kind: str, places: Sequence[str] = (), options: DeviceOptions | None = None) -> Backend:
-    """The back end of a kind; nothing is opened yet. Raises DeviceError for an unknown kind."""
-    known = _HERE | _ELSEWHERE
+    """Make the back end of a kind without opening devices. Raises `DeviceError` for an unknown kind."""
+    known = _LOCAL_KINDS | _REMOTE_KINDS
     if kind not in known:
         raise DeviceError(f"there is no kind of device called {kind!r}; known are {', '.join(known)}")
     module, _, name = known[kind].partition(":")
@@ -106,6 +106,6 @@ def backend(kind: str, places: Sequence[str] = (), options: DeviceOptions | None
 
 
 def open_device(name: str, options: DeviceOptions | None = None) -> Device:
-    """The first device of a name. Raises DeviceError for an unknown kind, and what its back end raises."""
+    """Open the first device of a name. Raises `DeviceError` for an unknown kind, and the errors of its back end."""
     kind, _, where = name.partition("://")
     return backend(kind.lower(), (where,) if where else (), options).devices()[0]

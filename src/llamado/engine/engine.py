@@ -1,12 +1,12 @@
-"""The engine: many requests, one thread, one forward pass after the other.
+"""The engine: many requests on one thread, one forward pass after the other.
 
-Each step evaluates the next token of every slot that is generating and, in the same batch, a piece of the prompts that
-are being read. What a request answers never depends on the others (law 1), so everything here is free to choose what is
-fastest: which slot, which cells, how much of a prompt, in which order.
+Each step evaluates the next token of every generating slot and, in the same batch, a piece of the prompts being read. A
+request's answer never depends on the others (invariant 1), so the engine is free to choose whatever is fastest: slots,
+cells, pieces of prompts, and their order.
 
-Here is the thread and its loop. Its parts are in scheduler/: queue.py (who waits, who is turned down), batch.py (what
-goes into the next batch), prefix.py (whose cells are where), output.py (from logits to the next token), recovery.py
-(when a device is gone), slot_io.py (slots that are saved and restored), statistics.py (what is counted).
+This file has the thread and its loop. The parts are in scheduler/: queue.py (waiting and rejected requests), batch.py
+(the next batch), prefix.py (cells of sequences), output.py (from logits to the next token), recovery.py (lost devices),
+slot_io.py (saving and restoring slots), statistics.py (metrics).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from llamado.devices.device import DeviceLost
 from llamado.engine.cache.disk_cache import DiskCache
 from llamado.engine.cache.slot_file import SlotFile
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest, compute_failed, constraint_failed
 from llamado.engine.forward.contract import Forward
 from llamado.engine.forward.lora_scales import DefaultScales
@@ -38,10 +38,10 @@ from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.engine.sampling.rng import seed_key
 from llamado.engine.scheduler.batch import BatchShare, Planner
-from llamado.engine.scheduler.output import Answering, EngineVocabulary
-from llamado.engine.scheduler.prefix import Sequences, SnapshotOptions
+from llamado.engine.scheduler.output import EngineVocabulary, OutputProcessor
+from llamado.engine.scheduler.prefix import SequenceCache, SnapshotOptions
 from llamado.engine.scheduler.queue import CallQueue, Queue, SlotTask
-from llamado.engine.scheduler.recovery import Recovery
+from llamado.engine.scheduler.recovery import EngineRecovery
 from llamado.engine.scheduler.slot_io import Job, SlotHold
 from llamado.engine.scheduler.slots import Slot, choose_slot
 from llamado.engine.scheduler.statistics import Statistics
@@ -50,17 +50,17 @@ from llamado.models.memory import Span
 
 log = logging.getLogger(__name__)
 
-# Where nothing can be done until a slot is saved or restored, the engine looks again after this long.
+# seconds between checks if everything waits for a slot that is saved or restored
 _LOOK_AGAIN = 0.05
-# Where answers only get longer, those who look see how long they were at most so many seconds before.
+# most seconds by which the lengths of answers in a snapshot lag behind
 _SHOW_AGAIN = 0.1
 _SNAPSHOTS = SnapshotOptions()
 _MOST_ON_TRUST = 16
-"""Batches on their way while windows of drafted tokens are sent behind them."""
+"""Most batches in flight while windows of draft tokens are sent behind them."""
 
 
-class _Flight(NamedTuple):
-    """A batch on its way."""
+class _InFlightBatch(NamedTuple):
+    """A batch in flight."""
 
     rows: Future[NDArray[np.float32]]
     shares: list[BatchShare]
@@ -73,7 +73,7 @@ class _Flight(NamedTuple):
 
     @property
     def stale(self) -> bool:
-        """Whether all of it is drafts behind a token that was wrong."""
+        """True if it consists of drafts behind a wrong token."""
         return all(not share.n and share.epoch != share.task.ahead.epoch for share in self.shares)
 
 
@@ -81,35 +81,33 @@ class Engine:
     """Answers requests on one thread of its own; all methods may be called from any thread.
 
     `n_ctx`: most tokens of one sequence. `n_batch`: most tokens in one step (never more than `forward.max_batch`).
-    `prefill_chunk`: most tokens in a step while some slot is generating; fewer where a step of that many would take
-    longer than STEP_SECONDS, so that a long prompt delays the others' tokens by little. `cont_batching` off: prompts
-    wait until no slot is generating. `top_rows`: a faster kernel.
+    `prefill_chunk`: most tokens in a step while some slot is generating; fewer if a step of that many would take longer
+    than STEP_SECONDS, so that a long prompt delays the others' tokens little. `cont_batching` off: prompts wait until
+    no slot is generating. `top_rows`: a faster kernel.
 
-    `lora`: scales of the model's adapters for requests that name none (see `set_lora`), `invocations`: the tokens with
-    which activated ones begin to work (see DefaultScales). Requests with other scales take
-    turns, never share a forward pass, and never reuse each other's cells.
+    `lora`: scales of the model's adapters for requests without their own (see `set_lora`), `invocations`: the tokens
+    that activate adapters (see DefaultScales). Requests with different scales alternate, never share a forward pass,
+    and never reuse each other's cells.
 
-    `drafts`: sources of tokens that probably come next, which are evaluated along (see drafts/); nobody else may have
-    them. None: there are none.
+    `drafts`: sources of draft tokens (see drafts/), for this engine only; None: no drafts.
 
-    `context_shift`: an answer that fills the context drops the older half of it and goes on (see Request.n_keep),
-    instead of ending. `cache_ram`: MiB of memory for sequences that no slot holds any more (-1: no limit, 0: none); see
-    cache/prompt_cache.py. `idle_slots`: what happens to idle slots when a request starts: their sequences are copied
-    into that memory ("keep"), or moved there ("clear"); None: nothing before room is needed. `snapshots`: where
-    sequences can go back to in models that do not remember all tokens; they lie in that memory, too. `disk`: where what
-    that memory has no room for goes, and what it holds when the engine ends. `max_queue`: most requests that wait for a
-    slot.
+    `context_shift`: an answer that fills the context drops its older half and continues (see Request.n_keep), instead
+    of ending. `cache_ram`: MiB of the prompt cache (-1: no limit, 0: none); see cache/prompt_cache.py. `idle_slots`:
+    treatment of idle slots when a request starts: their sequences are copied to the prompt cache ("keep"), or moved
+    there ("clear"); None: nothing before room is needed. `snapshots`: checkpoints in models that do not keep all
+    tokens; they are in the prompt cache, too. `disk`: the cache for sequences evicted from the prompt cache, and for
+    its contents when the engine ends. `max_queue`: most requests that wait for a slot.
 
-    Cells are reused where prompts begin alike, and only there: moving those of a piece further on in another prompt
-    (llama-server's `n_cache_reuse`) would change answers.
+    Cells are reused only for common prefixes: moving the cells of a later piece to another prompt (llama-server's
+    `n_cache_reuse`) would change answers.
 
-    When a device is lost the engine pauses until it is back, or `failover` seconds later until its layers are elsewhere
-    (None: never); then every sequence is read again and goes on where it was, and so it is when the device comes back
-    and has its layers again. Requests that wait for a slot meanwhile
-    fail with Unavailable after `wait` seconds.
+    When a device is lost, the engine pauses until it is back, or `failover` seconds later until its layers are on other
+    devices (None: never). Then every sequence is read again and continues at its last token. The same happens when the
+    device comes back and gets its layers again. Requests that wait for a slot meanwhile fail with Unavailable after
+    `wait` seconds.
 
-    `spare_core`: whether the forward pass leaves a core to those who deal with events; otherwise the engine's thread
-    leaves its own to them (see `submit`).
+    `spare_core`: True if the forward pass leaves a core to the receivers of events; otherwise the engine's thread
+    leaves its own core to them (see `submit`).
     """
 
     def __init__(
@@ -132,7 +130,7 @@ class Engine:
         top_rows: RowFinder = top_rows_numpy,
         lora: Sequence[float] = (),
         invocations: Sequence[Sequence[int]] = (),
-        drafts: Drafts | None = None,
+        drafts: DraftManager | None = None,
         failover: float | None = None,
         wait: float = 30.0,
         spare_core: bool = True,
@@ -159,8 +157,8 @@ class Engine:
         self._queue = Queue(self._slots, max_queue)
         self._calls = CallQueue(self._queue.wake)
         self._jobs: list[Job] = []
-        self._recovery = Recovery(forward, self._queue, self._calls, failover=failover, wait=wait)
-        self._sequences = Sequences(
+        self._recovery = EngineRecovery(forward, self._queue, self._calls, failover=failover, wait=wait)
+        self._sequence_cache = SequenceCache(
             forward,
             self._slots,
             self._stats,
@@ -176,7 +174,7 @@ class Engine:
         self._planner = Planner(
             forward,
             self._slots,
-            self._sequences,
+            self._sequence_cache,
             self._stats,
             n_ctx=n_ctx,
             n_batch=n_batch,
@@ -184,20 +182,20 @@ class Engine:
             cont_batching=cont_batching,
             drafts=drafts,
         )
-        self._answering = Answering(
+        self._output_processor = OutputProcessor(
             tokenizer,
             self._queue,
             self._stats,
             n_ctx=n_ctx,
             context_shift=context_shift,
             top_rows=top_rows,
-            shift=self._sequences.shift,
+            shift=self._sequence_cache.shift,
         )
-        self._flights: deque[_Flight] = deque()
+        self._in_flight: deque[_InFlightBatch] = deque()
         self._idle_since: float | None = time.monotonic()
         self._show()
-        self._prepared = False  # whether the forward has used all the spare time it wants
-        self._busy_since: float | None = None  # when the step began that is under way; None: nothing is, or it waits
+        self._prepared = False  # True once the forward has used all the idle time it needs
+        self._busy_since: float | None = None  # when the running step began; None: no step, or it waits
         self._thread = threading.Thread(target=self._work, name="llamado-engine", daemon=True)
         forward.watch(self._queue.notify)
         self._thread.start()
@@ -207,14 +205,14 @@ class Engine:
     def submit(
         self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
     ) -> int:
-        """Queue a request; returns its task id.
+        """Queue a request; return its task id.
 
         `emit` is called on the engine thread, in order, and must be quick: Token and Progress events, then one Done or
-        Failed, while the step after theirs is computed where there is one. The snapshot has shown the end by then.
-        `taken` may wait, a moment at most, until what was emitted is dealt with: it is called after that, once a step,
-        while other threads compute and do this thread's share, where the forward pass has all cores. Whoever deals with
-        events then has this thread's core, and takes none from a thread in the middle of its work, for which all others
-        would wait.
+        Failed, while the step after theirs is computed, if there is one. The snapshot includes the end by then. `taken`
+        may wait, a moment at most, until the emitted events are handled: it is called after them, once a step, while
+        other threads compute and do this thread's share, if the forward pass has all cores. Receivers of events then
+        have this thread's core, and take none from a thread in the middle of its work, for which all others would wait.
+
         Raises InvalidRequest, ContextExceeded, QueueFull or EngineClosed; nothing is emitted then.
         """
         request.validate()
@@ -245,13 +243,13 @@ class Engine:
 
     @property
     def lora(self) -> tuple[float, ...]:
-        """Scales of all adapters, in float32, for requests that name none."""
+        """Scales of all adapters, in float32, for requests without their own."""
         return self._lora.each
 
     def set_lora(self, scales: Mapping[int, float]) -> None:
-        """Change `lora`: adapters by number, those that are not named get 0, numbers of none are ignored.
+        """Set `lora`: adapters by number; those that are not listed get 0, unknown numbers are ignored.
 
-        It counts for requests that are submitted from now on. Raises InvalidRequest.
+        Applies to requests that are submitted from now on. Raises InvalidRequest.
         """
         self._lora.set(scales)
 
@@ -263,15 +261,15 @@ class Engine:
         return self._send_slot_task(SlotTask("save", id_slot, path))
 
     def restore_slot(self, id_slot: int, path: Path) -> Future[SlotFile]:
-        """Give a slot the sequence of a file, once no request has the slot; it goes on with the same bits.
+        """Give a slot the sequence of a file, once no request has the slot; it continues with the same bits.
 
-        The future fails with SlotFileError (the slot is as before), NoRoom, Unavailable or EngineClosed. Raises
+        The future fails with SlotFileError (the slot is unchanged), NoRoom, Unavailable or EngineClosed. Raises
         InvalidRequest, QueueFull, EngineClosed.
         """
         return self._send_slot_task(SlotTask("restore", id_slot, path))
 
     def erase_slot(self, id_slot: int) -> Future[int]:
-        """Forget a slot's sequence, once no request has the slot; how many tokens that were.
+        """Drop a slot's sequence, once no request has the slot; the result is its number of tokens.
 
         Raises InvalidRequest, QueueFull, EngineClosed.
         """
@@ -284,13 +282,13 @@ class Engine:
         return slot_task.future
 
     def between_steps(self, work: Callable[[], None], *, forget: bool) -> None:
-        """Have the engine's thread run `work` between two steps, with `forget` all cells forgotten; waits until it did.
+        """Run `work` on the engine's thread between two steps, and wait for it. With `forget`, all cells are dropped.
 
-        Answers go on where they were. Raises what it raises, Unavailable or EngineClosed.
+        Answers continue at their last token. Raises the error of `work`, Unavailable or EngineClosed.
         """
 
         def rest() -> None:
-            self._busy_since = None  # it may take long, and does not hang
+            self._busy_since = None  # it may take long, and is no hang
             if forget:
                 self._forget_cells()
             self._prepared = False
@@ -306,13 +304,11 @@ class Engine:
         self._queue.cancel(task_id)
 
     def snapshot(self) -> EngineSnapshot:
-        """The state after the last step, but answers may be longer by what came in the last tenth of a second; never
-        blocks.
-        """
+        """Return the state after the last step; answers may be longer by the last tenth of a second. Never blocks."""
         return self._snapshot
 
     def stalled(self) -> float:
-        """Seconds that the step under way takes already; 0 while there is none or a device is waited for; endless once
+        """Return the seconds that the running step has taken; 0 if there is none or a device is waited for; infinity if
         the engine's thread has died.
         """
         if not self._thread.is_alive() and not self._queue.closing:
@@ -321,7 +317,7 @@ class Engine:
         return 0.0 if since is None else time.monotonic() - since
 
     def close(self, timeout: float = 0.0) -> None:
-        """Take no more requests, go on with those accepted for up to `timeout` seconds, then end the rest.
+        """Accept no more requests, continue those accepted for up to `timeout` seconds, then end the rest.
 
         Those that are cut off get Failed(EngineClosed). Returns when the engine thread has ended, which takes at most
         one forward pass longer than the timeout.
@@ -340,7 +336,7 @@ class Engine:
             self._busy_since = None
             lost = recovery.gone()
             if lost is not None or recovery.returned or not any(slot.task for slot in self._slots):
-                queue.hand_over()  # no batch will be launched soon
+                queue.deliver()  # no batch will be launched soon
             if lost is not None and not queue.closing:
                 recovery.pause(lost, self._forget_cells, self._show)
                 self._prepared = False
@@ -364,13 +360,13 @@ class Engine:
                 idle = not self._is_busy() and not any(slot.held for slot in self._slots)
                 if idle or time.monotonic() >= deadline or recovery.gone() is not None:
                     self._end_all(EngineClosed("the server was shut down before the answer was finished"))
-                    self._sequences.save()
-                    self._sequences.reset()  # another engine may have the forward pass next
+                    self._sequence_cache.save()
+                    self._sequence_cache.reset()  # another engine may have the forward pass next
                     return
             alike, n_over = False, queue.n_over
             try:
                 if self._calls:
-                    queue.hand_over()
+                    queue.deliver()
                     lost = self._calls.run()
                     if lost is not None:
                         recovery.note(lost)
@@ -379,19 +375,19 @@ class Engine:
                 else:
                     self._look_again()
             except Exception as error:
-                # Nothing is known about the cells after a failure outside the forward pass.
+                # the state of the cells is unknown after a failure outside the forward pass
                 log.exception("engine step failed")
                 self._end_all(compute_failed(error))
-                self._sequences.reset()
+                self._sequence_cache.reset()
             if not alike:
                 self._show()
 
     def _is_busy(self) -> bool:
-        """Whether there is anything to do besides what jobs ask for."""
+        """True if there is work besides the calls of jobs."""
         return not self._queue.is_empty or any(slot.task for slot in self._slots)
 
     def _look_again(self) -> None:
-        """Wait for news: all that is to be done waits for a slot that is held."""
+        """Wait for changes, because all work waits for a held slot."""
         queue = self._queue
         with queue.wake:
             if queue.has_news or self._calls or self._recovery.gone():
@@ -401,35 +397,35 @@ class Engine:
                 queue.wake.wait(_LOOK_AGAIN)
 
     def _prepare(self) -> bool:
-        """Have the forward pass use spare time; False when nothing is left to do."""
+        """Let the forward pass use idle time; return False when nothing is left to do."""
         try:
             return self._forward.prepare_ahead()
         except DeviceLost as error:
             self._recovery.note(error)
         except Exception:
-            log.exception("getting ready for later batches failed")
+            log.exception("preparing later batches failed")
         return False
 
     def _step(self) -> bool:
-        """Start as many batches as it pays to have on their way, and see the first of them to its end.
+        """Start as many batches as are worth having in flight, and complete the first of them.
 
-        False where there was nothing to do.
+        Returns False if there was nothing to do.
         """
         changed = False
         if not self._forward.launches or (self._drafts is not None and self._drafts.takes_long):
-            self._queue.hand_over()  # what comes first takes long
-        launched = len(self._flights)
-        while (enough := len(self._flights) >= self._forward.depth) is False or self._has_time():
+            self._queue.deliver()  # the first part takes long
+        launched = len(self._in_flight)
+        while (enough := len(self._in_flight) >= self._forward.depth) is False or self._has_time():
             if not enough:
                 changed = self._queue.drop_cancelled()
-                self._sequences.tidy()
+                self._sequence_cache.tidy()
                 changed |= self._start_slot_tasks()
                 changed |= self._admit()
                 if changed:
                     self._show()
             try:
-                slots, counts = self._planner.on_trust() if enough else self._planner.plan()
-            except DeviceLost as error:  # of copying cells
+                slots, counts = self._planner.plan_draft_only() if enough else self._planner.plan()
+            except DeviceLost as error:  # from copying cells
                 self._recovery.note(error)
                 return True
             if not slots:
@@ -440,22 +436,22 @@ class Engine:
             except Exception as error:
                 self._lose(slots, error)
                 return True
-        self._queue.hand_over(wait=self._leaves_core and self._forward.launches)  # while the batch is computed
-        if not self._flights:
+        self._queue.deliver(wait=self._leaves_core and self._forward.launches)  # while the batch is computed
+        if not self._in_flight:
             return changed
-        while launched < len(self._flights):
-            self._get_ready(self._flights[launched])
+        while launched < len(self._in_flight):
+            self._get_ready(self._in_flight[launched])
             launched += 1
-        self._land(self._flights.popleft())
+        self._land(self._in_flight.popleft())
         return True
 
     def _has_time(self) -> bool:
-        """Whether more may be drafted until the next batch is there."""
-        drafting = self._drafts is not None and len(self._flights) < _MOST_ON_TRUST
-        return drafting and not self._flights[0].rows.done()
+        """Return True if more may be drafted until the next batch is done."""
+        drafting = self._drafts is not None and len(self._in_flight) < _MOST_ON_TRUST
+        return drafting and not self._in_flight[0].rows.done()
 
-    def _get_ready(self, flight: _Flight) -> None:
-        """While a batch is computed: find out which tokens may come next where that is limited."""
+    def _get_ready(self, flight: _InFlightBatch) -> None:
+        """While a batch is computed, query the constraints for its next tokens."""
         for share in flight.shares:
             slot, task = share.slot, share.task
             if task.request.constraint is None or slot.task is not task:
@@ -466,7 +462,7 @@ class Engine:
                 self._queue.fail(slot, constraint_failed(error))
 
     def _start_slot_tasks(self) -> bool:
-        """Do what is to be done with slots that are free by now."""
+        """Start the slot tasks whose slots are free now."""
         changed = False
         slot_tasks = self._queue.slot_tasks
         for _ in range(len(slot_tasks)):
@@ -478,15 +474,15 @@ class Engine:
             if not slot_task.future.set_running_or_notify_cancel():
                 continue
             changed = True
-            self._sequences.settle(slot)
+            self._sequence_cache.settle(slot)
             if slot_task.kind == "erase":
                 n_erased = slot.length
-                self._sequences.drop(slot)
+                self._sequence_cache.drop(slot)
                 slot_task.future.set_result(n_erased)
                 continue
             job = Job(
                 slot_task,
-                SlotHold(slot, self._forward, self._sequences, self._queue),
+                SlotHold(slot, self._forward, self._sequence_cache, self._queue),
                 self._calls,
                 self._forward.cell_kind,
                 n_ctx=self.n_ctx,
@@ -498,7 +494,7 @@ class Engine:
         return changed
 
     def _launch(self, slots: list[Slot], counts: list[int]) -> bool:
-        """Start a batch; False where there is nothing in it: only drafts were looked for, and none found."""
+        """Start a batch; return False if it is empty: only drafts were requested, and none found."""
         tokens, spans, outputs, scales, shares, n_prompt = batch = self._planner.fill(slots, counts)
         if not tokens.size:
             return False
@@ -506,8 +502,8 @@ class Engine:
         began = time.perf_counter()
         for _, task, handle, *_ in shares:
             if task.request.return_progress and not task.generated and handle.used == task.n_cached:
-                # Nothing is computed yet: how much of the prompt need not be.
-                task.tell_progress(handle.used, began)
+                # nothing is computed yet: report the cached part of the prompt
+                task.queue_progress(handle.used, began)
         features = None
         width = 0 if self._drafts is None else self._drafts.features_width
         if width:
@@ -517,16 +513,16 @@ class Engine:
             rows = self._forward.start(tokens, spans, outputs, scales=scales)
         self._planner.started(batch)
         self._planner.overlaps = not rows.done()
-        self._flights.append(_Flight(rows, shares, spans, features, tokens.size, n_prompt, began))
+        self._in_flight.append(_InFlightBatch(rows, shares, spans, features, tokens.size, n_prompt, began))
         return True
 
-    def _land(self, flight: _Flight) -> None:
+    def _land(self, flight: _InFlightBatch) -> None:
         try:
             rows = flight.rows.result()
         except Exception as error:
             for slot, task, handle, *_ in flight.shares:
                 if slot.handle is handle and slot.task is not task:  # the request is gone, but not its cells
-                    self._sequences.drop(slot)
+                    self._sequence_cache.drop(slot)
             self._lose([share.slot for share in flight.shares if share.slot.task is share.task], error)
             return
         now = time.perf_counter()
@@ -536,14 +532,14 @@ class Engine:
             if slot.task is task and not task.generated:
                 task.n_processed += n
                 if slot.handle is handle:
-                    self._answering.note_prompt(task, share.end - n, rows[share.prompt_rows])
+                    self._output_processor.note_prompt(task, share.end - n, rows[share.prompt_rows])
                 if task.request.return_progress:
-                    task.tell_progress(handle.used, now)
+                    task.queue_progress(handle.used, now)
         n_yielded = 0
         valid = [self._is_valid(share) for share in flight.shares] if flight.features is not None else []
         ready = [share for share in flight.shares if share.row is not None and not share.stale]
         ready = [share for share in ready if not share.task.cancelled]
-        found = self._answering.find([share.task for share in ready], [rows[share.row or 0] for share in ready])
+        found = self._output_processor.find([share.task for share in ready], [rows[share.row or 0] for share in ready])
         for share, first in zip(ready, found, strict=True):
             if not share.task.cancelled:
                 try:
@@ -557,18 +553,18 @@ class Engine:
         if self._drafts is not None and not flight.n_prompt:
             n, overlaps = self._planner.n_generating, self._planner.overlaps
             self._drafts.note(n, flight.n_tokens, now - flight.began, n_yielded, now, overlaps=overlaps)
-        # What was drafted behind a wrong token is of no use to anybody.
-        if self._flights:
-            self._flights = deque(flight for flight in self._flights if not flight.stale)
+        # drafts behind a wrong token are useless
+        if self._in_flight:
+            self._in_flight = deque(flight for flight in self._in_flight if not flight.stale)
 
     @staticmethod
     def _is_valid(share: BatchShare) -> bool:
-        """Whether the first of its tokens are those of the sequence that the slot has."""
+        """Return True if its first tokens are those of the slot's present sequence."""
         slot = share.slot
         return slot.task is share.task and slot.handle is share.handle and (share.row is None or not share.stale)
 
-    def _show_features(self, flight: _Flight, valid: Sequence[bool]) -> None:
-        """Lets those who draft from them see hidden states of tokens that turned out to be the sequences'."""
+    def _show_features(self, flight: _InFlightBatch, valid: Sequence[bool]) -> None:
+        """Feed the hidden states of accepted tokens to the draft head."""
         if self._drafts is None or flight.features is None:
             return
         at = 0
@@ -576,63 +572,67 @@ class Engine:
             slot, task = share.slot, share.task
             first = span.first
             n = min(share.n, slot.length - first)
-            if known and n >= 0 and (task.followed is not None or slot.task is task):
+            if known and n >= 0 and (task.draft_state is not None or slot.task is task):
                 for token in share.draft[: slot.length - first - n]:
                     if slot.tokens[first + n] != token:
                         break
                     n += 1
-                if task.followed is None:
-                    task.followed = self._drafts.follow(task.ahead, task.sampler.guess())
-                self._drafts.show(task.followed, slot.tokens[: slot.length], first, flight.features[at : at + n])
+                if task.draft_state is None:
+                    task.draft_state = self._drafts.follow(task.ahead, task.sampler.guess())
+                self._drafts.add_states(
+                    task.draft_state, slot.tokens[: slot.length], first, flight.features[at : at + n]
+                )
             at += span.n
 
     def _continue(self, share: BatchShare, rows: NDArray[np.float32], first: Found) -> int:
-        """A sequence was evaluated to its end, perhaps beyond: its next token, and those after it that were drafted.
+        """Choose the next token of a sequence evaluated to its end, and check the draft tokens behind it.
 
-        `first`: what was found of its first row. Returns how many tokens it got.
+        `first`: the result for its first row. Returns the number of new tokens.
         """
         slot, task, handle, row, ahead = share.slot, share.task, share.handle, share.row, share.task.ahead
         assert row is not None
         n = 0
         for n in range(1, len(share.draft) + bool(share.n) + 1):
             trusted, epoch = len(ahead), ahead.epoch
-            token = self._answering.advance(slot, task, rows[row + n - 1], first if n == 1 else None)
+            token = self._output_processor.advance(slot, task, rows[row + n - 1], first if n == 1 else None)
             if token is None or not trusted or ahead.epoch != epoch:
                 break
-            # It is what was drafted. Its cell is filled, or will be before it is read, unless it was left behind by a
-            # move, which takes only what counts as used.
-            if slot.handle is not handle or share.n_moves != self._sequences.memory.n_moves:
-                slot.untrust()
+            # The drafted token is right. Its cell is filled, or will be before it is read, unless a move left it
+            # behind, because moves copy only used cells.
+            if slot.handle is not handle or share.n_moves != self._sequence_cache.memory.n_moves:
+                slot.discard_drafts()
                 break
             handle.used += 1
-        if self._drafts is not None and task.followed is not None:
-            self._drafts.learn(task.followed)
-        self._sequences.settle(slot)
+        if self._drafts is not None and task.draft_state is not None:
+            self._drafts.learn(task.draft_state)
+        self._sequence_cache.settle(slot)
         return n
 
     def _lose(self, slots: list[Slot], error: Exception) -> None:
-        """A batch failed: with a device everybody's cells are gone, and nobody's answer; else those answers are."""
+        """Handle a failed batch. Losing a device invalidates every KV cell but fails no request; any other error fails
+        the requests of this batch.
+        """
         if isinstance(error, DeviceLost):
             self._recovery.note(error)
             return
         log.error("a forward pass failed", exc_info=error)
         named = compute_failed(error)
         for slot in slots:
-            self._sequences.drop(slot)
+            self._sequence_cache.drop(slot)
             self._queue.fail(slot, named)
-        if self._flights:
-            # They may have been started with cells, or copies of cells, that were never filled.
+        if self._in_flight:
+            # later batches may use cells, or copies of cells, that were never filled
             self._forget_cells()
 
     def _forget_cells(self) -> None:
-        """Every sequence is to be read again, and what is on its way does not count."""
-        for flight in self._flights:
+        """Drop all cells and batches in flight; every sequence is read again."""
+        for flight in self._in_flight:
             flight.rows.cancel()
-        self._flights.clear()
-        self._sequences.forget()
+        self._in_flight.clear()
+        self._sequence_cache.forget()
 
     def _admit(self) -> bool:
-        """Give waiting requests their slots in order; one that asked for a busy slot lets others pass."""
+        """Give waiting requests their slots in order; a request for a busy slot lets others pass."""
         waiting = self._queue.waiting
         if not waiting:
             return False
@@ -647,7 +647,7 @@ class Engine:
                 left.append(task)
             else:
                 free -= 1
-                self._sequences.begin(slot, task, prompt)
+                self._sequence_cache.begin(slot, task, prompt)
         self._queue.waiting = left
         return len(left) < len(waiting)
 
@@ -655,15 +655,15 @@ class Engine:
         self._queue.fail_all(error)
         self._calls.fail(error, for_good=self._queue.closing)
         self._show()
-        self._queue.hand_over()
+        self._queue.deliver()
 
     def _show(self) -> None:
-        """Let those who look at the engine see how it is now."""
+        """Publish a new snapshot."""
         self._snapshot = self._take_snapshot()
         self._shown = time.monotonic()
 
     def _take_snapshot(self) -> EngineSnapshot:
-        memory, store = self._sequences.memory, self._sequences.store
+        memory, store = self._sequence_cache.memory, self._sequence_cache.store
         slots = tuple(slot.snapshot() for slot in self._slots)
         n_busy = sum(slot.is_processing for slot in slots)
         n_deferred = self._queue.n_deferred

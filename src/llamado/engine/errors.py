@@ -1,4 +1,4 @@
-"""What can go wrong between a request and its answer."""
+"""Errors between a request and its answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class EngineError(LlamadoError):
 
 
 class InvalidRequest(EngineError):
-    """A request asks for something that cannot be done; nothing was computed for it."""
+    """A request is invalid; nothing was computed for it."""
 
 
 class ContextExceeded(InvalidRequest):
@@ -36,7 +36,7 @@ class InputExceedsContext(ContextExceeded):
 
 
 class InputTooLarge(EngineError):
-    """A text to embed that has to be seen as a whole does not fit into one batch."""
+    """A text to embed that has to be processed as a whole does not fit into one batch."""
 
     def __init__(self, n_tokens: int, n_batch: int) -> None:
         super().__init__(
@@ -48,7 +48,7 @@ class InputTooLarge(EngineError):
 
 
 class EngineClosed(EngineError):
-    """The engine is shutting down: it takes no more requests and has ended those that were left."""
+    """The engine is shutting down: it accepts no more requests and has ended the remaining ones."""
 
 
 class ComputeFailed(EngineError):
@@ -56,13 +56,13 @@ class ComputeFailed(EngineError):
 
 
 class Unavailable(EngineError):
-    """A device is gone and did not come back in the time that requests may wait for it; later it may be there."""
+    """A device is lost and did not come back while requests may wait for it. A later retry may succeed."""
 
 
 class QueueFull(EngineError):
-    """As many requests wait for a slot as may; nothing was computed for this one.
+    """The queue of requests is full; nothing was computed for this one.
 
-    `retry_after`: seconds after which there is probably room, from the pace of those that were answered lately.
+    `retry_after`: seconds after which there is probably room, from the pace of recent answers.
     """
 
     def __init__(self, n_waiting: int, retry_after: int) -> None:
@@ -72,15 +72,15 @@ class QueueFull(EngineError):
 
 
 class ConstraintFailed(EngineError):
-    """What limits an answer's tokens failed; only that answer is lost."""
+    """The constraint of an answer failed; only that answer is lost."""
 
 
 class SlotFileError(InvalidRequest):
-    """A saved slot cannot be used: no file of that name, another model's, another cache type's, or damaged."""
+    """A saved slot cannot be used: missing file, another model, another cache type, or damaged."""
 
 
 class SlotNotSaved(EngineError):
-    """A slot could not be written to a file; the file that was there before is as it was."""
+    """A slot could not be written to a file; an existing file is unchanged."""
 
 
 class NoRoom(InvalidRequest):
@@ -88,7 +88,7 @@ class NoRoom(InvalidRequest):
 
 
 def compute_failed(error: Exception) -> LlamadoError:
-    """What is said of a failure in a forward pass; errors of our own say it themselves."""
+    """Return the error for a failure in a forward pass; a LlamadoError is returned unchanged."""
     if isinstance(error, LlamadoError):
         return error
     named = ComputeFailed(f"the forward pass failed: {type(error).__name__}: {error}")
@@ -97,9 +97,9 @@ def compute_failed(error: Exception) -> LlamadoError:
 
 
 def constraint_failed(error: Exception) -> LlamadoError:
-    """What is said of a failure in what limits the tokens; errors of our own say it themselves."""
+    """Return the error for a failure of a constraint; a LlamadoError is returned unchanged."""
     if isinstance(error, LlamadoError):
         return error
-    failed = ConstraintFailed(f"what limits the answer's tokens failed: {type(error).__name__}: {error}")
+    failed = ConstraintFailed(f"the constraint failed: {type(error).__name__}: {error}")
     failed.__cause__ = error
     return failed

@@ -23,7 +23,7 @@ from llamado.devices.device import Device
 from llamado.devices.limits import cores, memory
 from llamado.devices.split.measure import figures_of
 from llamado.engine.cache.disk_cache import DiskCache, check_folder
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.load import DraftModel, drafts_for, load_draft_model, open_draft_model
 from llamado.engine.embedding.embedder import Embedder
 from llamado.engine.embedding.load import NoGeneration, load_embedder
@@ -57,7 +57,7 @@ Prompt = str | Sequence[int]
 _DEFAULTS = EngineOptions()
 
 MOST_TOKENS = 1024
-"""Where answers of a model end that cannot end them."""
+"""Most tokens of an answer if the model has no end-of-answer token."""
 
 
 class LoadedModel:
@@ -82,10 +82,10 @@ class LoadedModel:
         cluster: Cluster | None = None,
         draft: DraftModel | None = None,
     ) -> None:
-        """`lacks`: what a model needs to end its answers and has not (see `lacks`); they end at MOST_TOKENS then.
+        """`lacks`: features that the model lacks to end its answers (see `lacks`); they end at MOST_TOKENS then.
 
-        `embedder`: what makes vectors of texts; its forward pass is the one given, or its own. `cluster`: the machines
-        that it is divided among, None where it is not. `draft`: the model that drafts for it.
+        `embedder`: computes embeddings; its forward pass is `forward`, or its own. `cluster`: the machines that the
+        model is divided among, None if it is not. `draft`: the draft model.
         """
         self.file = file
         self.model = model
@@ -110,13 +110,13 @@ class LoadedModel:
     ) -> Self:
         """Load a model: a path, a spec of `llamado.gguf.sources.resolve.resolve` ("smollm2", "hf:user/repo"), a source.
 
-        The context is cut, and that is said, where memory is short (see engine.forward.fitting.fit). `progress` is told
-        how far fetching and loading are. Raises the rooms' errors: SourceError, GgufError, UnsupportedModel,
-        InvalidAdapter, TokenizerError, TemplateError, EngineError, NotEnoughMemory.
+        If memory is short, the context is reduced, with a warning (see engine.forward.fitting.fit). `progress` is
+        called with the progress of fetching and loading. Raises the packages' errors: SourceError, GgufError,
+        UnsupportedModel, InvalidAdapter, TokenizerError, TemplateError, EngineError, NotEnoughMemory.
         """
         if options.embeds and options.split is not None:
-            raise EngineError("vectors of texts are computed on this machine alone, not by workers")
-        rendering.start()  # it gets ready while the model is loaded
+            raise EngineError("embeddings are computed on this machine only, not by workers")
+        rendering.start()  # it starts while the model is loaded
         if not isinstance(source, ModelSource):
             source = ModelSource(spec=os.fspath(source))
         said = progress or (lambda *_: None)
@@ -124,7 +124,7 @@ class LoadedModel:
         workers = options.split is not None
         path = fetch_model(source, options, progress=lambda done, total: said(fetching, done, total))
         said("opening the model", 0, 0)
-        memory_options(options)  # what is wrong in them is said before the file is opened
+        memory_options(options)  # reports their errors before the file is opened
         with ExitStack() as opened:
             file = GGUFFile.open(path, mmap=options.mmap)
             opened.callback(file.close)
@@ -137,12 +137,14 @@ class LoadedModel:
                 check_types(adapter.file.header, workers=workers)
             if options.control:
                 if not model.generates:
-                    raise InvalidAdapter("control vectors steer models that make texts; this one makes vectors of them")
+                    raise InvalidAdapter(
+                        "control vectors apply to models that generate text; this one computes embeddings"
+                    )
                 hp = model.hparams
                 model.control = load_control(hp.n_embd, hp.n_layer, options.control, options.control_layers)
             invocations = [adapter.invocation for adapter in model.adapters]
             if options.embeds and any(invocations):
-                raise InvalidAdapter("activated LoRA adapters have an effect on answers alone, not on vectors of texts")
+                raise InvalidAdapter("activated LoRA adapters apply to generated text only, not to embeddings")
             scales = default_scales([scale for _, scale in options.lora], options.lora_apply, invocations)
             tokenizer = load_tokenizer(file.metadata)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer, options.chat_template)
@@ -199,11 +201,11 @@ class LoadedModel:
         )
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
-        """Token ids of a text; `add_special` adds the model's begin (and end) token."""
+        """Return the token ids of a text; `add_special` adds the model's begin (and end) token."""
         return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """The text of tokens; `special` writes control tokens out."""
+        """Return the text of tokens; `special` includes control tokens."""
         return self.tokenizer.decode(tokens, special=special)
 
     @overload
@@ -211,18 +213,18 @@ class LoadedModel:
     @overload
     def generate(self, prompt: Prompt, *, stream: Literal[True], **options: Any) -> Iterator[str]: ...
     def generate(self, prompt: Prompt, *, stream: bool = False, **options: Any) -> str | Iterator[str]:
-        """Continue a text (or token ids): the whole continuation, or with `stream` an iterator of its pieces.
+        """Continue a text (or token ids). Return the continuation, or with `stream` an iterator of its pieces.
 
-        Leaving the iterator early (`close()`, or letting it go) ends the request. A model that `lacks` something ends
-        after MOST_TOKENS unless `n_predict` is given (-1: no limit). Raises InvalidRequest, ContextExceeded and
-        whatever ended the answer.
+        Leaving the iterator early (`close()`, or deleting it) ends the request. A model that `lacks` something ends
+        after MOST_TOKENS unless `n_predict` is given (-1: no limit). Raises InvalidRequest, ContextExceeded and the
+        error that ended the answer.
         """
         if stream:
             return self._stream(prompt, options)
         return self.complete(prompt, **options).content
 
     def complete(self, prompt: Prompt, **options: Any) -> Result:
-        """As `generate`, with all that is known of the answer: tokens, probabilities, timings, why it ended."""
+        """Like `generate`, but return the whole Result: tokens, probabilities, timings, stop reason."""
         pieces = self.events(prompt, **options)
         try:
             while True:
@@ -249,10 +251,10 @@ class LoadedModel:
         template_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> str | Iterator[str]:
-        """The assistant's next message in a conversation (`{"role", "content"}` each), as `generate` gives it.
+        """Return the assistant's next message in a conversation (`{"role", "content"}` each), like `generate`.
 
-        A last message of the assistant has begun and goes on; given is what is new. `template_options` go to the
-        model's chat template (`tools`, `enable_thinking` …).
+        If the last message is the assistant's, it is continued, and only the new part is returned. `template_options`
+        go to the model's chat template (`tools`, `enable_thinking` …).
         """
         variables = dict(template_options or {})
         if messages and messages[-1]["role"] == "assistant":
@@ -267,7 +269,7 @@ class LoadedModel:
         return self._stream(prompt, options) if stream else self.complete(prompt, **options).content
 
     def close(self, timeout: float = 0.0) -> None:
-        """End what computes, giving running answers `timeout` seconds, then free memory and the file."""
+        """Stop all computation, after giving running answers `timeout` seconds, then free memory and close the file."""
         if self.embedder is not None:
             self.embedder.close(timeout)
         self.engine.close(timeout)
@@ -294,7 +296,7 @@ class LoadedModel:
                 yield event.text
 
     def events(self, prompt: Prompt, **options: Any) -> Generator[Token, None, Result]:
-        """As `generate` with `stream`, with all that is known of each piece, and at last of the whole answer."""
+        """Like `generate` with `stream`, but yield whole Token events, and return the Result."""
         tokens = self.tokenize(prompt, add_special=True) if isinstance(prompt, str) else prompt
         if self.lacks and options.get("n_predict") is None and self.defaults.n_predict < 0:
             options = {**options, "n_predict": MOST_TOKENS}
@@ -315,7 +317,7 @@ class LoadedModel:
 
 
 def lacks(metadata: Metadata, tokenizer: Tokenizer, chat_template: str | None) -> list[str]:
-    """What keeps a model from ending its answers, in words for the user."""
+    """Return messages about the features that the model lacks to end its answers."""
     found = []
     if chat_template is None and not any(metadata.str_(f"{KEY}{name}", None) for name in ("", ".tool_use")):
         found.append(
@@ -323,7 +325,7 @@ def lacks(metadata: Metadata, tokenizer: Tokenizer, chat_template: str | None) -
             "--chat-template gives another"
         )
     if not tokenizer.eog:
-        found.append("the model has no token that ends an answer: -n says how long one gets")
+        found.append("the model has no end-of-answer token: -n limits its answers")
     return found
 
 
@@ -337,9 +339,9 @@ def _runner(
     features: tuple[int, ...],
     here: Device,
 ) -> tuple[ModelRunner, Fit, DevicePool | None]:
-    """The forward pass of a model that generates, ready for batches of all sizes; the context it got; and the machines
-    it is divided among. `reserved`: bytes of this machine, the device `here`, that are left to others; `features`: see
-    BatchShape.
+    """Load the forward pass of a generating model and prepare batches of all sizes. Return it, the fitted context, and
+    the devices it is divided among. `reserved`: bytes of this machine, the device `here`, that are left to others;
+    `features`: see BatchShape.
     """
     from llamado.engine.forward.runner import ModelRunner
 
@@ -374,7 +376,7 @@ def _runner(
         mlock=options.mlock,
         progress=progress,
         reconnect=None if pool is None else pool.reconnect,
-        replace=None if pool is None else pool.without,
+        replace=None if pool is None else pool.replace_lost,
         wait=0.0 if options.split is None else options.split.wait,
         features=features,
     )
@@ -396,7 +398,7 @@ def _engine(
     options: EngineOptions,
     n_ctx: int,
     scales: DefaultScales,
-    drafts: Drafts | None,
+    drafts: DraftManager | None,
     here: Device,
 ) -> Engine:
     from llamado.devices.cpu.backend import compiler_of

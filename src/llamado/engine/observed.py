@@ -1,7 +1,7 @@
-"""What a model's weights are multiplied by: sums over the rows of a batch, computed in its graph as further outputs.
+"""Observed inputs of a model's weights: sums over the rows of a batch, computed in its graph as additional outputs.
 
-Any device computes them, for they are made of ggml's operations. What goes through experts comes row by row, with the
-numbers of the experts, and is summed here.
+Any device can compute them, because they consist of ggml's operations. Inputs of experts are returned row by row, with
+the numbers of the experts, and are summed here.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 Read = Callable[[str], NDArray[np.float32]]
-"""An output of the batch that was computed last, by its name: its numbers (of I32, their bits), one after the other."""
+"""Return an output of the last batch by name: its numbers (for I32, their bits) in order."""
 
 
 class RowSums(NamedTuple):
-    """Of what went through a weight in a batch: sums of squares and plain sums, float64[matrices, columns], and how
-    many rows went through each matrix, int64[matrices].
+    """Sums over the inputs of a weight in a batch: of squares and plain, float64[matrices, columns], and the number of
+    rows of each matrix, int64[matrices].
     """
 
     squares: NDArray[np.float64]
@@ -32,7 +32,7 @@ class RowSums(NamedTuple):
     rows: NDArray[np.int64]
 
     def plus(self, other: RowSums | None) -> RowSums:
-        """The sums of both."""
+        """Return the sums of both."""
         if other is None:
             return self
         return RowSums(self.squares + other.squares, self.plain + other.plain, self.rows + other.rows)
@@ -40,7 +40,7 @@ class RowSums(NamedTuple):
 
 class _DenseProduct(NamedTuple):
     name: str
-    ne: tuple[int, int, int, int]  # of what the weight is multiplied by
+    ne: tuple[int, int, int, int]  # of the weight's input
     n2: int  # the weight's matrices
     n3: int
 
@@ -54,23 +54,23 @@ class _RoutedProduct(NamedTuple):
 
 
 class ProductObserver:
-    """Adds outputs to graphs (`add`) and makes sums of them (`sums`), for weights whose names `wanted` takes."""
+    """Adds outputs to graphs (`add`) and computes sums from them (`sums`), for weights whose names `wanted` accepts."""
 
     def __init__(self, weights: Mapping[str, Tensor], wanted: Callable[[str], bool]) -> None:
         self._weights = {tensor for name, tensor in weights.items() if wanted(name)}
         self._seen: dict[str, _DenseProduct | _RoutedProduct] = {}
 
     def add(self, graph: Graph) -> None:
-        """Outputs for every product with a wanted weight, beside it. Called for each graph that is built.
+        """Add outputs beside every product with a wanted weight. Called for each graph that is built.
 
-        Where a graph is divided, sums are then computed where the weights are: only they travel.
+        If a graph is divided, sums are computed on the device of the weights: only they are sent.
         """
         self._seen = {}
         done: dict[Tensor, str] = {}
         order: list[Tensor] = []
         n_nodes = len(graph.nodes)
         for node in graph.nodes[:n_nodes]:
-            order += graph.nodes[n_nodes:]  # what was added for the node before
+            order += graph.nodes[n_nodes:]  # nodes that were added for the node before
             del graph.nodes[n_nodes:]
             order.append(node)
             weight, x = node.source(0), node.source(1)
@@ -98,7 +98,7 @@ class ProductObserver:
         graph.nodes[:] = order + graph.nodes[n_nodes:]
 
     def sums(self, read: Read) -> dict[str, RowSums]:
-        """Sums of the batch that was computed last, by the names of weights."""
+        """Return the sums of the last batch by weight name."""
         return {
             name: _of_experts(read, at) if isinstance(at, _RoutedProduct) else _of_matrix(read, at)
             for name, at in self._seen.items()

@@ -1,4 +1,4 @@
-"""What an engine is given: which model, and how it is loaded and run."""
+"""Options of an engine: the model, and how it is loaded and run."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from llamado.gguf.report import Progress, Warn
 
 Report = Callable[[str, int, int], None]
-"""Hears what is going on, how much of it is done, and how much there is (0: nobody knows)."""
+"""Progress callback: called with the present activity, the amount done, and the total (0: unknown)."""
 
 COMPILING = "compiling kernels"
-"""What a Report says meanwhile."""
+"""Activity while kernels are compiled."""
 
 FETCHING = "fetching "
-"""What a Report hears begins with this until the file is here."""
+"""Prefix of the activity until the file is here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """Which model; see `llamado.gguf.sources.resolve.resolve`."""
+    """The source of a model; see `llamado.gguf.sources.resolve.resolve`."""
 
     spec: str | None = None
     hf_repo: str | None = None
@@ -35,11 +35,11 @@ class ModelSource:
 
     @property
     def name(self) -> str:
-        """How the API calls the model when no alias is given."""
+        """The model's name in the API without an alias."""
         return self.spec or self.hf_repo or ""
 
     def header(self, *, progress: Progress | None = None, warn: Warn | None = None) -> Header:
-        """What the model's file says of itself; of one that is not here nothing else is fetched. Raises SourceError and
+        """Return the header of the model's file; nothing else of a remote file is fetched. Raises SourceError and
         GgufError.
         """
         from llamado.gguf.sources.resolve import read_header
@@ -49,55 +49,56 @@ class ModelSource:
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """What may be changed of a user's wishes so that a model fits memory (llama.cpp's `--fit`)."""
+    """Options that may be changed so that a model fits memory (llama.cpp's `--fit`)."""
 
     on: bool = True
-    """Whether anything may; else too little memory is an error."""
+    """True if anything may be changed; otherwise too little memory is an error."""
     target: tuple[int, ...] = (1 << 30,)
-    """Bytes that are to stay free on each worker in order, then on this machine; one: on each. Where that is not
-    possible less stays free."""
+    """Bytes to leave free on each worker in order, then on this machine; a single value is for each. Less stays free if
+    that is impossible.
+    """
     least_context: int = 4096
-    """Tokens to which a context is cut, and no further."""
+    """Least tokens that a context is reduced to."""
     batch: bool = False
-    """Whether batches may become smaller, since nobody said how large they are."""
+    """True if batches may become smaller, because the user did not set them."""
     cache: bool = False
-    """Whether the K/V cache may become q8_0, since nobody said what it is."""
+    """True if the K/V cache may become q8_0, because the user did not set its type."""
 
 
 DRAFT_KINDS = (
     "suffix", "draft-simple", "draft-mtp", "draft-eagle3", "draft-dflash", "ngram-simple", "ngram-map-k",
     "ngram-map-k4v", "ngram-mod", "ngram-cache",
 )  # fmt: skip
-"""Sources of drafts."""
+"""Names of draft sources."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions:
-    """Where drafted tokens come from (llama.cpp's `--spec-…`)."""
+    """Sources of draft tokens (llama.cpp's `--spec-…`)."""
 
     kinds: tuple[str, ...] | None = None
-    """Names of the sources, as `--spec-type` has them; empty: none. None: those that help most, where drafts help."""
+    """Names of the sources, as in `--spec-type`; empty: none. None: the most useful ones, if drafts help."""
     most: int | None = None
-    """Tokens of a draft at most; None: as many as pay."""
+    """Most tokens of a draft; None: as many as pay."""
     least: int = 0
     """Shorter drafts are not evaluated."""
     p_min: float = 0.0
-    """How probable a token must be for the draft model."""
+    """Least probability of a token in the draft model."""
     model: ModelSource | None = None
-    """The model that drafts."""
+    """The draft model."""
     split: SplitOptions | None = None
-    """Other machines that it is on; None: it is here."""
+    """Other machines for the draft model; None: it runs on this machine."""
     n_threads: int | None = None
-    """None: as many as the model has."""
+    """None: like the target model."""
     n_threads_batch: int | None = None
     type_k: str = "f16"
     type_v: str = "f16"
     ngram_simple: tuple[int, int, int] = (12, 48, 1)
-    """Tokens that are looked for, tokens that are drafted, and how often they must have been found."""
+    """Tokens of a key, tokens of a draft, and least occurrences of the key."""
     ngram_map_k: tuple[int, int, int] = (12, 48, 1)
     ngram_map_k4v: tuple[int, int, int] = (12, 48, 1)
     ngram_mod: tuple[int, int, int] = (24, 48, 64)
-    """Tokens that are looked for, and how many are drafted at least and at most."""
+    """Tokens of a key, and least and most tokens of a draft."""
     lookup_static: str | None = None
     """Files of `ngram-cache`."""
     lookup_dynamic: str | None = None
@@ -105,14 +106,14 @@ class DraftOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How a model is loaded and run: see `LoadedModel.load`, and `Engine` for what goes there."""
+    """Options of loading and running a model: see `LoadedModel.load`, and `Engine` for those it takes."""
 
     n_ctx: int = 0
     """Tokens of context, shared by all slots or divided among them; 0: as many as the model was trained with."""
     beyond_training: bool = False
-    """Whether there are cells for all of n_ctx where slots use less, for one who drives the forward pass directly."""
+    """True to have cells for all of n_ctx even if slots use less, for callers that drive the forward pass directly."""
     fit: FitOptions = FitOptions()
-    """What of all this may be changed for want of memory."""
+    """Options that may be changed if memory is short."""
     n_slots: int = 1
     """Requests that are answered at a time."""
     unified: bool = True
@@ -128,46 +129,46 @@ class EngineOptions:
     """The type of the KV cache."""
     type_v: str = "f16"
     turned: bool = True
-    """Whether keys and values are turned (Hadamard) before they are quantised."""
+    """True to rotate keys and values (Hadamard) before they are quantized."""
     mmap: bool = True
-    """Whether the file is mapped, instead of read into memory."""
+    """True to map the file instead of reading it into memory."""
     mlock: bool = False
-    """Whether it is kept there."""
+    """True to lock the weights in RAM."""
     numa: str | None = None
-    """How threads are placed: distribute, isolate, numactl."""
+    """Thread pinning on NUMA machines: distribute, isolate, numactl."""
     chat_template: str | None = None
-    """In place of the file's: a template, or the name of one."""
+    """A template, or the name of one, in place of the file's."""
     split: SplitOptions | None = None
-    """Other machines that share the model; None: this one alone."""
+    """Other machines that share the model; None: only this one."""
     drafts: DraftOptions = DraftOptions()
-    """Where probable next tokens come from, which are evaluated along; by itself only where the model is split."""
+    """Sources of draft tokens; by default only if the model is split."""
     slot_prompt_similarity: float = 0.1
     context_shift: bool = False
-    """Whether a full context drops its older half instead of ending the answer."""
+    """True if a full context drops its older half instead of ending the answer."""
     cache_ram: int = 0
-    """MiB of memory for prompts that no slot holds any more, at most half of what there is; -1: no limit, 0: none."""
+    """MiB of the prompt cache, at most half of the memory; -1: no limit, 0: none."""
     cache_disk: str | None = None
-    """Folder for what has no room there, and for all of it when the engine ends."""
+    """Folder of the prompt cache on disk: for evicted sequences, and for all of them when the engine ends."""
     cache_disk_size: int = 10 << 30
-    """Bytes in that folder, at most."""
+    """Most bytes in that folder."""
     ctx_checkpoints: int = 32
-    """Snapshots of a sequence kept there, at most, of a model that does not remember all tokens."""
+    """Most checkpoints of a sequence in a model that does not keep all tokens."""
     checkpoint_min_step: int = 8192
-    """Tokens between those that are taken regularly; 0: as often as a forward pass ends."""
+    """Tokens between regular checkpoints; 0: after every forward pass."""
     cache_idle_slots: bool = False
-    """Whether idle slots' prompts move there whenever a request starts."""
+    """True to move idle slots' prompts to the prompt cache whenever a request starts."""
     max_queue: int = 1024
-    """Most requests that wait for a slot; more are turned away."""
+    """Most requests that wait for a slot; more are rejected."""
     lora: tuple[tuple[str, float], ...] = ()
     """Adapters: path and scale."""
     lora_apply: bool = True
-    """Whether adapters work from the start (`--lora-init-without-apply`)."""
+    """True if adapters apply from the start (`--lora-init-without-apply`)."""
     control: tuple[tuple[str, float], ...] = ()
     """Control vectors: path and scale."""
     control_layers: tuple[int, int] = (0, 0)
-    """The first and the last layer that they work on; 0: the model's."""
+    """The first and the last layer that they apply to; 0: the model's."""
     embeddings: bool = False
-    """Whether texts are made into vectors, beside answers where the model can give any."""
+    """True to compute embeddings, beside answers if the model can generate."""
     reranking: bool = False
     pooling: str | None = None
     """none, mean, cls, last, rank; None: the model's own."""
@@ -175,16 +176,16 @@ class EngineOptions:
     metadata: tuple[tuple[str, int | float | bool | str], ...] = ()
     """Values in place of the file's; `{arch}` in a key stands for the model's architecture."""
     rope: RopeOptions = FILE_ROPE
-    """What is wanted of positions in place of what the file says."""
+    """RoPE options in place of the file's."""
 
     @property
     def embeds(self) -> bool:
-        """Whether texts are made into vectors or scores."""
+        """True if embeddings or scores are computed."""
         return self.embeddings or self.reranking
 
     @property
     def draft_kinds(self) -> tuple[str, ...]:
-        """Sources of drafts by name; the model is one of them where there is one."""
+        """Names of draft sources; a draft model is one of them."""
         asked = self.drafts
         if asked.kinds is not None:
             return asked.kinds
@@ -196,18 +197,18 @@ class EngineOptions:
         return min(self.n_batch, self.n_ubatch)
 
     def device(self) -> Device:
-        """This machine's device, opened with these threads."""
+        """Open this machine's device with these threads."""
         return open_device(
             "cpu", DeviceOptions(n_threads=self.n_threads, n_threads_batch=self.n_threads_batch, numa=self.numa)
         )
 
     def with_context(self, n_ctx: int) -> EngineOptions:
-        """The same with cells for so many tokens, whatever the model was trained with."""
+        """Return the options with cells for `n_ctx` tokens, independent of the training length."""
         return replace(self, n_ctx=n_ctx, beyond_training=True)
 
 
 def as_share(report: Callable[[float, str], None]) -> Report:
-    """A Report for one who asks how much of everything is done: fetching is half of it."""
+    """Make a Report from a callback for the overall progress, of which fetching is half."""
 
     def said(what: str, done: int, total: int) -> None:
         share = done / total if total else 0.0

@@ -1,8 +1,8 @@
-"""The one table of what a request can ask for: spellings, types, limits, defaults, and what each means.
+"""The table of request parameters: names, types, limits, defaults and descriptions.
 
 The flags that set defaults, the fields of bodies, `generation_settings`, the OpenAPI document and `docs/parameters.md`
-are made from `PARAMETERS`. Names, types and limits are llama-server's (tools/server/README.md, server-schema.cpp,
-b11434); the rows stand in the order of its `generation_settings`.
+are generated from `PARAMETERS`. Names, types and limits are llama-server's (tools/server/README.md, server-schema.cpp,
+b11434); the rows are in the order of its `generation_settings`.
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ _REQUEST = frozenset(f.name for f in dataclasses.fields(Request))
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One row. Its name is that of a field of the engine's Sampling or Request, or else of the server's own."""
+    """One row. Its name is that of a field of the engine's Sampling or Request, or of the server's own."""
 
     name: str
     type: str
-    """boolean, integer, number, or a form of its own: seed, texts, biases …"""
+    """boolean, integer, number, or a special form: seed, texts, biases …"""
     help: str
     form: str = ""
-    """How a body writes it, where a flag does so in another way."""
+    """The form in a request body, if it differs from that of a flag."""
     names: tuple[str, ...] = ()
-    """Fields of bodies that say it, in order of preference; OpenAI's name for it is the last."""
+    """Names of the field in request bodies, in order of preference; OpenAI's name is the last."""
     responses: str = ""
-    """What the Responses API calls it where that is another name."""
+    """Its name in the Responses API, if it differs."""
     messages: str = ""
-    """What Anthropic's Messages API calls it; "": not part of that API."""
+    """Its name in Anthropic's Messages API; "": not part of that API."""
     ollama: str = ""
-    """What it is called among the `options` of Ollama's API; "": not part of that API."""
+    """Its name among the `options` of Ollama's API; "": not part of that API."""
     flags: str = ""
-    """Flags that set the default; "": none does."""
+    """Flags that set the default; "": none."""
     off_flags: str = ""
     env: str = ""
     metavar: str = ""
     served: bool = False
-    """Whether `llamado serve` alone has the flags."""
+    """True if only `llamado serve` has the flags."""
     low: float = -(2**31)
     high: float = INT32_MAX
     hard: bool = False
-    """Whether a value outside of the limits is an error instead of being cut to them."""
+    """True if a value outside of the limits is an error instead of being clamped."""
     keys: tuple[str, ...] = ()
-    """Where `generation_settings` shows it."""
+    """Its names in `generation_settings`."""
     brief: bool = True
-    """Whether `/slots` and `/props` show it, too."""
+    """True if `/slots` and `/props` show it, too."""
 
     @property
     def of(self) -> str:
-        """Which record holds it: sampling, request (the engine's), or server."""
+        """The record that holds it: sampling, request (the engine's), or server."""
         return "sampling" if self.name in _SAMPLING else "request" if self.name in _REQUEST else "server"
 
     @property
     def default(self) -> Any:
-        """The value where nobody says any; None for what the server decides."""
+        """The default value; None if the server decides."""
         if self.of == "server":
             return _SERVER_DEFAULTS.get(self.name)
         return getattr(Sampling() if self.of == "sampling" else Request(prompt=[]), self.name)
@@ -75,7 +75,7 @@ _SERVER_DEFAULTS = {"stream": False, "n": 1, "sse_ping_interval": 30, "verbose":
 
 
 def _row(name: str, type: str, help: str, **more: Any) -> Parameter:
-    """A row; `names` and `keys` are words, "" for none, and its own name where they are not given."""
+    """Make a row. `names` and `keys` are separated by spaces, "" for none; the default is the row's own name."""
     for key in ("names", "keys"):
         more[key] = tuple(more.get(key, name).split())
     return Parameter(name=name, type=type, help=help, **more)
@@ -164,7 +164,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     _bool("post_sampling_probs", "report probabilities after the sampler chain"),
     _bool("backend_sampling", "accepted"),
     _row("lora", "scales", "scales of LoRA adapters by id"),
-    # What `generation_settings` does not show.
+    # parameters that are not in `generation_settings`
     _int("n_indent", "least indentation of generated lines", keys=""),
     _int("t_max_predict_ms", "time limit of generation, at the first new line after it", low=-1, high=INT64_MAX,
          keys=""),
@@ -193,7 +193,7 @@ BY_NAME = {row.name: row for row in PARAMETERS}
 
 
 def markdown() -> str:
-    """The table as a Markdown page (`docs/parameters.md`)."""
+    """Return the table as a Markdown page (`docs/parameters.md`)."""
     lines = [
         "# What a request can ask for",
         "",
@@ -222,7 +222,7 @@ def _words(words: tuple[str, ...] | list[str]) -> str:
 
 
 def _limits(row: Parameter) -> str:
-    """The limits that say more than what the type holds."""
+    """Return the limits that are narrower than those of the type."""
     if row.type not in ("integer", "number"):
         return ""
     low = f"≥ {row.low:g}" if math.isfinite(row.low) and row.low > -FLOAT32_MAX else ""

@@ -1,7 +1,7 @@
-"""What goes into the engine and what comes out: requests, events, results, snapshots.
+"""Input and output of the engine: requests, events, results, snapshots.
 
 Field names, defaults and limits are those of llama-server's `/completion` (tools/server/README.md), so that the server
-room passes JSON fields through by name.
+package passes JSON fields through by name.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     stop: list[str] = field(default_factory=list)
     n_keep: int = 0
-    """Tokens of the prompt that stay when a full context is shifted, besides a beginning token; -1: all of them."""
+    """Prompt tokens that stay when a full context is shifted, besides a beginning token; -1: all of them."""
     n_discard: int = 0
-    """Tokens behind those that go then; 0: half of what is not kept."""
+    """Tokens behind those that are dropped then; 0: half of the others."""
     cache_prompt: bool = True
     id_slot: int = -1
     n_probs: int = 0
     prompt_probs: bool = False
-    """Give the prompt's tokens their probabilities, too; nothing of it is taken from the cache (`cache_prompt`)."""
+    """Compute probabilities of the prompt's tokens, too; nothing of it is taken from the cache (`cache_prompt`)."""
     post_sampling_probs: bool = False
     return_tokens: bool = False
     return_progress: bool = False
@@ -73,13 +73,13 @@ class Request:
     """Stop at the first newline written after this time (from the first token on); ≤ 0: no limit."""
     n_indent: int = 0
     special: bool = False
-    """Write special tokens out as text (llama-server's `--special`)."""
+    """Write special tokens as text (llama-server's `--special`)."""
     preserved: frozenset[int] = frozenset()
-    """Special tokens that are written out as text even so: those that a parser of the answer looks for."""
+    """Special tokens that are always written as text: those that a parser of the answer needs."""
     constraint: Constraint | None = None
-    """What limits the answer's tokens."""
+    """The constraint of the answer's tokens."""
     lora: Mapping[int, float] = field(default_factory=dict)
-    """Scales of LoRA adapters by number, 0 for those it leaves out; empty: those the engine has for all."""
+    """Scales of LoRA adapters by number, 0 for the others; empty: the engine's default scales."""
 
     def validate(self) -> None:
         """Raise InvalidRequest for limits out of range."""
@@ -97,7 +97,7 @@ _REQUEST_FIELDS = frozenset(f.name for f in dataclasses.fields(Request)) - {"pro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What a request gets for the fields it leaves out: llama.cpp's values, changed by the server's flags."""
+    """Defaults for the fields that a request leaves out: llama.cpp's values, changed by the server's flags."""
 
     sampling: Sampling = field(default_factory=Sampling)
     n_predict: int = -1
@@ -107,7 +107,7 @@ class Defaults:
     special: bool = False
 
     def request(self, prompt: Sequence[int], **fields: object) -> Request:
-        """A validated request; `fields` are names of Request or of Sampling, None meaning "not given".
+        """Return a validated request; `fields` are names of Request or of Sampling, None meaning "not given".
 
         A `n_predict` of -1 falls back to the default's. Raises InvalidRequest for an unknown name or a bad value.
         """
@@ -138,27 +138,27 @@ class Defaults:
 
 
 class TokenProb(NamedTuple):
-    """A token and how likely it was."""
+    """A token and its probability."""
 
     id: int
     piece: bytes
     """The token's text; may be part of a UTF-8 character."""
     prob: float
-    """Probability after the sampler chain with `post_sampling_probs`, else in the softmax over all raw logits."""
+    """Probability after the sampler chain with `post_sampling_probs`, otherwise in the softmax over all raw logits."""
     logprob: float
     """Natural logarithm of the probability; -inf for 0."""
 
 
 class TopTokens(Sequence[TokenProb]):
-    """Likely tokens, the likeliest first, held as numbers (20 bytes each) until somebody reads them.
+    """Likely tokens, the likeliest first, held as numbers (20 bytes each) until they are read.
 
-    A million of them may wait for clients that do not read: as objects they took ten times as much.
+    A million of them may wait for clients that do not read: as objects they would take ten times as much.
     """
 
     __slots__ = ("_ids", "_logprobs", "_piece", "_probs")
 
     def __init__(self, tokens: Iterable[tuple[int, float, float]], piece: Callable[[int], bytes]) -> None:
-        """`tokens`: id, probability and its logarithm of each; `piece` gives a token's text."""
+        """`tokens`: id, probability and its logarithm of each; `piece` returns a token's text."""
         self._ids, self._probs, self._logprobs = array("i"), array("d"), array("d")
         for token, prob, logprob in tokens:
             self._ids.append(token)
@@ -196,14 +196,14 @@ class TopTokens(Sequence[TokenProb]):
 
 
 class TokenProbs(NamedTuple):
-    """A generated token and the `n_probs` most likely ones at its place."""
+    """A generated token and the `n_probs` most likely ones at its position."""
 
     token: TokenProb
     top: Sequence[TokenProb]
 
 
 class Timings(NamedTuple):
-    """Counts and milliseconds of one request, as llama-server's `timings`.
+    """Counts and milliseconds of one request, like llama-server's `timings`.
 
     The first token comes out of the prompt's last batch, so generation rates divide by one token less.
     """
@@ -216,7 +216,7 @@ class Timings(NamedTuple):
     predicted_n: int = 0
     predicted_ms: float = 0.0
     draft_n: int | None = None
-    """Tokens that were drafted; None where none were."""
+    """Number of draft tokens; None without drafts."""
     draft_n_accepted: int | None = None
 
     @property
@@ -245,21 +245,21 @@ class Token:
     tokens: list[int]
     probs: list[TokenProbs] | None
     index: int
-    """Place of the first of `tokens` in the answer, from 0."""
+    """Position of the first of `tokens` in the answer, from 0."""
     timings: Timings | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a prompt is: before the first chunk of it is evaluated, and behind each."""
+    """Progress of a prompt: before its first chunk is evaluated, and after each."""
 
     total: int
     cache: int
     processed: int
-    """Tokens of the prompt in the cache now, reused ones included."""
+    """Tokens of the prompt in the cache now, including reused ones."""
     time_ms: int
     timings: Timings | None = None
-    """If the request asks for them in every part."""
+    """Only if the request asks for timings in every part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,23 +284,23 @@ class Result:
     id_slot: int
     id_task: int
     seed: Seed
-    """The seed used: the request's, or where that left it open a number."""
+    """The seed used: the request's, or a random one."""
     request: Request
     """The generation settings."""
     prompt_probs: Sequence[TokenProbs] = ()
-    """Of the prompt's tokens, if they were asked for; the first has no probability (nan)."""
+    """Probabilities of the prompt's tokens, if requested; the first has none (nan)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer is finished. Text that was held back to the end comes in a Token event before this."""
+    """The answer is finished. Text that was held back until the end comes in a Token event before this."""
 
     result: Result
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The answer ended by an error."""
+    """The answer ended with an error."""
 
     error: Exception
     """A LlamadoError."""
@@ -310,7 +310,7 @@ Event = Token | Progress | Done | Failed
 
 
 class SlotSnapshot(NamedTuple):
-    """One slot as llama-server's `/slots` shows it; the request's fields stay after it ended."""
+    """One slot in llama-server's `/slots`; the request's fields stay after it ended."""
 
     id: int
     n_ctx: int
@@ -330,7 +330,7 @@ class SlotSnapshot(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """How many values were at most `bounds[i]` and above the bound before; the last count is of those above all."""
+    """Counts of values at most `bounds[i]` and above the previous bound; the last count is of those above all."""
 
     bounds: tuple[float, ...] = ()
     counts: tuple[int, ...] = (0,)
@@ -338,7 +338,7 @@ class Histogram(NamedTuple):
 
 
 class KindCounts(NamedTuple):
-    """What became of the drafts of one kind."""
+    """Counts of the drafts of one source."""
 
     name: str
     n_drafts: int
@@ -350,14 +350,14 @@ class Counters(NamedTuple):
     """Totals since the engine started; seconds are wall time."""
 
     prompt_tokens_total: int = 0
-    """Prompt tokens computed (cached ones are counted apart)."""
+    """Prompt tokens computed (without cached ones)."""
     prompt_seconds_total: float = 0.0
     prompt_tokens_cached_total: int = 0
     tokens_predicted_total: int = 0
     tokens_predicted_steps_total: int = 0
     """tokens_predicted_total without each answer's first token, which costs no step: the numerator of rates."""
     tokens_predicted_seconds_total: float = 0.0
-    """Sum over the answers, counted as each one ends."""
+    """Sum over the answers, added as each one ends."""
     n_decode_total: int = 0
     """Forward passes."""
     n_busy_slots_total: int = 0
@@ -365,11 +365,11 @@ class Counters(NamedTuple):
     n_tokens_max: int = 0
     """Longest sequence seen."""
     n_drafts: int = 0
-    """Batches of drafted tokens that were evaluated."""
+    """Drafts that were evaluated."""
     n_drafted: int = 0
     n_accepted: int = 0
     accepted_at: tuple[int, ...] = ()
-    """Accepted drafted tokens by their place in the draft."""
+    """Accepted draft tokens by their position in the draft."""
     first_token_seconds: Histogram = Histogram()
     """From a request's arrival to its first token."""
     inter_token_seconds: Histogram = Histogram()
@@ -378,11 +378,13 @@ class Counters(NamedTuple):
     batch_tokens: Histogram = Histogram()
     """Tokens of a forward pass."""
     drafts: tuple[KindCounts, ...] = ()
-    """Of each source of drafts."""
+    """By draft source."""
 
 
 class Fault(NamedTuple):
-    """A device the engine waits for: its name, why it is gone, and since when (seconds since 1970)."""
+    """A device the engine waits for: its name, the reason of its loss, and the time of the loss (seconds since
+    1970).
+    """
 
     device: str
     why: str
@@ -390,25 +392,25 @@ class Fault(NamedTuple):
 
     @property
     def message(self) -> str:
-        """For users."""
+        """A message for users."""
         clock = time.strftime("%H:%M:%S", time.localtime(self.since))
         return f"worker {self.device} is gone since {clock}: {self.why}"
 
 
 class Away(NamedTuple):
-    """A device that is gone and whose layers are elsewhere: why, and since when (seconds since 1970)."""
+    """A lost device whose layers moved to others: the reason, and the time of the loss (seconds since 1970)."""
 
     device: str
     why: str
     since: float
     layers: str
-    """What it had, in words."""
+    """A description of its part."""
     now: Mapping[str, str]
-    """What each device has meanwhile, in words, by its name."""
+    """Descriptions of each device's part meanwhile, by name."""
 
 
 class DiskCounters(NamedTuple):
-    """What a cache on disk did since the engine started."""
+    """Counters of the prompt cache on disk since the engine started."""
 
     hits: int = 0
     """Sequences whose beginning was read."""
@@ -418,19 +420,19 @@ class DiskCounters(NamedTuple):
     """Files that were written."""
     bytes_written: int = 0
     failures: int = 0
-    """Files that were damaged or could not be written, and sequences that were given up."""
+    """Damaged or failed files, and dropped sequences."""
     files: int = 0
-    """That are there now, others' included."""
+    """Present files, including those of other processes."""
     bytes: int = 0
 
 
 class StoredPrompt(NamedTuple):
-    """A sequence that is kept beside those in slots."""
+    """A sequence in the prompt cache."""
 
     n_tokens: int
     n_bytes: int
     used: float
-    """When it was kept or last of use, in seconds since 1970."""
+    """Time of storing or last use, in seconds since 1970."""
     begins: tuple[int, ...]
     """Its first tokens."""
 
@@ -446,16 +448,16 @@ class EngineSnapshot(NamedTuple):
     kv_cells_total: int
     fault: Fault | None = None
     idle_since: float | None = None
-    """When the last request ended (or the engine started), as time.monotonic() has it; None while there is one."""
+    """When the last request ended (or the engine started), in time.monotonic(); None while there is one."""
     n_stored_prompts: int = 0
-    """Sequences kept in this machine's memory beside those in slots."""
+    """Sequences in the prompt cache."""
     stored_prompt_bytes: int = 0
     disk: DiskCounters | None = None
     degraded: tuple[Away, ...] = ()
-    """Devices that the model is divided among, and that it does without now."""
+    """Member devices that the engine does without now."""
     kv_cells_shared: int = 0
     """Cells with tokens of more than one sequence."""
     n_stored_tokens: int = 0
-    """Of the sequences kept beside those in slots."""
+    """Tokens of the sequences in the prompt cache."""
     stored: tuple[StoredPrompt, ...] = ()
-    """Those sequences, the one used last first."""
+    """The sequences in the prompt cache, most recently used first."""

@@ -1,4 +1,4 @@
-"""Whether a model runs here, from the header of its file: the one place that says what is supported."""
+"""Checks if a model can run, from the header of its file: the one place that decides what is supported."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ log = logging.getLogger(__name__)
 
 
 def check_supported(header: Header, *, workers: bool = False) -> None:
-    """Raises UnsupportedModel for an architecture or a type of weights that does not run here, saying which do.
+    """Raise `UnsupportedModel` for an unsupported architecture or weight type, with a list of the supported ones.
 
-    With `workers`, weights may be of types that they alone have kernels for.
+    With `workers`, weights may be of types that only workers have kernels for.
     """
     find_architecture(header.source, header.metadata)
     check_types(header, workers=workers)
 
 
 def check_types(header: Header, *, workers: bool = False) -> None:
-    """Raises UnsupportedModel for a type of weights, or of matrices of an adapter, that has no kernel here.
+    """Raise `UnsupportedModel` for a weight type, or a matrix type of an adapter, without kernel.
 
-    With `workers` it may be one that they alone have kernels for.
+    With `workers` it may be one that only workers have kernels for.
     """
     types = None if workers else backend("cpu").weight_types()
     if types is None:
@@ -55,11 +55,11 @@ def fetch_model(
     warn: Warn | None = None,
     say: Warn = log.info,
 ) -> Path:
-    """The file of a model, fetched where it is not here yet, if it can run with these options.
+    """Return the file of a model, fetched first if necessary, if it can run with these options.
 
-    `progress(done, total)` counts bytes, `warn` hears what the user should know (by default it is logged), `say` what
-    the model will take. Raises SourceError, and before anything but the header is fetched what `check_before_fetching`
-    raises.
+    `progress(done, total)` counts bytes, `warn` gets messages for the user (by default they are logged), `say` gets the
+    model's memory needs. Raises SourceError, and before anything but the header is fetched the errors of
+    `check_before_fetching`.
     """
     return resolve(
         source.spec,
@@ -72,9 +72,9 @@ def fetch_model(
 
 
 def check_before_fetching(header: Header, options: EngineOptions, say: Warn) -> None:
-    """Refuses a model that would not run here, from its header alone: `say` hears what one that does will take.
+    """Reject a model that would not run here, from its header alone; `say` gets the memory needs of others.
 
-    Raises what `check_supported` and `what_it_takes` raise; NotEnoughMemory not where `options.fit` is off.
+    Raises the errors of `check_supported` and `what_it_takes`; no NotEnoughMemory if `options.fit` is off.
     """
     check_supported(header, workers=options.split is not None)
     try:
@@ -92,9 +92,9 @@ def check_before_fetching(header: Header, options: EngineOptions, say: Warn) -> 
 
 
 def what_it_takes(header: Header, options: EngineOptions) -> list[str]:
-    """What a model takes of the memory of this machine and of the workers, in words.
+    """Describe the memory that a model takes on this machine and the workers.
 
-    Raises NotEnoughMemory that says what would fit, InvalidModel, UnsupportedModel, GgufError, WorkersUnreachable.
+    Raises NotEnoughMemory with a list of what would fit, InvalidModel, UnsupportedModel, GgufError, WorkersUnreachable.
     """
     if options.metadata:
         header = replace(header, metadata=override_metadata(header.metadata, options.metadata))
@@ -109,7 +109,7 @@ def what_it_takes(header: Header, options: EngineOptions) -> list[str]:
 
 
 def _figures(split: SplitOptions | None) -> list[DeviceFigures]:
-    """What memory devices have; of their speeds, which are not measured for this, it is said that they are equal."""
+    """Return the memory of devices; their speeds, which are not measured for this, are set equal."""
     here = memory()
     figures = [DeviceFigures(name="CPU", local=True, free=here.free, total=here.total, decode=1.0)]
     if split is not None:
@@ -125,7 +125,7 @@ def _figures(split: SplitOptions | None) -> list[DeviceFigures]:
 def _taken(header: Header, found: Fit, figures: list[DeviceFigures]) -> str:
     sizes = found.sizes
     compute = sizes.compute + sizes.head_compute
-    whole = sizes.weights + sum(sizes.kv) + compute  # of the embedding, which is read from the file, next to nothing
+    whole = sizes.weights + sum(sizes.kv) + compute  # the embedding, which is read from the file, takes next to nothing
     free = sum(device.free for device in figures)
     return (
         f"{header.source}: {size_text(header.file_bytes)}; it takes {mib(whole)} of memory with {found.n_cells} "
@@ -135,11 +135,11 @@ def _taken(header: Header, found: Fit, figures: list[DeviceFigures]) -> str:
 
 
 def _fitting(header: Header, missing: int) -> str:
-    """Which other files of the same model are so much smaller, the largest first, in words."""
+    """List other files of the same model that are small enough, the largest first."""
     if not header.others:
         return ""
     most = header.file_bytes - missing
     sizes = sorted(((n, name) for name, n in header.others.items() if n <= most), reverse=True)
     if not sizes:
-        return ". None of its other quantisations would fit"
+        return ". None of its other quantizations would fit"
     return ". What would fit: " + ", ".join(f"{name} ({size_text(n)})" for n, name in sizes[:3])

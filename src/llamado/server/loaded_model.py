@@ -14,8 +14,8 @@ from llamado.text.grammar.source import GrammarSource, Trigger
 from llamado.text.template.chat import ChatTemplate
 
 if TYPE_CHECKING:
-    from llamado.engine.cluster.layout import LayoutPart, Predicted
-    from llamado.engine.cluster.membership import Joined
+    from llamado.engine.cluster.layout import LayoutPart, LayoutPrediction
+    from llamado.engine.cluster.membership import JoinedWorker
     from llamado.engine.cluster.view import ClusterView, Mark
     from llamado.text.grammar.compiler import Constraint
 
@@ -43,13 +43,13 @@ class ServedCluster(Protocol):
     def mark(self) -> Mark:
         """Another one once something changed that is more than figures; returns at once."""
 
-    def predict(self, parts: Sequence[LayoutPart]) -> Predicted:
+    def predict(self, parts: Sequence[LayoutPart]) -> LayoutPrediction:
         """What a layout would take; may take long."""
 
     def lay_out(self, parts: Sequence[LayoutPart]) -> None:
         """Moves layers; takes long."""
 
-    def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[Joined]:
+    def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[JoinedWorker]:
         """Takes a worker in; takes long."""
 
     def drain(self, endpoint: str) -> None:

@@ -1,4 +1,4 @@
-"""The errors of the `text` room."""
+"""Errors of the `text` package."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from llamado.errors import LlamadoError
 
 
 class TokenizerError(LlamadoError):
-    """The vocabulary in a model file is damaged or of a kind that is not supported; says which key and what to do."""
+    """The vocabulary in a model file is damaged or of an unsupported kind; the message has the key and the remedy."""
 
 
 class TemplateError(LlamadoError):
-    """A chat template cannot be compiled or rendered; `line` is its line in the template, where one is known."""
+    """A chat template cannot be compiled or rendered; `line` is its line in the template, if known."""
 
     def __init__(self, reason: str, *, name: str = "chat template", line: int | None = None) -> None:
         self.reason = reason
@@ -20,4 +20,4 @@ class TemplateError(LlamadoError):
 
 
 class TemplateTooCostly(TemplateError):
-    """A chat template takes more time than it is given, or so much of something else that its process ends."""
+    """A chat template exceeds its time limit, or another limit so far that its process ends."""

@@ -20,7 +20,7 @@ import numpy as np
 from llamado.devices import limits
 from llamado.devices.cpu.jit import Jit, kernel
 from llamado.devices.cpu.kernels.activations import TILE
-from llamado.devices.cpu.kernels.matmul import Together
+from llamado.devices.cpu.kernels.matmul import InterleavedColumns
 from llamado.devices.cpu.kernels.tiles.matmul import Tiles
 from llamado.devices.cpu.simd import Code, Type, Work
 
@@ -77,7 +77,7 @@ def multiply_integers(c: Code, a: SimpleNamespace, work: Work, *, lanes: int, co
         row = a.weights + place * (i8.bytes * _GROUPS)
         column = a.columns + place * (4 * n * _GROUPS)
         weights = [c.load(i8, row + i8.bytes * g) & _PEAK for g in range(_GROUPS)]
-        addresses = [Together(column, n).cells(g) for g in range(_GROUPS)]
+        addresses = [InterleavedColumns(column, n).cells(g) for g in range(_GROUPS)]
         products = [s.value for s in sums]
         c.lowering.dot(c, products, weights, addresses, _PEAK)
         for s, value in zip(sums, products, strict=True):

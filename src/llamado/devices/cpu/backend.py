@@ -1,4 +1,4 @@
-"""This machine's processor as a back end (`devices/registry.py`): one device, which is always there."""
+"""The CPU back end (`devices/registry.py`): one device, which is always available."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llamado.devices.device import Device, DeviceError, DeviceLost
-from llamado.devices.registry import DeviceOptions, Waiting
+from llamado.devices.registry import DeviceOptions, WaitCallback
 from llamado.gguf.types import TensorType
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def compiler_of(device: Device) -> Jit:
-    """The compiler that this machine's device has, so that a process has one; a new one for other devices."""
+    """Return the compiler of the CPU device, so that a process has one; for other devices a new one."""
     from llamado.devices.cpu.device import CpuDevice
     from llamado.devices.cpu.jit import Jit
 
@@ -22,7 +22,7 @@ def compiler_of(device: Device) -> Jit:
 
 
 class CpuBackend:
-    """Makes CpuDevice. Compiler and kernels are imported when they are needed."""
+    """Makes the CPU device. Compiler and kernels are imported on first use."""
 
     def __init__(self, places: Sequence[str], options: DeviceOptions) -> None:
         self._options = options
@@ -30,17 +30,17 @@ class CpuBackend:
     def connect(self, timeout: float | None = None) -> list[list[Device]]:
         return [self.devices()]
 
-    def devices(self, wait: float = 0.0, waiting: Waiting | None = None) -> list[Device]:
+    def devices(self, wait: float = 0.0, waiting: WaitCallback | None = None) -> list[Device]:
         from llamado.devices.cpu.device import CpuDevice
 
         options = self._options
         return [CpuDevice(options.n_threads, options.n_threads_batch, numa=options.numa)]
 
     def reconnect(self, lost: Device, timeout: float = 2.0) -> Device:
-        raise DeviceLost(lost.name, "it is of this process")
+        raise DeviceLost(lost.name, "the CPU device of this process cannot be reconnected")
 
     def add(self, place: str) -> list[Device]:
-        raise DeviceError(f"{place} is no place of this machine's processor")
+        raise DeviceError(f"the CPU device takes no place: {place}")
 
     def remove(self, place: str) -> None:
         pass

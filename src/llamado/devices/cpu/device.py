@@ -31,7 +31,7 @@ from llamado.devices.device import (
     DeviceError,
     DeviceLost,
     KernelQuota,
-    Loaded,
+    LoadProgress,
     OperationTime,
     TensorLink,
 )
@@ -43,7 +43,7 @@ from llamado.gguf.types import TensorType
 
 _PROGRAMS_KEPT = 160
 _LONG = 32 << 20
-"""Bytes of a tensor from which on it has large pages though it may be used in part: little is lost beside it."""
+"""Bytes from which on a tensor gets large pages even if only part of it is used: the loss is small beside it."""
 _LEAST_ARENA = 1 << 16
 
 
@@ -54,14 +54,14 @@ class _Compiled:
     n_threads: int
     constants: list[NDArray[Any]]
     places: dict[Tensor, Temporary]
-    """Of outputs."""
+    """Offsets of the graph's outputs."""
 
 
 class CpuDevice:
-    """Runs graphs on this machine's cores. One caller at a time.
+    """Runs graphs on this machine's cores, for one caller at a time.
 
-    `n_threads` serve small batches (None: one per core), `n_threads_batch` larger ones. A graph object that
-    comes again runs without being compiled again: keep it and change what its inputs hold.
+    `n_threads` serve small batches (None: one per core), `n_threads_batch` larger ones. A graph object that is
+    submitted again is not compiled again: keep it and change the contents of its inputs.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CpuDevice:
         jit: Jit | None = None,
         numa: str | None = None,
     ) -> None:
-        """`numa`: where threads run on machines with several memory nodes, "distribute", "isolate" or "numactl"."""
+        """`numa`: thread pinning on NUMA machines, "distribute", "isolate" or "numactl"."""
         self.name = "CPU"
         self.n_threads = n_threads or limits.cores()
         self.n_threads_batch = n_threads_batch or self.n_threads
@@ -81,51 +81,51 @@ class CpuDevice:
         self.reserve: Callable[[int], None] = lambda size: None
         self.read_ahead = ReadAhead(self._free_for_weights)
         self._allocated: WeakSet[CpuBuffer] = WeakSet()
-        self._counting = threading.Lock()  # memory is given from any thread
+        self._counting = threading.Lock()  # memory is allocated from any thread
         self._arena = CpuBuffer.allocate(_LEAST_ARENA)
         self._programs: OrderedDict[int, _Compiled] = OrderedDict()
 
-    local, clears = True, False
+    local, zeroes_memory = True, False
     endpoint: None = None
     lost: DeviceLost | None = None
 
     @property
     def numerics(self) -> str:
-        """The kernels, and what the instruction set makes of them."""
+        """Versions of the kernels and of the compiler."""
         return self.jit.numerics
 
     @property
     def details(self) -> str:
-        """How many threads serve small batches."""
+        """The number of threads that serve small batches."""
         return f"{self.n_threads} thread{'s' if self.n_threads != 1 else ''}"
 
     pulse = None
     links = False
 
     def link(self, target: Device) -> TensorLink | None:
-        """What is in this process is the caller's to carry."""
+        """Return None: the caller moves tensors within this process."""
         return None
 
     def on_lost(self, callback: Callable[[DeviceLost], None]) -> None:
-        """Nothing to do: it is there as long as the process is."""
+        """Do nothing: the CPU device lives as long as the process."""
 
     def supports(self, op: Op, type: TensorType) -> bool:
-        """Whether there are kernels."""
+        """Return True if there are kernels."""
         return op in SUPPORTED and (type in FORMATS or type in SCALAR)
 
     def alloc(self, size: int) -> CpuBuffer:
-        """Zeroed memory; its pages are taken when they are first touched."""
+        """Allocate zeroed memory; its pages are taken when they are first touched."""
         buffer = CpuBuffer.allocate(size)
         with self._counting:
             self._allocated.add(buffer)
         return buffer
 
     def adopt(self, memory: NDArray[np.uint8]) -> CpuBuffer:
-        """Memory of the caller's, used where it is."""
+        """Wrap memory of the caller, without a copy."""
         return CpuBuffer(memory)
 
     def place(self, tensors: Sequence[Tensor]) -> list[Buffer]:
-        """One zeroed buffer for all of them, each on a cache line of its own."""
+        """Allocate one zeroed buffer for all tensors, each on a cache line of its own."""
         offsets, size = [], 0
         for tensor in tensors:
             offsets.append(size)
@@ -140,10 +140,12 @@ class CpuDevice:
     own_weights = 0
 
     def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
-        """Nothing to do: weights are where they are."""
+        """Do nothing: weights are used in place."""
 
-    def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Loaded | None = None) -> list[Buffer]:
-        """Binds weights to where their bytes are already (a mapped file); DeviceError for a type without a kernel."""
+    def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: LoadProgress | None = None) -> list[Buffer]:
+        """Bind weights to their bytes (a mapped file), without a copy. Raise `DeviceError` for a type without a
+        kernel.
+        """
         for tensor, _ in weights:
             if tensor.type not in FORMATS:
                 raise DeviceError(
@@ -167,7 +169,7 @@ class CpuDevice:
         return [*buffers]
 
     def write(self, tensor: Tensor, data: NDArray[Any], offset: int = 0) -> None:
-        """Copies `data` into a bound tensor."""
+        """Copy `data` into a bound tensor."""
         self.finish()
         source = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         target = view_of(tensor)
@@ -178,21 +180,21 @@ class CpuDevice:
         target[offset : offset + source.nbytes] = source
 
     def submit(self, graph: Graph) -> None:
-        """Computes a graph; returns when it is done."""
+        """Compute a graph and wait until it is done."""
         compiled = self._compiled(graph) or self.prepare(graph)
         self.team.run(compiled.program.table, compiled.program.counters, compiled.n_threads)
 
     def launch(self, graph: Graph) -> None:
-        """Begins to compute a graph on the other threads; the caller's takes part from `finish` on."""
+        """Start a graph on the other threads; the caller's thread joins in `finish`."""
         compiled = self._compiled(graph) or self.prepare(graph)
         self.team.launch(compiled.program.table, compiled.program.counters, compiled.n_threads)
 
     def finish(self) -> None:
-        """Returns when what was launched is done; all that touches memory or programs does so first."""
+        """Wait for the launched graph. Every method that touches memory or programs calls this first."""
         self.team.join()
 
     def prepare(self, graph: Graph, quota: KernelQuota | None = None) -> _Compiled:
-        """Compiles a graph without running it, unless it has been already."""
+        """Compile a graph without running it, unless that is done already."""
         self.finish()
         compiled = self._compiled(graph)
         if compiled is not None:
@@ -202,7 +204,7 @@ class CpuDevice:
         if self.read_ahead.stale:
             self._programs.clear()
             self.read_ahead.assess()
-        operations = self.read_ahead.weave(compiler.compile())
+        operations = self.read_ahead.add_to(compiler.compile())
         size = plan(operations)
         if compiler.scratch.size:  # every thread's own, used by all operations
             compiler.scratch.offset = size
@@ -240,11 +242,11 @@ class CpuDevice:
 
     @property
     def working(self) -> int:
-        """Bytes of the arena that the programs kept need: they run one at a time and share it."""
+        """Bytes of the arena that the kept programs need: they run one at a time and share it."""
         return max((compiled.program.arena_size for compiled in self._programs.values()), default=0)
 
     def forget(self, graphs: Iterable[Graph]) -> None:
-        """Drops the programs of graphs, and what only they needed of the arena."""
+        """Drop the programs of graphs, and the part of the arena that only they needed."""
         self.finish()
         before = self.working
         for graph in graphs:
@@ -257,16 +259,16 @@ class CpuDevice:
             self._arena.discard(used)
 
     def rest(self) -> None:
-        """Gives the arena's pages back; programs stay as they are, and outputs without a buffer are gone."""
+        """Return the arena's pages to the OS. Programs are kept; outputs without a buffer are lost."""
         self.finish()
         self._arena.discard(0)
 
     def abandon(self) -> None:
-        """Leaves what the program that runs has not begun undone."""
+        """Make the running program skip all work it has not begun."""
         self.team.abandon()
 
     def profile(self, graph: Graph, repeats: int = 20) -> list[OperationTime]:
-        """Runs a graph and gives the time of each operation: medians over `repeats` runs, in order."""
+        """Run a graph and return the time of each operation: medians over `repeats` runs, in order."""
         self.submit(graph)
         compiled = self._programs[id(graph)]
         program, n_threads = compiled.program, min(compiled.n_threads, self.team.n)
@@ -281,7 +283,7 @@ class CpuDevice:
         return [OperationTime(*row) for row in zip(program.labels, work.tolist(), wait.tolist(), strict=True)]
 
     def read(self, tensor: Tensor, offset: int, size: int) -> Future[NDArray[np.uint8]]:
-        """Bytes of a bound tensor, or of an output of the last graph; the future is done."""
+        """Read bytes of a bound tensor, or of an output of the last graph. The future is done already."""
         self.finish()
         future: Future[NDArray[np.uint8]] = Future()
         future.set_result(self._bytes(tensor)[offset : offset + size])
@@ -301,19 +303,21 @@ class CpuDevice:
         raise DeviceError(f"tensor {tensor.name or '?'} was not computed here")
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copies bytes between bound tensors, as if through a third place where they overlap."""
+        """Copy bytes between bound tensors, which may overlap."""
         self.finish()
         if source.nbytes != target.nbytes:
             raise DeviceError(f"copy of {source.nbytes} bytes to a tensor of {target.nbytes}")
         np.copyto(view_of(target), view_of(source))
 
     def memory(self) -> tuple[int, int]:
-        """Bytes free, and in all, of what this process may use."""
+        """Return free and total bytes that this process may use."""
         free, total, _ = limits.memory()
         return free, total
 
     def _free_for_weights(self) -> int:
-        """Bytes that pages of mapped weights may take: what is free, without what was allocated and is touched soon."""
+        """Bytes that pages of mapped weights may take: free memory minus buffers that are allocated and soon
+        touched.
+        """
         with self._counting:
             soon = sum(buffer.size for buffer in self._allocated)
         return limits.memory().free - soon
@@ -323,14 +327,16 @@ class CpuDevice:
             self.team.close()
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Stop the threads."""
         self.team.close()
         self.read_ahead.close()
         self._programs.clear()
 
 
 def _columns(graph: Graph) -> int:
-    """Columns of the widest product with a weight: the tokens of the batch; rows of anything where there is none."""
+    """Columns of the widest product with a weight, which is the number of tokens of the batch; without such a product,
+    the most rows of any operation.
+    """
     products = [(node.nrows, node.source(0)) for node in graph.nodes if node.op is Op.MUL_MAT]
     wide = [n for n, w in products if w is not None and w.ne[2] * w.ne[3] == 1]
     return max(wide or [node.nrows for node in graph.nodes if not node.is_noop], default=0)

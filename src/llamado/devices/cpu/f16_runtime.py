@@ -1,7 +1,7 @@
-"""f16 ↔ f32 in integer arithmetic, for CPUs that have no instruction for it.
+"""f16 ↔ f32 conversion in integer arithmetic, for CPUs without an instruction for it.
 
-LLVM then calls these two functions by the names that compilers' run-time libraries give them; those libraries are not
-part of a Python process.
+LLVM then calls these two functions by the names they have in compilers' run-time libraries, which are not part of a
+Python process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _i32(number: int) -> Any:
 
 
 def module() -> Any:
-    """An IR module of `__extendhfsf2` and `__truncsfhf2`."""
+    """Return an IR module with `__extendhfsf2` and `__truncsfhf2`."""
     made = ir.Module("halves")
     _extend(made)
     _truncate(made)
@@ -34,7 +34,7 @@ def _extend(made: Any) -> None:
     b, half = _begin(made, "__extendhfsf2", _FLOAT, _HALF)
     bits = b.zext(b.bitcast(half, _I16), _I32)
     size = b.and_(bits, _i32(0x7FFF))
-    # the exponent's bias is 112 less; the product also normalises what was subnormal
+    # the exponent's bias is 112 less; the product also normalizes subnormal numbers
     number = b.fmul(b.bitcast(b.shl(size, _i32(13)), _FLOAT), b.bitcast(_i32(0x77800000), _FLOAT))
     quiet = b.select(b.icmp_unsigned(">", size, _i32(0x7C00)), _i32(0x7FC00000), _i32(0x7F800000))
     special = b.or_(quiet, b.shl(b.and_(size, _i32(0x3FF)), _i32(13)))
@@ -44,13 +44,13 @@ def _extend(made: Any) -> None:
 
 
 def _truncate(made: Any) -> None:
-    """Rounds to nearest, ties to even."""
+    """Round to nearest, ties to even."""
     b, number = _begin(made, "__truncsfhf2", _HALF, _FLOAT)
     bits = b.bitcast(number, _I32)
     size = b.and_(bits, _i32(0x7FFFFFFF))
     odd = b.and_(b.lshr(size, _i32(13)), _i32(1))
     normal = b.lshr(b.add(b.add(size, _i32(0xC8000FFF)), odd), _i32(13))
-    # below 2^-14: adding a half moves the bits to where a subnormal has them, rounded by the addition
+    # below 2^-14: adding a half moves the bits to their place in a subnormal, rounded by the addition
     magic = _i32(0x3F000000)
     small = b.sub(b.bitcast(b.fadd(b.bitcast(size, _FLOAT), b.bitcast(magic, _FLOAT)), _I32), magic)
     payload = b.or_(_i32(0x7E00), b.and_(b.lshr(size, _i32(13)), _i32(0x3FF)))

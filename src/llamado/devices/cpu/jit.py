@@ -1,10 +1,10 @@
-"""Kernels to machine code: traces a kernel, compiles it with LLVM for this very CPU, keeps the object on disk.
+"""The kernel compiler: traces a kernel, compiles it with LLVM for this CPU, and caches the object on disk.
 
-The name of a cached object is a hash of the kernels' own sources (for a kernel from elsewhere its file's, too), the
-operating system, the CPU, the lowering, LLVM's version and the kernel's parameters, so an edited kernel is compiled
-anew and one cache folder serves many machines. Files are written whole or not at all; one that cannot be read, or that
-somebody else may have written, is compiled again. What was not used for longest goes: on disk beyond `DISK_BYTES`, in
-memory beyond `SEGMENTS`.
+The name of a cached object is a hash of the kernel sources (for a kernel defined elsewhere also its file), the
+operating system, the CPU, the lowering, LLVM's version and the kernel's parameters. So an edited kernel is compiled
+anew, and one cache folder serves many machines. Files are written atomically. A file that cannot be read, or that
+another user may have written, is compiled again. The least recently used kernels are dropped: on disk beyond
+`DISK_BYTES`, in memory beyond `SEGMENTS`.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ log = logging.getLogger("llamado.devices")
 Trace = Callable[..., None]
 
 DISK_BYTES = 256 << 20
-"""Most bytes of compiled kernels on disk; those of one model on one machine have about two million."""
+"""Most bytes of compiled kernels on disk; one model on one machine has about two million."""
 SEGMENT_KERNELS = 64
-"""Kernels that are loaded and let go together: making room for one at a time costs more than compiling some of them."""
+"""Kernels that are loaded and unloaded together: making room for one at a time costs more than recompiling some of
+them.
+"""
 SEGMENTS = 32
 _LOOK_AFTER = 64
-"""Kernels written before the folder is looked through for what is too much."""
+"""Kernels written between checks of the folder's size."""
 _DAY = 24 * 3600.0
 
 
@@ -56,7 +58,7 @@ class JitError(LlamadoError):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's name, its argument fields (each 8 bytes) and the function that writes its code.
+    """A kernel's name, its argument fields (8 bytes each) and the function that emits its code.
 
     The machine function is `void kernel(fields*, thread, threads, counters*, step)`; see `Work`.
     """
@@ -66,7 +68,9 @@ class Kernel:
     trace: Trace
 
     def pack(self, values: Mapping[str, Any], address: Callable[[Any], int] = int) -> list[int]:
-        """Argument values in field order as 64-bit integers: floats by the bits of their f32, places by `address`."""
+        """Return argument values in field order as 64-bit integers: floats by the bits of their f32, places by
+        `address`.
+        """
         if len(values) != len(self.fields):
             raise ValueError(f"{self.name}: fields {sorted(set(self.fields) ^ values.keys())} missing or unknown")
         packed: list[int] = []
@@ -85,12 +89,12 @@ _F32, _FLOAT = struct.Struct("<f"), struct.Struct("<i")
 def _f32(value: float) -> bytes:
     try:
         return _F32.pack(value)
-    except OverflowError:  # finite, but not as f32
+    except OverflowError:  # finite, but too large for f32
         return _F32.pack(math.copysign(math.inf, value))
 
 
 def kernel(*fields: str) -> Callable[[Trace], Kernel]:
-    """Makes a kernel of `trace(code, arguments, work, **parameters)`."""
+    """Make a kernel of `trace(code, arguments, work, **parameters)`."""
 
     def wrap(trace: Trace) -> Kernel:
         return Kernel(trace.__name__, fields, trace)
@@ -99,17 +103,17 @@ def kernel(*fields: str) -> Callable[[Trace], Kernel]:
 
 
 _PACKAGE = Path(__file__).parents[2]
-_HERE = "devices/cpu"
+_CPU_FOLDER = "devices/cpu"
 KERNEL_SOURCES = (
-    *(f"{_HERE}/{name}" for name in ("jit.py", "simd.py", "lowerings", "kernels")),
+    *(f"{_CPU_FOLDER}/{name}" for name in ("jit.py", "simd.py", "lowerings", "kernels")),
     *("devices/drawing.py", "ggml/ops.py", "gguf/codebooks.py", "gguf/types.py"),
 )
-"""Files and folders of the package that decide what a kernel compiles to: all that kernels import."""
+"""Files and folders of the package that all kernels import, and which decide what a kernel compiles to."""
 
 
 @cache
 def _source_hash(*sources: str) -> bytes:
-    """Hash of these files and of all in these folders of the package."""
+    """Hash these files, and all files in these folders, of the package."""
     digest = hashlib.sha256()
     for source in sources:
         path = _PACKAGE / source
@@ -120,8 +124,8 @@ def _source_hash(*sources: str) -> bytes:
 
 @cache
 def _own_source(trace: Trace) -> bytes:
-    """What decides what a kernel from elsewhere compiles to: its file, or its code where it was typed in; of those
-    among `KERNEL_SOURCES` nothing.
+    """Return the source of a kernel defined elsewhere: its file, or its code if it was typed interactively. Return
+    nothing for kernels in `KERNEL_SOURCES`.
     """
     assert isinstance(trace, FunctionType)
     path = Path(trace.__code__.co_filename)
@@ -140,21 +144,21 @@ def _code_text(code: CodeType) -> str:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: `$LLAMADO_CACHE/kernels`, by default under the user's cache folder."""
+    """Return the folder of compiled kernels: `$LLAMADO_CACHE/kernels`, by default under the user's cache folder."""
     root = os.environ.get("LLAMADO_CACHE")
     return (Path(root) if root else Path.home() / ".cache" / "llamado") / "kernels"
 
 
 class CodeSegment:
-    """Machine code of some kernels, in memory for as long as somebody holds this."""
+    """Machine code of some kernels, in memory as long as this object is referenced."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.kernels: list[Any] = []  # their keys
 
 
-class Loaded(NamedTuple):
-    """A kernel that can be called: its code is at `address` for as long as its segment is held."""
+class LoadedKernel(NamedTuple):
+    """A callable kernel. The code at `address` is valid as long as `segment` is referenced."""
 
     address: int
     segment: CodeSegment
@@ -172,7 +176,7 @@ class Jit:
     ) -> None:
         """`host`: name and features of the CPU to compile for, as LLVM spells them (default: this machine's).
 
-        `triple`: LLVM's name of a machine of another kind, for which code can be read (`assembly`) and not run.
+        `triple`: LLVM's target triple of another platform, whose code can be read (`assembly`) but not run.
         """
         import llvmlite
         import llvmlite.binding as llvm
@@ -180,7 +184,7 @@ class Jit:
         if triple is None:
             llvm.initialize_native_target()
             llvm.initialize_native_asmprinter()
-            llvm.initialize_native_asmparser()  # ARM's clock is read by an instruction that has no other name
+            llvm.initialize_native_asmparser()  # ARM's clock is read by inline assembly
         else:
             llvm.initialize_all_targets()
             llvm.initialize_all_asmprinters()
@@ -196,15 +200,15 @@ class Jit:
         self.folder = folder or cache_folder()
         self.compiled = 0
         self.quota: KernelQuota | None = None
-        """Is asked before a kernel is made, or loaded from disk."""
-        # threads of one system wait for each other by what another system does not have
+        """Charged before a kernel is made, or loaded from disk."""
+        # the system is part of the identity because threads wait with calls of the OS
         identity = [llvmlite.__version__, sys.platform, self._triple, self.cpu, self._features, self.lowering.name]
-        self.numerics = f"{llvmlite.__version__} {_source_hash(*KERNEL_SOURCES, _HERE).hex()[:32]}"
-        """What the bits of results depend on: what compiles the kernels, their sources, and what chooses among them.
-        Processors and lowerings give the same ones.
+        self.numerics = f"{llvmlite.__version__} {_source_hash(*KERNEL_SOURCES, _CPU_FOLDER).hex()[:32]}"
+        """Fingerprint of what the bits of results depend on: the compiler, the kernel sources, and the sources that
+        choose among kernels. Processors and lowerings do not change the bits.
         """
         self._identity = hashlib.sha256(_source_hash(*KERNEL_SOURCES) + "\0".join(identity).encode())
-        self._loaded: dict[tuple[str, tuple[tuple[str, Any], ...]], Loaded] = {}
+        self._loaded: dict[tuple[str, tuple[tuple[str, Any], ...]], LoadedKernel] = {}
         self._segments: OrderedDict[int, CodeSegment] = OrderedDict()  # the one used last at the end
         self._open: CodeSegment | None = None
         self._folder_is_ours: bool | None = None
@@ -229,8 +233,8 @@ class Jit:
         digest.update(repr((kernel.name, kernel.fields, sorted(parameters.items()))).encode())
         return self.folder / f"{kernel.name}-{digest.hexdigest()[:32]}.o"
 
-    def load(self, kernel: Kernel, **parameters: Any) -> Loaded:
-        """A kernel made with these parameters: from memory, from disk, or compiled now. Raises NoKernelsLeft."""
+    def load(self, kernel: Kernel, **parameters: Any) -> LoadedKernel:
+        """Return a kernel with these parameters: from memory, from disk, or compiled now. Raises NoKernelsLeft."""
         key = (kernel.name, tuple(sorted(parameters.items())))
         found = self._loaded.get(key)
         if found is None:
@@ -249,20 +253,20 @@ class Jit:
         return found
 
     def rest(self) -> None:
-        """Lets go of the pages of the compiler's code, most of which only starting and compiling need.
+        """Release the pages of the compiler's code, most of which only starting and compiling need.
 
-        They are the file's and unchanged: whatever runs again is read again.
+        They are unchanged pages of a file and are read again when needed.
         """
         folder = str(Path(self._llvm.__file__).resolve().parent)
-        with suppress(OSError, AttributeError):  # of other systems
+        with suppress(OSError, AttributeError):  # not on Linux
             lines = Path("/proc/self/maps").read_text().splitlines()
             for begin, end in (line.split()[0].split("-") for line in lines if " r-xp " in line and folder in line):
                 start, stop = int(begin, 16), int(end, 16)
                 ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
 
     def function(self, kernel: Kernel, **parameters: Any) -> Callable[[int, int, int, int, int], None]:
-        """The kernel as a function that Python calls (without the GIL): fields address, thread, threads,
-        counters address, bytes between counters.
+        """Return the kernel as a function for Python, which releases the GIL. Arguments: address of the fields, thread,
+        threads, address of the counters, bytes between counters.
         """
         loaded = self.load(kernel, **parameters)
         function: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(loaded.address)
@@ -270,7 +274,7 @@ class Jit:
         return function  # type: ignore[no-any-return]
 
     def module(self, kernel: Kernel, symbol: str, parameters: dict[str, Any]) -> Any:
-        """Traces a kernel; gives the optimised LLVM module."""
+        """Trace a kernel and return the optimized LLVM module."""
         from llvmlite import ir
 
         from llamado.devices.cpu.simd import I64, Code, Value, Work
@@ -286,14 +290,14 @@ class Jit:
         parsed = self._llvm.parse_assembly(str(module))
         parsed.verify()
         tuning = self._llvm.create_pipeline_tuning_options(speed_level=3)
-        # the vectors are written by hand; LLVM's own vectoriser and unroller would only bloat them
+        # the vectors are written by hand; LLVM's own vectorizer and unroller would only bloat them
         tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = tuning.loop_interleaving = False
         builder = self._llvm.create_pass_builder(self._machine, tuning)
         builder.getModulePassManager().run(parsed, builder)
         return parsed
 
     def compile(self, kernel: Kernel, symbol: str, parameters: dict[str, Any]) -> bytes:
-        """Traces and compiles a kernel to an object file."""
+        """Trace and compile a kernel to an object file."""
         self.compiled += 1
         try:
             return bytes(self._machine.emit_object(self.module(kernel, symbol, parameters)))
@@ -301,10 +305,10 @@ class Jit:
             raise JitError(f"kernel {kernel.name} {parameters} did not compile for {self.cpu}: {error}") from error
 
     def assembly(self, kernel: Kernel, **parameters: Any) -> str:
-        """The machine code of a kernel as text, for reading."""
+        """Return the machine code of a kernel as text, for reading."""
         return str(self._machine.emit_assembly(self.module(kernel, kernel.name, parameters)))
 
-    def _load(self, code: bytes, symbol: str) -> Loaded:
+    def _load(self, code: bytes, symbol: str) -> LoadedKernel:
         segment = self._open
         if segment is None or len(segment.kernels) >= SEGMENT_KERNELS:
             segment = self._open = self._new_segment()
@@ -314,10 +318,12 @@ class Jit:
         if not address:
             raise JitError(f"compiled kernel {symbol} cannot be loaded; delete {self.folder} and start again")
         self._segments.move_to_end(id(segment))
-        return Loaded(address, segment)
+        return LoadedKernel(address, segment)
 
     def _new_segment(self) -> CodeSegment:
-        """An empty one; of too many the one not used for longest is let go, and is gone when no program holds it."""
+        """Add an empty segment. If there are too many, drop the least recently used one, which lives on while a program
+        holds it.
+        """
         segment = CodeSegment(
             self._llvm.create_mcjit_compiler(self._llvm.parse_assembly(self._first), self._new_machine())
         )
@@ -330,7 +336,7 @@ class Jit:
 
     # --- on disk ----------------------------------------------------------------------------------------------------
     def _usable(self) -> bool:
-        """Whether only this user can have put anything into the folder, which is made where there is none."""
+        """Return True if only this user can have written to the folder. Creates it if it does not exist."""
         if self._folder_is_ours is None:
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -348,12 +354,12 @@ class Jit:
         if not self._warned:
             self._warned = True
             log.warning(
-                "compiled kernels in %s are not used and compiled anew: %s; delete it, or choose another folder with "
+                "compiled kernels in %s: ignored and compiled anew, because %s; delete it, or set another folder with "
                 "$LLAMADO_CACHE", path, reason,
             )  # fmt: skip
 
     def _warn_not_kept(self, error: OSError) -> None:
-        """It costs only the next start its time, which is said once."""
+        """Warn once that every start has to compile the kernels again."""
         if not self._warned:
             self._warned = True
             log.warning(
@@ -362,7 +368,9 @@ class Jit:
             )  # fmt: skip
 
     def _read(self, path: Path) -> bytes | None:
-        """A cached object; None where there is none, its check sum fails, or others may have written it."""
+        """Return a cached object; None if it does not exist, its checksum is wrong, or another user may have written
+        it.
+        """
         if not self._usable():
             return None
         try:
@@ -380,7 +388,7 @@ class Jit:
         return code if data[: len(_MAGIC) + 32] == _MAGIC + hashlib.sha256(code).digest() else None
 
     def _write(self, path: Path, code: bytes) -> None:
-        """Keeps an object, where the folder can be written."""
+        """Store an object in the cache, if the folder is writable."""
         if not self._usable():
             return
         try:
@@ -389,7 +397,7 @@ class Jit:
                     file.write(_MAGIC + hashlib.sha256(code).digest() + code)
                     file.flush()
                     os.replace(file.name, path)
-                except OSError:  # a full disk: leave nothing behind
+                except OSError:  # a full disk: leave no partial file behind
                     os.unlink(file.name)
                     raise
             if self._written % _LOOK_AFTER == 0:
@@ -404,7 +412,7 @@ _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 def _prune(folder: Path) -> None:
-    """Deletes what was used longest ago until three quarters of the bound are left, where there is more than that."""
+    """Delete the least recently used objects down to three quarters of the limit, if the folder exceeds it."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -1,10 +1,10 @@
-"""Memory that a file lies behind: a file that becomes shorter while it is in use ends the process with a reason.
+"""SIGBUS handler for mapped files: end the process with a reason if a mapped file is truncated while in use.
 
-Touching a page that the file no longer has raises SIGBUS in whatever thread it was, mostly in machine code, so
-that nothing but a signal handler can say it. The handler is compiled, as no Python may run in it. For an address that
-is not known here it puts back the handler that was there before (the system's, faulthandler's) and returns: the
-instruction is tried again and raises the signal for that one. One that this process sent itself has no address: it is
-of a handler that was installed later and hands on what it got (faulthandler); the instruction is tried again.
+Touching a page that the file no longer has raises SIGBUS in the thread that touches it, mostly in machine code, so only
+a signal handler can report it. The handler is compiled, because no Python may run in it. For an address outside the
+watched ranges it restores the previous handler (the system's, faulthandler's) and returns: the instruction is retried
+and raises the signal for that handler. A signal that this process sent itself has no address. It comes from a handler
+installed later that passes on what it received (faulthandler); the instruction is retried, too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 _SLOTS = 1024
 _SA_SIGINFO, _SA_ONSTACK = 4, 0x0800_0000
 _SIGBUS = 7
-_CODE, _SENDER, _ADDRESS = 8, 16, 16  # where siginfo_t has si_code, si_pid (code 0 or less) and si_addr
+_CODE, _SENDER, _ADDRESS = 8, 16, 16  # offsets in siginfo_t of si_code, si_pid (code 0 or less) and si_addr
 
 
 class _Slot(ctypes.Structure):
     _fields_ = (
         ("start", ctypes.c_uint64),
-        ("end", ctypes.c_uint64),  # 0: not used
+        ("end", ctypes.c_uint64),  # 0: unused
         ("text", ctypes.c_uint64),
         ("length", ctypes.c_uint64),
     )
@@ -53,9 +53,9 @@ _engine: Any = None
 
 
 def watch(path: Path, memory: NDArray[np.uint8], advice: str) -> Callable[[], None]:
-    """From now on, a page missing in `memory` is said to be `path`'s, with advice; returns what ends it.
+    """Report a missing page in `memory` as a truncation of `path`, with advice; return a function that ends the watch.
 
-    On Linux; elsewhere it does nothing.
+    Works on Linux; does nothing elsewhere.
     """
     address, size = memory.ctypes.data, memory.nbytes
     if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8 or not size:
@@ -66,7 +66,7 @@ def watch(path: Path, memory: NDArray[np.uint8], advice: str) -> Callable[[], No
         _install()
         for slot in _slots:
             if slot.end and slot.start < address + size and address < slot.end:
-                slot.end = 0  # what was there is not mapped any more
+                slot.end = 0  # the old mapping is gone
         number = next((i for i, slot in enumerate(_slots) if not slot.end), None)
         if number is None:
             return lambda: None
@@ -84,7 +84,7 @@ def watch(path: Path, memory: NDArray[np.uint8], advice: str) -> Callable[[], No
 
 
 def _install() -> None:
-    """Makes the handler the process's, unless it is; who installs another one after it wins."""
+    """Install the handler once. A handler that is installed later takes precedence."""
     global _engine
     if _engine is not None:
         return
@@ -102,7 +102,7 @@ def _install() -> None:
 
 
 def _module() -> Any:
-    """`void on_bus_error(int signal, siginfo_t*, void*)`; only functions that a handler may call are called."""
+    """Build `void on_bus_error(int signal, siginfo_t*, void*)`, which calls only async-signal-safe functions."""
     from llvmlite import ir
 
     made = ir.Module("mapped")
@@ -114,7 +114,7 @@ def _module() -> Any:
     b = ir.IRBuilder(handler.append_basic_block("entry"))
 
     def function(name: str, result: Any, *arguments: Any) -> Any:
-        """A function of the C library, by its address: no symbol has to be found when it is needed."""
+        """A function of the C library, by its address: no symbol lookup at run time."""
         address = ctypes.cast(getattr(libc, name), ctypes.c_void_p).value
         return b.inttoptr(ir.Constant(i64, address), ir.FunctionType(result, arguments).as_pointer())
 
@@ -128,7 +128,7 @@ def _module() -> Any:
         by_us = b.icmp_signed("==", read(about, _SENDER, i32), b.call(function("getpid", i32), []))
         with b.if_then(b.not_(by_us)):
             b.call(function("sigaction", i32, i32, pointer, pointer), [handler.args[0], old, nowhere])
-            b.call(function("raise", i32, i32), [handler.args[0]])  # comes when this one has returned
+            b.call(function("raise", i32, i32), [handler.args[0]])  # delivered when this handler has returned
         b.ret_void()
     fault = read(about, _ADDRESS)
     first = ctypes.addressof(_slots)

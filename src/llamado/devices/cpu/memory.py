@@ -19,18 +19,18 @@ from llamado.gguf.pages import expect_all, own_pages
 log = logging.getLogger("llamado.devices")
 
 _SLACK = 64
-"""Bytes after a buffer: kernels load eight elements at a time, also the last row of a mask of an odd length."""
+"""Bytes after a buffer: kernels load eight elements at a time, also in the last row of a mask of odd length."""
 
 
-def on_lines(n: int) -> NDArray[np.int64]:
-    """`n` words of zeros that begin on a cache line."""
+def cache_aligned_zeros(n: int) -> NDArray[np.int64]:
+    """Return `n` zeroed words that begin on a cache line."""
     words = np.zeros(n + 7, np.int64)
     skip = -words.ctypes.data % 64 // 8
     return words[skip : skip + n]
 
 
 class CpuBuffer:
-    """Bytes of this process: allocated here (pages appear when touched), or somebody else's (a mapped file)."""
+    """Bytes of this process: allocated here (pages appear when touched), or memory of another owner (a mapped file)."""
 
     def __init__(self, memory: NDArray[np.uint8], pages: mmap.mmap | None = None) -> None:
         self.memory = memory
@@ -40,29 +40,29 @@ class CpuBuffer:
 
     @classmethod
     def allocate(cls, size: int) -> CpuBuffer:
-        """`size` zeroed bytes, page-aligned; DeviceFull where the system gives none."""
+        """Allocate `size` zeroed bytes, page-aligned. Raise `DeviceFull` if the system refuses."""
         try:
             pages = own_pages(size + _SLACK)
         except (OSError, ValueError, OverflowError) as error:
-            raise DeviceFull(f"no {size / 1e6:.0f} MB of memory to be had: {error}") from error
+            raise DeviceFull(f"cannot allocate {size / 1e6:.0f} MB of memory: {error}") from error
         return cls(np.frombuffer(pages, np.uint8, size), pages)
 
     def expect_all(self, start: int, size: int) -> None:
-        """Says that these bytes will all be used, before they are."""
+        """Announce that all of these bytes will be used."""
         if self._pages is not None:
             expect_all(self._pages, start, size)
 
     def lock(self) -> bool:
-        """Keeps the pages in RAM (mlock(2)); False, and a warning that says what to do, where the system refuses."""
+        """Lock the pages in RAM (mlock(2)). If the system refuses, log a warning with advice and return False."""
         if not self.size:
             return True
         found = limits.memory()
-        # a file's pages that are in RAM count as free, our own as used
+        # cached pages of a file count as free, our own pages as used
         room = found.free if self._pages is None else found.total
         if self.size > room:
             log.warning(
-                "--mlock: %.0f MB are not kept in RAM: this process may have %.0f MB more, else it is ended; "
-                "give it (its container, its systemd unit) more memory, or leave --mlock out",
+                "--mlock: %.0f MB are not kept in RAM: this process may have %.0f MB more before the system kills it; "
+                "give it (its container, its systemd unit) more memory, or leave out --mlock",
                 self.size / 1e6,
                 room / 1e6,
             )
@@ -82,23 +82,23 @@ class CpuBuffer:
         return False
 
     def discard(self, start: int) -> None:
-        """Gives the pages from byte `start` on back to the system; they read as zeros then, where it takes them."""
+        """Return the pages from byte `start` on to the OS; they read as zeros afterwards, if the OS takes them."""
         start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._pages is not None and start < self.size and hasattr(mmap, "MADV_DONTNEED"):
             try:
                 self._pages.madvise(mmap.MADV_DONTNEED, start, len(self._pages) - start)
             except OSError as error:
-                log.debug("pages cannot be given back: %s", error)
+                log.debug("cannot release pages: %s", error)
 
     def free(self) -> None:
-        """Lets go of the memory."""
+        """Release the memory."""
         self.memory = np.empty(0, np.uint8)
         self._pages = None
         self.size = self.address = 0
 
 
 def _mlock(address: int, size: int) -> int:
-    """Locks pages; 0, the error number, or −1 where there is no such call."""
+    """Lock pages. Return 0, the error number, or −1 if the system has no such call."""
     try:
         function: Any = ctypes.CDLL(None, use_errno=True).mlock
     except (AttributeError, OSError, TypeError):
@@ -108,7 +108,7 @@ def _mlock(address: int, size: int) -> int:
 
 
 def _lock_limit() -> str:
-    """How much a process may lock, in words."""
+    """Describe how much memory a process may lock."""
     try:
         import resource
 

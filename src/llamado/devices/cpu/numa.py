@@ -1,4 +1,4 @@
-"""Where threads run, and weights lie, on machines with several memory nodes (NUMA)."""
+"""Pinning of threads, and placement of weights, on machines with several memory nodes (NUMA)."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ log = logging.getLogger("llamado.devices")
 STRATEGIES = ("distribute", "isolate", "numactl")
 _FOLDER = Path("/sys/devices/system/node")
 _POPULATE_READ = 22  # madvise(2), Linux 5.14
-# move_pages(2), which, unlike mbind(2), does not divide the mapping.
+# unlike mbind(2), move_pages(2) does not split the mapping
 _MOVE_PAGES = {"x86_64": 279, "aarch64": 239}.get(platform.machine())
 _MOVE = 2
 _AT_ONCE = 1 << 16
 
 
 class MemoryNode(NamedTuple):
-    """The system's number of a node, and its CPUs."""
+    """A memory node: the system's number of it, and its CPUs."""
 
     number: int
     cpus: frozenset[int]
 
 
 class Matrix(NamedTuple):
-    """Weights in memory: `n` matrices of `n_rows` rows each, one behind the other."""
+    """Weights in memory: `n` matrices of `n_rows` rows each, stored consecutively."""
 
     address: int
     n_rows: int
@@ -49,16 +49,16 @@ class Matrix(NamedTuple):
 
 
 class NumaBinding:
-    """The CPUs each thread of a team may run on, by ggml's strategies (`ggml_numa_init`).
+    """The CPUs that each thread of a team may run on, by ggml's strategies (`ggml_numa_init`).
 
-    `distribute`: as many threads on each node, those of a node beside each other, for they read rows of weights that
-    do; `isolate`: all on the node they were started from; `numactl`: all on the CPUs this process was given. None, and
-    any strategy on a machine of one node: wherever the system likes.
+    `distribute`: equally many threads on each node; neighboring threads share a node, because they read neighboring
+    rows of weights. `isolate`: all on the node of the calling thread. `numactl`: all on the CPUs this process was
+    given. None, and any strategy on a machine with one node: the system decides.
     """
 
     def __init__(self, strategy: str | None, n_threads: int = 1, nodes: list[MemoryNode] | None = None) -> None:
-        """`n_threads`: that all programs have; the team may have more. Raises DeviceError for a strategy that does not
-        exist.
+        """`n_threads`: threads of the smallest programs; the team may have more. Raises DeviceError for an unknown
+        strategy.
         """
         if strategy is not None and strategy not in STRATEGIES:
             raise DeviceError(f"no NUMA strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
@@ -68,7 +68,7 @@ class NumaBinding:
             return
         nodes = memory_nodes() if nodes is None else nodes
         if len(nodes) < 2 or not hasattr(os, "sched_setaffinity"):
-            _say_once(strategy)
+            _log_single_node(strategy)
             return
         allowed = frozenset(os.sched_getaffinity(0))
         if strategy == "distribute":
@@ -82,13 +82,13 @@ class NumaBinding:
             self._choose = lambda thread: allowed
 
     def pin(self, thread: int) -> None:
-        """Ties the calling thread, number `thread` of the team, to its CPUs for good."""
+        """Bind the calling thread, number `thread` of the team, to its CPUs permanently."""
         if self._choose is not None:
             _set_affinity(self._choose(thread))
 
     @contextmanager
     def pinned(self, thread: int) -> Iterator[None]:
-        """Ties the calling thread to its CPUs for as long as it is in here: it is not the team's own."""
+        """Bind the calling thread, which is not the team's own, to its CPUs inside this context."""
         if self._choose is None:
             yield
             return
@@ -100,14 +100,14 @@ class NumaBinding:
             _set_affinity(before)
 
     def spread(self, weights: Iterable[Matrix]) -> None:
-        """Has every row of weights lie on the node whose threads will read it, where the strategy is `distribute`.
+        """Move every row of weights to the node whose threads will read it, if the strategy is `distribute`.
 
-        All nodes at once, each by a thread of its own: a page that is not in memory yet comes to the node of the thread
-        that reads it first, one that is somewhere else is moved where the system allows it.
+        All nodes work at once, each in a thread of its own: a page that is not in memory yet is allocated on the node
+        of the thread that reads it first, and other pages are moved if the system allows it.
         """
         matrices = list(weights)
         threads = [
-            threading.Thread(target=self._take, args=(node, i, matrices), name=f"llamado-node-{node.number}")
+            threading.Thread(target=self._place_rows, args=(node, i, matrices), name=f"llamado-node-{node.number}")
             for i, node in enumerate(self._nodes)
         ]
         for thread in threads:
@@ -115,18 +115,19 @@ class NumaBinding:
         for thread in threads:
             thread.join()
 
-    def _take(self, node: MemoryNode, i: int, matrices: list[Matrix]) -> None:
-        """The rows of the i-th node, of all matrices."""
+    def _place_rows(self, node: MemoryNode, i: int, matrices: list[Matrix]) -> None:
+        """Bring the rows of the i-th node, of all matrices, to that node."""
         _set_affinity(node.cpus & os.sched_getaffinity(0) or node.cpus)
         of = len(self._nodes)
         for address, n_rows, row_bytes, n in matrices:
             for matrix in range(n):
                 begin = address + matrix * n_rows * row_bytes
-                _bring(begin + n_rows * i // of * row_bytes, begin + n_rows * (i + 1) // of * row_bytes, node.number)
+                start, stop = (begin + n_rows * k // of * row_bytes for k in (i, i + 1))
+                _load_and_move(start, stop, node.number)
 
 
-def _bring(start: int, stop: int, node: int) -> None:
-    """The pages that begin in these bytes come to memory, and to a node."""
+def _load_and_move(start: int, stop: int, node: int) -> None:
+    """Load the pages that begin in this range, and move them to a node."""
     page = mmap.PAGESIZE
     start, stop = -(-start // page) * page, -(-stop // page) * page
     if start >= stop:
@@ -134,7 +135,7 @@ def _bring(start: int, stop: int, node: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     address, size = ctypes.c_void_p(start), ctypes.c_size_t(stop - start)
     if libc.madvise(address, size, _POPULATE_READ):
-        log.debug("pages are left to come when they are read: %s", os.strerror(ctypes.get_errno()))
+        log.debug("weights: not read ahead, pages load on first use: %s", os.strerror(ctypes.get_errno()))
     if _MOVE_PAGES is None:
         return
     for first in range(start, stop, page * _AT_ONCE):
@@ -142,12 +143,12 @@ def _bring(start: int, stop: int, node: int) -> None:
         nodes, status = np.full(pages.size, node, np.int32), np.zeros(pages.size, np.int32)
         addresses = (ctypes.c_void_p(array.ctypes.data) for array in (pages, nodes, status))
         if libc.syscall(_MOVE_PAGES, 0, ctypes.c_ulong(pages.size), *addresses, _MOVE) < 0:
-            log.debug("pages stay on the node they are on: %s", os.strerror(ctypes.get_errno()))
+            log.debug("weights: pages not moved to their node: %s", os.strerror(ctypes.get_errno()))
             return
 
 
 def memory_nodes(folder: Path = _FOLDER) -> list[MemoryNode]:
-    """The memory nodes of this machine that have CPUs."""
+    """Return the memory nodes of this machine that have CPUs."""
     found = []
     for path in sorted(folder.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
         try:
@@ -160,7 +161,7 @@ def memory_nodes(folder: Path = _FOLDER) -> list[MemoryNode]:
 
 
 def _cpu_list(text: str) -> frozenset[int]:
-    """CPUs of a list as Linux writes it: `0-3,8,10-11`."""
+    """Parse a CPU list as Linux writes it: `0-3,8,10-11`."""
     ranges = (part.partition("-") for part in text.strip().split(",") if part)
     return frozenset(cpu for low, _, high in ranges for cpu in range(int(low), int(high or low) + 1))
 
@@ -176,9 +177,9 @@ def _set_affinity(cpus: frozenset[int] | set[int]) -> None:
     try:
         os.sched_setaffinity(0, cpus)  # 0: the calling thread
     except OSError as error:
-        log.warning("cannot tie a thread to CPUs %s: %s", sorted(cpus), error)
+        log.warning("cannot bind a thread to CPUs %s: %s", sorted(cpus), error)
 
 
 @cache
-def _say_once(strategy: str) -> None:
+def _log_single_node(strategy: str) -> None:
     log.info("numa %s: this machine has one memory node, threads stay where the system puts them", strategy)

@@ -1,15 +1,16 @@
-"""Mapped weights that are larger than memory: what a program will need next is read while it computes.
+"""Read-ahead of mapped weights that are larger than memory, while a program computes.
 
-A program reads its weights in one order, again and again. Where they do not fit, the system throws out what was used
-longest ago, which is what is needed next: every token reads the whole file. So programs get operations that say it:
+A program reads its weights in one order, again and again. If they do not fit, the OS evicts the least recently used
+pages, which are the ones needed next, so that every token reads the whole file. Therefore programs get additional
+operations:
 
-- Of every matrix a first part stays, as much as there is memory for; the rest is given back as soon as it is used, so
-  that nothing presses out what stays. Per token only the rest is read, and evenly between what is there already.
-- Ahead of the computation by a window of bytes, the system is asked for what comes, around the end of the program too.
-- Of experts only the chosen ones are read: all their matrices are asked for once the choice is known. Which stay is
-  left to the system, as nothing is known of the next choice.
+- The first part of every matrix stays in memory, as much as fits; the rest is released right after use, so that it does
+  not evict what stays. Each token then reads only the rest, spread evenly over the program.
+- A window of bytes ahead of the computation is requested from the OS, also across the end of the program.
+- Only the chosen experts are read: all their matrices are requested once the choice is known. The OS decides which
+  experts stay, because the next choice is unknown.
 
-These are operations like others, done by the thread that comes to them. Where weights fit there are none.
+These are ordinary operations, run by the thread that takes them. Programs whose weights fit have none.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from llamado.devices.cpu.memory import CpuBuffer
 log = logging.getLogger("llamado.devices")
 
 WINDOW = 64 << 20
-"""Bytes asked for ahead of the computation."""
+"""Bytes requested ahead of the computation."""
 _SPARE = 256 << 20
-"""Most bytes left to what else will be needed: where the system has to take pages back, it takes what is used next."""
+"""Most bytes left for other uses: if the OS has to reclaim pages, it takes those that are needed next."""
 _PAGE = mmap.PAGESIZE
 
 
 class MappedFile(NamedTuple):
-    """Addresses `start` to `stop` show a file from byte `offset` on, to all who map it."""
+    """Addresses `start` to `stop` are a shared mapping of a file from byte `offset` on."""
 
     start: int
     stop: int
@@ -47,9 +48,9 @@ class MappedFile(NamedTuple):
 
 
 class ReadAhead:
-    """Weights in mapped files, and what programs that read them get when they do not fit.
+    """Weights in mapped files, and the read-ahead operations of programs that use them.
 
-    `free`: bytes of memory that this process may still use for them.
+    `free`: returns the bytes of memory that this process may still use for weights.
     """
 
     def __init__(self, free: Callable[[], int], window: int = WINDOW) -> None:
@@ -58,15 +59,17 @@ class ReadAhead:
         self._files: list[MappedFile] = []
         self._mapped = self._room = 0
         self.stale = False
-        """Whether weights came since `assess`."""
+        """True if weights were added since `assess`."""
 
     def add(self, weights: Iterable[CpuBuffer]) -> None:
-        """Weights that programs will read where they lie."""
+        """Add weights that programs will read in place."""
         self._weights.update(weights)
         self.stale = True
 
     def assess(self) -> None:
-        """Looks at what there is, while no program is: they hold on to what was found."""
+        """Find the mapped files and the available memory. Call it only without compiled programs, which refer to the
+        result.
+        """
         self.close()
         self.stale = False
         if sys.platform != "linux" or not self._weights:
@@ -79,8 +82,8 @@ class ReadAhead:
         self._room = self._free()
         if self._over:
             log.info(
-                "%.2f GB of weights do not fit the %.2f GB of memory there are for them: what does not stay is read "
-                "from the disk as it is needed",
+                "%.2f GB of weights do not fit the %.2f GB of memory available for them: the rest is read "
+                "from disk when needed",
                 self._mapped / 1e9,
                 self._room / 1e9,
             )
@@ -90,17 +93,17 @@ class ReadAhead:
         return self._mapped > self._room
 
     def close(self) -> None:
-        """Lets go of the files."""
+        """Close the files."""
         for mapped in self._files:
             os.close(mapped.file)
         self._files, self._mapped, self._room = [], 0, 0
 
-    def weave(self, operations: list[Operation]) -> list[Operation]:
-        """A program's operations with those between them that ask for weights and give them back."""
+    def add_to(self, operations: list[Operation]) -> list[Operation]:
+        """Return a program's operations with those that request and release weights in between."""
         if not self._over:
             return operations
         before, after = self._dense(operations)
-        for i, asked in _asks_for_experts(operations, self._is_mapped):
+        for i, asked in _expert_prefetches(operations, self._is_mapped):
             before[i].append(asked)
         woven: list[Operation] = []
         for i, operation in enumerate(operations):
@@ -114,7 +117,7 @@ class ReadAhead:
         return span.place.base is None and span.size > 0 and self._file(span.place.offset) is not None
 
     def _dense(self, operations: Sequence[Operation]) -> tuple[list[list[Operation]], list[list[Operation]]]:
-        """What comes before and after each operation for the weights that every run reads."""
+        """Operations before and after each operation for the weights that every run reads."""
         before: list[list[Operation]] = [[] for _ in operations]
         after: list[list[Operation]] = [[] for _ in operations]
         reads = [
@@ -130,7 +133,7 @@ class ReadAhead:
         streamed = any(read.rest for read in reads)
         sizes = [read.rest if streamed else read.size for read in reads]
         window, cycle = min(self._window, sum(sizes) // 2), sum(sizes)
-        # where each begins on the way through all of them, twice round
+        # start of each read in the sequence of all reads, run twice
         starts, at = [], 0
         for size in [*sizes, *sizes]:
             starts.append(at)
@@ -139,23 +142,23 @@ class ReadAhead:
         for read, start in zip(reads, starts, strict=False):
             while asked < len(reads) + len(sizes) and starts[asked] <= start + window:
                 due = reads[asked % len(reads)]
-                before[read.operation].append(_ask(due.start, due.size))
+                before[read.operation].append(_prefetch(due.start, due.size))
                 asked += 1
         for read in reads:
             if read.rest:
-                after[read.operation].append(self._give_back(read, operations[read.operation]))
-        while asked < len(starts) and starts[asked] < cycle + window:  # the next run's first
+                after[read.operation].append(self._release(read, operations[read.operation]))
+        while asked < len(starts) and starts[asked] < cycle + window:  # the first reads of the next run
             due = reads[asked % len(reads)]
-            after[reads[-1].operation].append(_ask(due.start, due.size))
+            after[reads[-1].operation].append(_prefetch(due.start, due.size))
             asked += 1
         return before, after
 
     def _divide(self, reads: Sequence[_WeightRead], operations: Sequence[Operation]) -> None:
-        """Says of each read how much of it stays."""
+        """Set `rest` of each read: the bytes that do not stay in memory."""
         chosen = {(s.place.offset, s.size) for o in operations if _choice(o) for s in o.reads if self._is_mapped(s)}
         tables = {
             s.place.offset for o in operations if "w" not in o.fields for s in o.reads if self._is_mapped(s)
-        }  # rows are taken of them, anywhere
+        }  # tables: any of their rows may be read
         dense, experts = sum(read.size for read in reads), sum(size for _, size in chosen)
         room = self._room - min(self._room // 8, _SPARE) - self._window - max(0, self._mapped - dense - experts)
         if experts:
@@ -166,7 +169,7 @@ class ReadAhead:
         else:
             whole = []
         rest = [read for read in reads if read not in whole]
-        # of a matrix that is used and of the one after it nothing is given back yet
+        # two matrices at a time, the one in use and the next one, have nothing released yet
         most = 2 * max((read.size for read in rest), default=0)
         total = sum(read.size for read in rest)
         share = 1.0 if total <= room else min(1.0, max(0.0, (room - most) / max(1, total - most)))
@@ -174,7 +177,7 @@ class ReadAhead:
             stays = -(-(read.start + int(read.size * share)) // _PAGE) * _PAGE - read.start
             read.rest = max(0, read.size - stays) if share < 1 else 0
 
-    def _give_back(self, read: _WeightRead, operation: Operation) -> Operation:
+    def _release(self, read: _WeightRead, operation: Operation) -> Operation:
         start = read.start + read.size - read.rest
         size = (read.start + read.size) // _PAGE * _PAGE - start
         mapped = self._file(start)
@@ -185,13 +188,13 @@ class ReadAhead:
             "file": mapped.file,
             "offset": mapped.offset + start - mapped.start,
         }
-        # the product is done when it is given back: it has been written
-        return Operation(paging.give_back, {}, fields, list(operation.writes), [], label="give back")
+        # a written result shows that the product is done
+        return Operation(paging.release, {}, fields, list(operation.writes), [], label="release")
 
 
 @dataclass(eq=False)
 class _WeightRead:
-    """A weight that an operation reads whole; the last `rest` bytes of it do not stay in memory."""
+    """A weight that an operation reads entirely; its last `rest` bytes do not stay in memory."""
 
     operation: int
     start: int
@@ -199,24 +202,25 @@ class _WeightRead:
     rest: int = field(default=0)
 
 
-def _ask(start: int, size: int) -> Operation:
-    return Operation(paging.ask, {"page": _PAGE}, {"start": start, "size": size}, [], [], label="ask")
+def _prefetch(start: int, size: int) -> Operation:
+    return Operation(paging.prefetch, {"page": _PAGE}, {"start": start, "size": size}, [], [], label="prefetch")
 
 
 def _choice(operation: Operation) -> Place | None:
-    """Where an operation's choice of experts is, known only when the program runs; None: it reads all it names."""
+    """The place of an operation's choice of experts, known only at run time; None: it reads all its weights."""
     place = operation.fields.get("routes", operation.fields.get("ids"))
     if "expert_bytes" not in operation.fields or not isinstance(place, tuple):
         return None
     return place if any(span.place == place for span in operation.reads) else None
 
 
-def _asks_for_experts(
+def _expert_prefetches(
     operations: Sequence[Operation], is_mapped: Callable[[ByteSpan], bool]
 ) -> Iterator[tuple[int, Operation]]:
-    """Operations that ask for chosen experts, and before which one each comes.
+    """Yield operations that request chosen experts, each with the number of the operation it precedes.
 
-    For one token all at the first product with the choice; for many, who choose most, one product ahead.
+    For one token, all requests come before the first product with the choice; for many tokens, which choose most
+    experts, one product ahead.
     """
     seen: dict[Place, list[int]] = {}
     for i, operation in enumerate(operations):
@@ -226,17 +230,20 @@ def _asks_for_experts(
         users = seen.setdefault(place, [])
         users.append(i)
         routed = "routes" in operation.fields
-        kernel = paging.ask_for_routes if routed else paging.ask_for_chosen
+        kernel = paging.prefetch_routed if routed else paging.prefetch_chosen
         before = users[-2] if routed and len(users) > 1 else users[0]
         named = {key: operation.fields[key] for key in kernel.fields if key != "w"}
         reads = [span for span in operation.reads if span.place == place]
         for span in operation.reads:
             if is_mapped(span):
-                yield before, Operation(kernel, {"page": _PAGE}, {**named, "w": span.place}, reads, [], label="ask")
+                yield (
+                    before,
+                    Operation(kernel, {"page": _PAGE}, {**named, "w": span.place}, reads, [], label="prefetch"),
+                )
 
 
 def _mapped_files(spans: Sequence[tuple[int, int]]) -> Iterator[MappedFile]:
-    """The files that are mapped, shared, where one of `spans` (address, size) lies; opened anew to name their bytes."""
+    """Yield the shared file mappings that contain one of `spans` (address, size), with the files opened again."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -249,4 +256,4 @@ def _mapped_files(spans: Sequence[tuple[int, int]]) -> Iterator[MappedFile]:
         try:
             yield MappedFile(start, stop, int(offset, 16), os.open(name[0], os.O_RDONLY))
         except OSError as error:
-            log.debug("%s is not read ahead: %s", name[0], error)
+            log.debug("%s: not read ahead: %s", name[0], error)

@@ -1,13 +1,12 @@
-"""The SIMD language kernels are written in: Python that writes LLVM IR.
+"""The SIMD language of the kernels: Python that emits LLVM IR.
 
-A kernel is a Python function that runs once, when it is compiled. The values it handles (`Value`) stand for registers:
-arithmetic on them appends instructions, an ordinary Python loop unrolls, `Code.range` makes a loop of the machine.
-Vectors are 256 bits wide (`F32x8`, `I32x8`, `I16x16`, `I8x32`); what one instruction set does better than another is
-a word of its own (`Words`; `lowerings` spell them), everything else is plain LLVM vector arithmetic and runs
-anywhere.
+A kernel is a Python function that runs once, when it is compiled. Its values (`Value`) stand for registers: arithmetic
+on them appends instructions, an ordinary Python loop unrolls, and `Code.range` emits a loop. Vectors are 256 bits wide
+(`F32x8`, `I32x8`, `I16x16`, `I8x32`). `LoweringInterface` has the operations that instruction sets do differently, and
+`lowerings` implement it; everything else is plain LLVM vector arithmetic and runs anywhere.
 
-No instruction carries a fast-math flag, and nothing is contracted or reordered behind the author's back: the order of
-float operations is the order written here. That is what makes results equal to the bit whatever kernel computed them.
+No instruction carries a fast-math flag, and nothing is contracted or reordered: float operations run in the order
+written here. Therefore results are equal to the bit on every lowering.
 """
 
 from __future__ import annotations
@@ -59,21 +58,21 @@ Number = int | float
 
 
 GROUP = 8
-"""Threads that stand together: they wait for each other first (control.py), and help each other first."""
+"""Threads of a group: they synchronize (control.py) and steal work within the group first."""
 
 _Number = TypeVar("_Number", int, "Value")
 
 
 def groups_of(threads: _Number) -> _Number:
-    """How many groups so many threads make."""
+    """Return the number of groups for so many threads."""
     return (threads + (GROUP - 1)) // GROUP
 
 
 class Work(NamedTuple):
-    """What a kernel knows of its threads: which it is, how many there are, and where their counters lie.
+    """A kernel's view of its threads: its own number, the number of threads, and the address of their counters.
 
-    Those are i64, zero when the operation starts: one of each thread, `step` bytes apart, and behind them one of each
-    group of threads. What lies beside a counter belongs to other operations of the same thread.
+    Counters are i64, zero when the operation starts: one per thread, `step` bytes apart, followed by one per group of
+    threads. The memory beside a counter belongs to other operations of the same thread.
     """
 
     thread: Value
@@ -83,8 +82,8 @@ class Work(NamedTuple):
 
 
 class Value:
-    """A register: the result of an instruction. Operators work lane by lane; integers are signed unless a name
-    says so.
+    """A register: the result of an instruction. Operators work lane by lane; integers are signed unless a name says
+    otherwise.
     """
 
     __slots__ = ("code", "ir", "type")
@@ -170,7 +169,7 @@ class Value:
         return self._compare(">=", other)
 
     def equals(self, other: Value | Number) -> Value:
-        """Lane-wise equality as i1 (Python's `==` is left alone)."""
+        """Lane-wise equality as i1 (Python's `==` compares objects)."""
         return self._compare("==", other)
 
     def differs(self, other: Value | Number) -> Value:
@@ -179,19 +178,19 @@ class Value:
 
     # --- conversions ---------------------------------------------------------------------------------------------
     def bits(self, type_: Type) -> Value:
-        """The same bits as another type of the same size."""
+        """Reinterpret the bits as another type of the same size."""
         return self if type_ == self.type else Value(self.code, type_, self.code.llvm.bitcast(self.ir, type_.llvm))
 
     def as_lanes(self, elem: str) -> Value:
-        """The same bits as lanes of another kind of element."""
+        """Reinterpret the bits as lanes of another element kind."""
         return self.bits(Type(elem, self.type.bytes // Type(elem).bytes))
 
     def cast(self, elem: str) -> Value:
-        """`to` another kind of element, with as many lanes."""
+        """Convert to another element kind, with the same number of lanes."""
         return self.to(self.type._replace(elem=elem))
 
     def to(self, type_: Type) -> Value:
-        """Signed integer ↔ integer, integer ↔ float, float ↔ float conversion, lane by lane (floats truncate to
+        """Convert lane by lane: signed integer ↔ integer, integer ↔ float, float ↔ float (floats truncate to
         integers).
         """
         builder, here = self.code.llvm, self.type
@@ -209,7 +208,7 @@ class Value:
         return Value(self.code, type_, made)
 
     def zext(self, type_: Type) -> Value:
-        """Zero-extends integers lane by lane."""
+        """Zero-extend integers lane by lane."""
         return Value(self.code, type_, self.code.llvm.zext(self.ir, type_.llvm))
 
     def splat(self, lanes: int) -> Value:
@@ -222,7 +221,7 @@ class Value:
         return Value(self.code, type_, builder.shuffle_vector(one, empty, zeros))
 
     def place(self) -> tuple[int, int]:
-        """What this is the sum of, where it was written as one: a number that stands for a value, and a constant."""
+        """If this is a sum with constants, return (identity of the base value, constant offset)."""
         value, offset = self.ir, 0
         while isinstance(value, ir.Instruction) and value.opname == "add":
             left, right = value.operands
@@ -256,8 +255,10 @@ class Var:
         self.code.llvm.store(new.ir, self._slot)
 
 
-class Words(Protocol):
-    """What one instruction set spells better than another: integer dot products, and how many fit its registers."""
+class LoweringInterface(Protocol):
+    """Operations that instruction sets implement differently: integer dot products, and the sizes that fit their
+    registers.
+    """
 
     @property
     def columns(self) -> int:
@@ -265,35 +266,35 @@ class Words(Protocol):
 
     @property
     def few(self) -> int:
-        """Columns up to which rows of weights pass through registers at once."""
+        """Most columns for which rows of weights pass directly through registers."""
 
     @property
     def full_u8(self) -> bool:
-        """Whether unsigned weights may need all eight bits; where not, such weights stay signed."""
+        """True if unsigned weights may use all eight bits; otherwise such weights stay signed."""
 
     @property
     def signed(self) -> bool:
-        """Whether products take signed weights at no cost."""
+        """True if products take signed weights at no cost."""
 
     @property
     def run(self) -> int:
-        """Bytes of a column of activations that lie together in a group of columns."""
+        """Bytes of a column of activations that are adjacent in a group of columns."""
 
     def arrange(self, c: Code, groups: Sequence[Value], columns: int) -> list[Value]:
-        """An even number of groups of weights as `dot` takes them for so many columns."""
+        """Arrange an even number of groups of weights as `dot` takes them for that many columns."""
 
     def hold(self, c: Code, sums: Sequence[Value]) -> list[Value]:
-        """Integer sums (I32x8, one for each column) as `dot` adds to them."""
+        """Convert integer sums (I32x8, one for each column) to the layout that `dot` adds to."""
 
     def release(self, c: Code, held: Sequence[Value]) -> list[Value]:
-        """What `hold` made as one vector for each column."""
+        """Convert the result of `hold` back to one vector for each column."""
 
     def dot(
         self, c: Code, sums: list[Value], weights: Iterable[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> None:
         """sums[j] (I32x8, held) += Σ_g groups of four of weights[g] (arranged) · x[g][j] (address of 4 signed bytes).
 
-        Weights are unsigned bytes ≤ `peak`, or signed ones where a greater peak than 127 is not `full_u8` and where
+        Weights are unsigned bytes ≤ `peak`. They are signed if `peak` is greater than 127 without `full_u8`, and if
         products take `signed` ones.
         """
 
@@ -309,43 +310,43 @@ class Words(Protocol):
         """sums[j] += scale · (the dot product of `dot`), `scale` as made by `scale`."""
 
     def dot_pairs(self, c: Code, pairs: Sequence[Value], x: Sequence[Sequence[Value]], j: int) -> Value:
-        """Σ_p the sums of neighbouring products of pairs[p] (I16x16) with the two i16 at x[p][j], as I32x8."""
+        """Σ_p the sums of neighboring products of pairs[p] (I16x16) with the two i16 at x[p][j], as I32x8."""
 
     def scale(self, c: Code, value: Value) -> Value:
-        """Prepares an I32x8 of small integers (−128 … 127) as the scale of `dot_scaled`."""
+        """Prepare an I32x8 of small integers (−128 … 127) as the scale of `dot_scaled`."""
 
     def lookup(self, c: Code, table: Sequence[int], numbers: Value) -> Value:
         """table[number] for each byte of `numbers` (0 … 15)."""
 
 
 class Code:
-    """The kernel under construction: instructions are appended where the last one ended."""
+    """A kernel under construction: instructions are appended at the current position."""
 
-    def __init__(self, module: Any, function: Any, lowering: Words) -> None:
+    def __init__(self, module: Any, function: Any, lowering: LoweringInterface) -> None:
         self.module, self.function, self.lowering = module, function, lowering
         self._entry = function.append_basic_block("entry")
         self.llvm = ir.IRBuilder(function.append_basic_block("body"))
 
     def close(self) -> None:
-        """Ends the function (void)."""
+        """End the function (void)."""
         self.llvm.ret_void()
         ir.IRBuilder(self._entry).branch(self.function.blocks[1])
 
     def stack(self, llvm_type: Any, align: int = 0) -> Any:
-        """A stack slot that lives as long as the call."""
+        """Allocate a stack slot that lives as long as the call."""
         slot = ir.IRBuilder(self._entry).alloca(llvm_type)
         if align:
             slot.align = align
         return slot
 
     def scratch(self, n_bytes: int) -> Value:
-        """Address of `n_bytes` of stack memory, aligned to 64."""
+        """Allocate `n_bytes` of stack memory, aligned to 64, and return the address."""
         slot = self.stack(ir.ArrayType(_ELEMENTS["i8"], n_bytes), 64)
         return Value(self, I64, self.llvm.ptrtoint(slot, _ELEMENTS["i64"]))
 
     # --- values --------------------------------------------------------------------------------------------------
     def const(self, type_: Type, number: Number | Sequence[Number]) -> Value:
-        """A constant; one number is repeated over all lanes."""
+        """A constant; one number is repeated in all lanes."""
         if type_.lanes == 1:
             return Value(self, type_, ir.Constant(type_.llvm, number))
         numbers = list(number) if isinstance(number, Sequence) else [number] * type_.lanes
@@ -359,7 +360,7 @@ class Code:
         return self.const(F32, number)
 
     def opaque(self, value: Value) -> Value:
-        """The same scalar, of which LLVM does not see how it was computed: it stays in a register."""
+        """Hide the origin of a scalar from LLVM, so that it stays in a register."""
         kind = ir.FunctionType(value.type.llvm, [value.type.llvm])
         return Value(self, value.type, self.llvm.asm(kind, "", "=r,0", [value.ir], side_effect=False))
 
@@ -368,31 +369,31 @@ class Code:
 
     # --- memory --------------------------------------------------------------------------------------------------
     def pointer(self, address: Value) -> Any:
-        """An address as intrinsics take it."""
+        """Convert an address to a pointer, as intrinsics take it."""
         return self.llvm.inttoptr(address.ir, _POINTER)
 
     def load(self, type_: Type, address: Value) -> Value:
-        """Loads from any address (no alignment assumed)."""
+        """Load from any address (no alignment assumed)."""
         return Value(self, type_, self.llvm.load(self.pointer(address), align=1, typ=type_.llvm))
 
     def store(self, address: Value, value: Value) -> None:
-        """Stores to any address (no alignment assumed)."""
+        """Store to any address (no alignment assumed)."""
         self.llvm.store(value.ir, self.pointer(address), align=1)
 
     def load_f16(self, address: Value) -> Value:
-        """A half at `address` as f32."""
+        """Load a half at `address` as f32."""
         return self.load(F16, address).to(F32)
 
     def splat_load(self, type_: Type, address: Value) -> Value:
-        """A vector whose lanes all hold the element at `address`."""
+        """Load the element at `address` into all lanes of a vector."""
         return self.load(Type(type_.elem), address).splat(type_.lanes)
 
     def gather(self, elem: Type, addresses: Sequence[Value]) -> Value:
-        """One element from each address, as a vector."""
+        """Load one element from each address into a vector."""
         return self.vector([self.load(elem, address) for address in addresses])
 
     def vector(self, scalars: Sequence[Value]) -> Value:
-        """Scalars as a vector."""
+        """Combine scalars to a vector."""
         type_ = Type(scalars[0].type.elem, len(scalars))
         vector = ir.Constant(type_.llvm, ir.Undefined)
         for i, scalar in enumerate(scalars):
@@ -400,7 +401,7 @@ class Code:
         return Value(self, type_, vector)
 
     def table(self, name: str, numbers: bytes) -> Value:
-        """Address of constant bytes that lie beside the kernel's code, aligned to 64, one copy of each name."""
+        """Return the address of constant bytes beside the kernel's code, aligned to 64, one copy per name."""
         known = self.module.globals.get(name)
         if known is None:
             type_ = ir.ArrayType(_ELEMENTS["i8"], len(numbers))
@@ -410,7 +411,7 @@ class Code:
         return Value(self, I64, known.ptrtoint(_ELEMENTS["i64"]))
 
     def prefetch(self, address: Value, *, near: bool) -> None:
-        """Asks for the cache line at `address`, into L1 (near) or L2."""
+        """Prefetch the cache line at `address` into L1 (near) or L2."""
         i32 = _ELEMENTS["i32"]
         arguments = [
             self.pointer(address),
@@ -421,26 +422,26 @@ class Code:
         self.intrinsic("llvm.prefetch.p0", None, arguments)
 
     def fence(self) -> None:
-        """Keeps LLVM, and nothing else, from moving loads, stores and prefetches from one side to the other."""
+        """Compiler barrier: LLVM moves no loads, stores and prefetches across it. The processor still may."""
         kind = ir.FunctionType(ir.VoidType(), [])
         self.llvm.asm(kind, "", "~{memory}", [], side_effect=True)
 
     def atomic_add(self, address: Value, amount: int) -> Value:
-        """Adds to the i64 at `address`, sequentially consistent; gives the value before."""
+        """Add to the i64 at `address`, sequentially consistent; return the value before."""
         old = self.llvm.atomic_rmw("add", self.pointer(address), ir.Constant(_ELEMENTS["i64"], amount), "seq_cst")
         return Value(self, I64, old)
 
     def atomic_load(self, address: Value) -> Value:
-        """The i64 at `address`, with acquire ordering."""
+        """Load the i64 at `address`, sequentially consistent."""
         return Value(self, I64, self.llvm.load_atomic(self.pointer(address), "seq_cst", 8, typ=_ELEMENTS["i64"]))
 
     def atomic_store(self, address: Value, value: Value) -> None:
-        """Stores an i64 with sequentially consistent ordering."""
+        """Store an i64, sequentially consistent."""
         self.llvm.atomic_rmw("xchg", self.pointer(address), value.ir, "seq_cst")
 
     # --- functions -----------------------------------------------------------------------------------------------
     def intrinsic(self, name: str, result: Type | None, arguments: Sequence[Any]) -> Value:
-        """Calls an LLVM intrinsic or a C function by name."""
+        """Call an LLVM intrinsic or a C function by name."""
         values = [a.ir if isinstance(a, Value) else a for a in arguments]
         returns = ir.VoidType() if result is None else result.llvm
         function = self.module.globals.get(name)
@@ -449,14 +450,14 @@ class Code:
         return Value(self, result or I64, self.llvm.call(function, values))
 
     def clock(self) -> Value:
-        """A number that grows with time, the same for all threads: cycles, or what the machine counts instead."""
-        if platform.machine() in ("aarch64", "arm64"):  # its counter of cycles is the system's
+        """Read a counter that grows with time, the same for all threads: cycles, or the machine's equivalent."""
+        if platform.machine() in ("aarch64", "arm64"):  # its cycle counter is reserved for the OS
             kind = ir.FunctionType(_ELEMENTS["i64"], [])
             return Value(self, I64, self.llvm.asm(kind, "mrs $0, cntvct_el0", "=r", [], True))
         return self.intrinsic("llvm.readcyclecounter", I64, [])
 
     def call_address(self, address: Value, arguments: Sequence[Value]) -> None:
-        """Calls the function at `address`: i64 arguments, no result."""
+        """Call the function at `address`: i64 arguments, no result."""
         kind = ir.FunctionType(ir.VoidType(), [a.type.llvm for a in arguments])
         self.llvm.call(self.llvm.inttoptr(address.ir, ir.PointerType(kind)), [a.ir for a in arguments])
 
@@ -476,19 +477,19 @@ class Code:
         return self._unary("fabs", a)
 
     def round(self, a: Value) -> Value:
-        """To the nearest integer, ties to even."""
+        """Round to the nearest integer, ties to even."""
         return self._unary("rint", a)
 
     def floor(self, a: Value) -> Value:
         return self._unary("floor", a)
 
     def max(self, a: Value, b: Value | Number) -> Value:
-        """The greater lane; b where a is not a number."""
+        """The greater lane; b if a is NaN."""
         other = b if isinstance(b, Value) else self.const(a.type, b)
         return self.select(a > other, a, other)
 
     def min(self, a: Value, b: Value | Number) -> Value:
-        """The smaller lane; b where a is not a number."""
+        """The smaller lane; b if a is NaN."""
         other = b if isinstance(b, Value) else self.const(a.type, b)
         return self.select(a < other, a, other)
 
@@ -496,31 +497,31 @@ class Code:
         return Value(self, yes.type, self.llvm.select(condition.ir, yes.ir, no.ir))
 
     def count_ones(self, a: Value) -> Value:
-        """How many bits of an i64 are set."""
+        """Count the set bits of an i64."""
         return self.intrinsic("llvm.ctpop.i64", I64, [a])
 
     def lowest_one(self, a: Value) -> Value:
-        """The number of the lowest set bit of an i64; 64 where none is."""
+        """The number of the lowest set bit of an i64; 64 if none is set."""
         return self.intrinsic("llvm.cttz.i64", I64, [a, self.const(Type("i1"), 0)])
 
     def highest_one(self, a: Value) -> Value:
-        """The number of the highest set bit of an i64; −1 where none is."""
+        """The number of the highest set bit of an i64; −1 if none is set."""
         return 63 - self.intrinsic("llvm.ctlz.i64", I64, [a, self.const(Type("i1"), 0)])
 
     # --- shuffles ------------------------------------------------------------------------------------------------
     def shuffle(self, a: Value, b: Value | None, lanes: Sequence[int]) -> Value:
-        """Picks lanes out of a (0 … n−1) and b (n … 2n−1)."""
+        """Select lanes of a (0 … n−1) and b (n … 2n−1)."""
         other = ir.Constant(a.type.llvm, ir.Undefined) if b is None else b.ir
         mask = ir.Constant(ir.VectorType(_ELEMENTS["i32"], len(lanes)), list(lanes))
         return Value(self, Type(a.type.elem, len(lanes)), self.llvm.shuffle_vector(a.ir, other, mask))
 
     def concat(self, a: Value, b: Value) -> Value:
-        """One vector of a's lanes, then b's."""
+        """Concatenate the lanes of a and b."""
         return self.shuffle(a, b, range(2 * a.type.lanes))
 
     def transpose8(self, rows: Sequence[Value]) -> list[Value]:
-        """Transposes an 8 × 8 matrix of 4-byte cells held in eight vectors; two of them in vectors of 16 lanes, or in
-        sixteen vectors.
+        """Transpose an 8 × 8 matrix of 4-byte cells held in eight vectors; or two such matrices in vectors of 16 lanes,
+        or in sixteen vectors.
         """
         if len(rows) == 16:
             rows = [self.concat(rows[r], rows[r + 8]) for r in range(8)]
@@ -532,7 +533,7 @@ class Code:
         return [self._halves(quads[i], quads[i + 4], m) for m in (front, back) for i in range(4)]
 
     def transpose16(self, rows: Sequence[Value]) -> list[Value]:
-        """Transposes a 16 × 16 matrix of 4-byte cells: in quarters of registers, then the quarters."""
+        """Transpose a 16 × 16 matrix of 4-byte cells: within quarters of registers first, then the quarters."""
 
         def quarters(a: Value, b: Value, lanes: Sequence[int]) -> Value:
             return self.shuffle(a, b, [i % 4 + 4 * q + 16 * (i // 4) for q in range(4) for i in lanes])
@@ -557,12 +558,12 @@ class Code:
         return [column for quarter in columns for column in quarter]
 
     def _halves(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
-        """`shuffle` of two vectors of eight lanes; of two of 16 lanes, the same in either half."""
+        """Shuffle two vectors of eight lanes; for vectors of 16 lanes, do the same in either half."""
         n = a.type.lanes
         return self.shuffle(a, b, [i % 8 + 8 * half + i // 8 * n for half in range(n // 8) for i in lanes])
 
     def transpose8x4(self, rows: Sequence[Value]) -> list[Value]:
-        """Eight or sixteen rows of four 4-byte cells (I32x4) → four vectors, lane = row."""
+        """Transpose eight or sixteen rows of four 4-byte cells (I32x4) to four vectors, lane = row."""
         both = [self.concat(rows[r], rows[r + 4]) for r in range(4)]
         if len(rows) == 16:
             upper = [self.concat(rows[r], rows[r + 4]) for r in range(8, 12)]
@@ -573,8 +574,8 @@ class Code:
         return [self._halves(pairs[i], pairs[i + 2], m) for i in (0, 1) for m in (low2, high2)]
 
     def sum_lanes8(self, vectors: Sequence[Value]) -> Value:
-        """Eight F32x8 → one whose lane i is the sum of vector i's lanes, added in one fixed tree; of eight with 16
-        lanes the lanes 8 + i are the sums of the second halves.
+        """Reduce eight F32x8 to one whose lane i is the sum of vector i's lanes, added in one fixed tree. For vectors
+        of 16 lanes, lanes 8 + i are the sums of the second halves.
         """
         fours = [
             self._summed(a, b, (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
@@ -587,11 +588,11 @@ class Code:
         return self._summed(twos[0], twos[1], (0, 2, 8, 10, 4, 6, 12, 14), (1, 3, 9, 11, 5, 7, 13, 15))
 
     def _summed(self, a: Value, b: Value, first: Sequence[int], second: Sequence[int]) -> Value:
-        """Lanes of two vectors, added in pairs."""
+        """Add lanes of two vectors in pairs."""
         return self._halves(a, b, first) + self._halves(a, b, second)
 
     def sum_lanes(self, v: Value) -> Value:
-        """The sum of eight lanes in the same tree as `sum_lanes8`."""
+        """Sum eight lanes in the same tree as `sum_lanes8`."""
         half = self.shuffle(v, None, (0, 1, 2, 3)) + self.shuffle(v, None, (4, 5, 6, 7))
         pair = self.shuffle(half, None, (0, 1)) + self.shuffle(half, None, (2, 3))
         return pair.lane(0) + pair.lane(1)
@@ -607,7 +608,7 @@ class Code:
     # --- control -------------------------------------------------------------------------------------------------
     @contextmanager
     def range(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
-        """A loop of the machine: `with code.range(0, n) as i:`."""
+        """Emit a loop: `with code.range(0, n) as i:`."""
         first = start if isinstance(start, Value) else self.i64(start)
         last = stop if isinstance(stop, Value) else self.i64(stop)
         counter = self.var(first)
@@ -624,7 +625,7 @@ class Code:
 
     @contextmanager
     def loop(self) -> Iterator[Any]:
-        """An endless loop; `code.leave(loop, condition)` inside it ends it."""
+        """Emit an endless loop; `code.leave(loop, condition)` inside it ends it."""
         body, after = self.function.append_basic_block("loop"), self.function.append_basic_block("done")
         self.llvm.branch(body)
         self.llvm.position_at_end(body)
@@ -633,14 +634,14 @@ class Code:
         self.llvm.position_at_end(after)
 
     def leave(self, loop: Any, condition: Value) -> None:
-        """Leaves `loop` where the condition holds."""
+        """Leave `loop` if the condition holds."""
         on = self.function.append_basic_block("on")
         self.llvm.cbranch(condition.ir, loop, on)
         self.llvm.position_at_end(on)
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
-        """Runs the body where the (scalar) condition holds."""
+        """Run the body if the (scalar) condition holds."""
         body, after = self.function.append_basic_block("then"), self.function.append_basic_block("after")
         self.llvm.cbranch(condition.ir, body, after)
         self.llvm.position_at_end(body)
@@ -650,12 +651,12 @@ class Code:
 
     @contextmanager
     def shares(self, work: Work, n: Value, share: Value) -> Iterator[Value]:
-        """Divides n items among the threads; gives each item.
+        """Divide n items among the threads; yields each item.
 
-        Every thread has a stretch of its own and takes `share` items of it at a time, in order (memory likes that). Who
-        is through helps those of its group, and then other groups, so that a thread the system has put aside does not
-        hold up the rest. Of many threads each would look at all others' counters, which takes longer than a small
-        operation: of a group that is through one word says so.
+        Every thread has a contiguous range of its own and takes `share` items of it at a time, in order, which suits
+        the memory system. A thread that is done helps its group, and then other groups, so that a preempted thread does
+        not hold up the rest. With many threads, looking at the counters of all others would take longer than a small
+        operation: so one word per group marks a group that is done.
         """
         own_group, groups = work.thread // GROUP, groups_of(work.threads)
         with self.range(0, groups) as turn:
@@ -670,7 +671,7 @@ class Code:
                     counter = work.counters + owner * work.step
                     offset = n * owner // work.threads
                     with self.loop() as loop:
-                        # one that is through is only looked at: taking from it would take its line from the others
+                        # read before adding: an add to a finished counter would take its cache line from the others
                         self.leave(loop, offset + self.atomic_load(counter) >= last)
                         first = offset + self.atomic_add_value(counter, share)
                         self.leave(loop, first >= last)

@@ -1,4 +1,4 @@
-"""The thread team: threads that live in machine code, look for work a moment, then sleep until a program comes."""
+"""The thread team: threads that live in machine code, spin briefly for work, then sleep until the next program."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from numpy.typing import NDArray
 
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels import control
-from llamado.devices.cpu.memory import on_lines
+from llamado.devices.cpu.memory import cache_aligned_zeros
 from llamado.devices.cpu.numa import NumaBinding
 from llamado.devices.cpu.simd import groups_of
 from llamado.devices.device import DeviceError
 
 _NONE_LEFT = 1 << 62
-"""In an operation's counters: more shares are taken than there are, and taking more does not wrap around."""
+"""Value of an operation's counters after `abandon`: beyond the last share, and taking more does not wrap around."""
 
 
 class Team:
-    """`n` threads, the caller being the first. One program at a time; `run` returns when it is done.
+    """`n` threads, of which the caller is the first. One program at a time; `run` returns when it is done.
 
-    Threads never hold Python's lock while they work or wait.
+    Threads never hold the GIL while they work or wait.
     """
 
     def __init__(self, jit: Jit, n: int, placement: NumaBinding | None = None) -> None:
         self.n = n
         self._placement = placement or NumaBinding(None)
-        self._state = on_lines(control.state_words(n))
+        self._state = cache_aligned_zeros(control.state_words(n))
         self._state[control.TEAM // 8] = n
         self.n_counters = n + groups_of(n)
-        """That a program has for each operation: of threads, and of groups of them."""
+        """Counters of each operation: one per thread, and one per group of threads."""
         self._fields = np.array([self._state.ctypes.data], np.int64)
         self._address = int(self._fields.ctypes.data)
-        self._jit = jit  # its machine code is what the threads are in
+        self._jit = jit  # keeps the machine code that the threads run
         self._dispatch = jit.function(control.dispatch)
         launch = jit.load(control.launch)
         self._code = launch.segment
-        # It takes microseconds, after which the caller has things to do: Python's lock stays here.
+        # The call takes microseconds and the caller has work to do, so it keeps the GIL.
         self._launch = ctypes.PYFUNCTYPE(None, *[ctypes.c_int64] * 5)(launch.address)
         self._join = jit.function(control.join)
         self._launched = False
@@ -65,10 +65,10 @@ class Team:
         n_threads: int,
         times: NDArray[np.int64] | None = None,
     ) -> None:
-        """Runs a packed program (rows of kernel, fields, barrier) on the first `n_threads` threads.
+        """Run a packed program (rows of kernel, fields, barrier) on the first `n_threads` threads.
 
-        `times` [operations, n_threads, 3]: takes the cycle counter when a thread came to an operation, when it began
-        (the barrier was passed) and when it was through.
+        `times` [operations, n_threads, 3]: receives the cycle counter when a thread came to an operation, when it began
+        (passed the barrier) and when it was done.
         """
         with self._lock:
             self._set(program, counters, n_threads, times)
@@ -76,14 +76,16 @@ class Team:
                 self._dispatch(self._address, 0, self.n, 0, 0)
 
     def launch(self, program: NDArray[np.int64], counters: NDArray[np.int64], n_threads: int) -> None:
-        """Has the other threads begin a program; `join` takes part in it."""
+        """Start a program on the other threads; `join` runs the caller's part."""
         with self._lock:
             self._set(program, counters, n_threads, None)
             self._launch(self._address, 0, self.n, 0, 0)
             self._launched = True
 
     def join(self) -> None:
-        """Takes part in what was launched, if anything was, and returns when it is done; from any thread."""
+        """Run the caller's part of the launched program, if there is one, and wait until it is done. Callable from any
+        thread.
+        """
         if self._launched:
             with self._lock:
                 self._take_part()
@@ -92,7 +94,7 @@ class Team:
         if self._launched:
             with self._placement.pinned(0):
                 self._join(self._address, 0, self.n, 0, 0)
-            self._launched = False  # only now: who looks without the lock takes it for done
+            self._launched = False  # last, because readers without the lock take it for done
 
     def _set(
         self,
@@ -116,20 +118,20 @@ class Team:
         state[control.TIMES // 8] = 0 if times is None else times.ctypes.data
 
     def abandon(self) -> None:
-        """Leaves no work in any operation of the program that runs: its threads finish what they have in hand.
+        """Leave no work in any operation of the running program: its threads finish only the items they have begun.
 
-        From any thread; nothing happens where none runs.
+        Callable from any thread; does nothing if no program runs.
         """
         self._counters.fill(_NONE_LEFT)
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Stop the threads."""
         atexit.unregister(self.close)
         with self._lock:
             self._take_part()
             self._closed = True
             if self._threads:
-                # no program: the threads leave their loop when they see the next generation
+                # without a program, the threads leave their loop when they see the next generation
                 self._state[control.PROGRAM // 8] = 0
                 self._state[control.GENERATION // 8] += 1
                 self._wake()

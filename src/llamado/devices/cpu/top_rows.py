@@ -1,4 +1,4 @@
-"""The greatest logits of rows, and one of them drawn, by machine code: many rows in one call."""
+"""Top-k selection and sampling of logits by machine code, many rows in one call."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from llamado.devices.cpu.jit import Jit
 from llamado.devices.cpu.kernels.selection import BLOCK, top_of_rows
 from llamado.devices.drawing import Drawing
 
-MOST = 1024
-"""The greatest k."""
+MAX_K = 1024
+"""Largest k."""
 _N_ROWS = top_of_rows.fields.index("n_rows")
 
-Found = tuple[NDArray[np.int32], NDArray[np.float32]]
+TopRow = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 
 class TopRows:
-    """Finds the first elements of rows of float32; one caller at a time."""
+    """Selects the largest elements of rows of float32, for one caller at a time."""
 
     def __init__(self, jit: Jit) -> None:
         loaded = jit.load(top_of_rows)
         self._code = loaded.segment
-        # It takes microseconds, and who waits for Python's lock meanwhile might keep it for longer.
+        # The call takes microseconds; a thread that gets the GIL meanwhile might keep it for longer.
         self._call = ctypes.PYFUNCTYPE(None, *[ctypes.c_int64] * 5)(loaded.address)
         self._fields = np.zeros(len(top_of_rows.fields), np.int64)
         self._size = (0, 0, 0)
@@ -34,15 +34,15 @@ class TopRows:
 
     def __call__(
         self, rows: Sequence[NDArray[np.float32]], ks: Sequence[int], drawings: Sequence[Drawing | None] = ()
-    ) -> list[Found | int | None]:
-        """Of each row its first k elements, greatest first, equal ones in their order: places and values; with a
-        drawing, the place of the one that is drawn among those.
+    ) -> list[TopRow | int | None]:
+        """For each row return its k largest elements, largest first and equal ones in row order, as (positions,
+        values); with a drawing, return the position of the element that is drawn from them.
 
-        None for a row with an element that is not a number, or +inf. Rows are of one length, and each k is 1 to it and
-        at most MOST. Raises ValueError.
+        The result is None for a row with a NaN or +inf. All rows have one length, and each k is from 1 to that length
+        and at most MOST. Raises ValueError.
         """
         n_rows, most, n = len(rows), max(ks), len(rows[0])
-        if not 0 < min(ks) <= most <= min(n, MOST):
+        if not 0 < min(ks) <= most <= min(n, MAX_K):
             raise ValueError(f"the first {min(ks)} to {most} of {n} elements")
         if self._size[0] < n_rows or self._size[1] < most or self._size[2] != n:
             self._make_room(max(n_rows, self._size[0]), max(most, self._size[1]), n)
@@ -62,7 +62,7 @@ class TopRows:
         self._fields[_N_ROWS] = n_rows
         self._call(self._address, 0, 1, 0, 0)
         sound, drawn = arrays["numbers"][:n_rows].tolist(), arrays["drawn"][:n_rows].tolist()
-        found: list[Found | int | None] = []
+        found: list[TopRow | int | None] = []
         for i, k in enumerate(ks):
             if not sound[i]:
                 found.append(None)

@@ -1,4 +1,4 @@
-"""Explanations of a placement: what each device holds and why, and whose share of `--tensor-split` is whose."""
+"""Explanations of a placement: what each device holds and why, and its share of `--tensor-split`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llamado.devices.split.placement import (
     ModelSizes,
     Placement,
     SplitOptions,
-    held,
+    describe_parts,
     mib,
     predict,
 )
@@ -18,7 +18,7 @@ from llamado.devices.split.rules import local_device, selected, sharing, workers
 
 
 def shares_text(figures: Sequence[DeviceFigures], options: SplitOptions) -> str:
-    """Return whose share of --tensor-split is whose; empty if no proportions are given."""
+    """Return a text with each device's share of --tensor-split; empty if no proportions are given."""
     if not options.tensor_split:
         return ""
     parts = [
@@ -35,11 +35,12 @@ def holdings(
     placement: Placement,
     why: str = "",
 ) -> dict[int, str]:
-    """Return what each device with a part of the model, and this machine, holds and why, by number.
+    """Return a text for each device with a part of the model, and for this machine: what it holds and why. Keys are
+    device numbers.
 
-    `why`: the reason for all of it, if it is not that of the options.
+    `why`: one reason for all of them, instead of the reasons that follow from the options.
     """
-    shares, words, home = predict(sizes, figures, placement).shares, held(placement), local_device(figures)
+    shares, words, home = predict(sizes, figures, placement).shares, describe_parts(placement), local_device(figures)
     whole = len({*placement.layers, placement.head}) == 1
     found = {}
     for number, share in enumerate(shares):
@@ -60,7 +61,7 @@ def holdings(
 def idle(
     sizes: ModelSizes, figures: Sequence[DeviceFigures], options: SplitOptions, placement: Placement
 ) -> dict[int, str]:
-    """Return why workers hold nothing, by number."""
+    """Return the reason why each idle worker holds nothing, by device number."""
     used = {*placement.layers, placement.head, *(device for _, device in placement.overrides)}
     return {
         number: _why_nothing(sizes, figures, options, placement, number)
@@ -72,7 +73,7 @@ def idle(
 def _why(
     sizes: ModelSizes, figures: Sequence[DeviceFigures], options: SplitOptions, placement: Placement, number: int
 ) -> str:
-    """Why a device holds what it holds."""
+    """Return the reasons for a device's part."""
     home, reasons = local_device(figures), []
     far = [device for device in figures if not device.local]
     given = sharing(figures, options)
@@ -103,7 +104,7 @@ def _why(
 
 
 def _fastest(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement, number: int) -> str:
-    """Why the least time per token gives a device its part."""
+    """Return why a device's part gives the least time per token."""
     home = local_device(figures)
     alone = Placement((home,) * sizes.n_layer, home, home)
     now, other = (predict(sizes, figures, one) for one in (placement, alone))
@@ -122,7 +123,7 @@ def _fastest(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Pla
 def _why_nothing(
     sizes: ModelSizes, figures: Sequence[DeviceFigures], options: SplitOptions, placement: Placement, number: int
 ) -> str:
-    """Why a device holds nothing."""
+    """Return the reason why a device holds nothing."""
     given, n = sharing(figures, options), options.n_gpu_layers
     if options.devices and number not in given:
         return "--device does not name it"
@@ -142,7 +143,7 @@ def _why_nothing(
 
 
 def _too_slow_or_full(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement, number: int) -> str:
-    """How long a token would take with a layer on this device, or what the device has no room for."""
+    """Return the time of a token with a layer on this device, or the memory the device lacks for one."""
     device = figures[number]
     layer = min(range(sizes.n_layer), key=lambda i: sizes.layers[i] + sizes.kv[i], default=None)
     if layer is None:
@@ -170,7 +171,7 @@ def _speed(device: DeviceFigures) -> str:
 
 
 def _shares(figures: Sequence[DeviceFigures], options: SplitOptions) -> list[float]:
-    """The proportions of the devices that share, 0 for those that get none."""
+    """The proportions of the devices that take layers; 0 for devices that get none."""
     given = sharing(figures, options)
     return [*(options.tensor_split or ()), *(0.0 for _ in given)][: len(given)]
 

@@ -1,4 +1,4 @@
-"""Where the layers of a lost device go: to the devices left, none of which gives up what it has."""
+"""Failover placement: move the layers of a lost device to the remaining devices, which keep all they have."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from itertools import pairwise
 from llamado.devices.split.placement import DeviceFigures, ModelSizes, Placement, check_memory, predict
 
 
-def without(
+def replace_lost(
     sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement, alive: Sequence[int]
 ) -> Placement:
-    """The placement with everything of devices that are not `alive` moved to those that are.
+    """Return the placement with everything on lost devices moved to those that are `alive`.
 
-    Each run of lost layers is divided between two devices (or given to one), as makes a token fastest within memory, or
-    where speeds are not known leaves most memory free; where that does not fit, layers go one by one to whoever has
-    room. `figures` are those from before the model was loaded. Raises NotEnoughMemory.
+    Each run of lost layers goes to one device or is cut between two: the choice with the least time per token that fits
+    memory, or the most free memory left if speeds are unknown. If no such choice fits, layers move one by one to any
+    device with room. `figures` are those from before the model was loaded. Raises NotEnoughMemory.
     """
     kept = tuple((pattern, device) for pattern, device in placement.overrides if device in alive)
     start = replace(placement, overrides=kept)
@@ -38,7 +38,7 @@ def without(
 def _move_run(
     sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement, run: Sequence[int], alive: Sequence[int]
 ) -> Placement:
-    """The best way to move layers that follow each other."""
+    """Return the best way to move adjacent layers."""
     if not run:
         return placement
     moves = [
@@ -60,7 +60,7 @@ def _moved(placement: Placement, run: Sequence[int], cut: int, before: int, afte
 def _move_head(
     sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement, alive: Sequence[int]
 ) -> Placement:
-    """The best device for the head, where its own is lost."""
+    """Move the head to the best device, if its own is lost."""
     if placement.head in alive:
         return placement
     return min((replace(placement, head=i) for i in alive), key=lambda move: _cost(sizes, figures, move, alive))
@@ -69,7 +69,9 @@ def _move_head(
 def _cost(
     sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement, alive: Sequence[int]
 ) -> tuple[float, float, float]:
-    """Bytes missing; then seconds of a token and runs, or runs and the least free memory where speeds are not known."""
+    """Cost of a placement, compared in order: missing bytes; then seconds per token and runs, or, if speeds are
+    unknown, runs and the negated least free memory.
+    """
     shares = [(figures[i], share) for i, share in enumerate(predict(sizes, figures, placement).shares) if i in alive]
     missing = sum(max(0.0, share.memory - device.room) for device, share in shares)
     n_runs = len(placement.stages)

@@ -1,9 +1,9 @@
-"""Measures devices: how fast they read weights, and what the way to them costs.
+"""Measurement of devices: how fast they read weights, and the latency and bandwidth of their link.
 
-Weights like the model's (zeros, so that nothing has to be sent) are multiplied with one token and with 512. What a
-graph with next to no work takes is the round trip, and is taken off: delays on the way, of every kind, then count once
-for each run of layers, as they do when a token is computed. The least of several times is used: whatever disturbs a
-measurement makes it longer.
+Weights like the model's (zeros, so that nothing has to be sent) are multiplied with one token and with 512. The time of
+a nearly empty graph is the round trip and is subtracted: every delay on the way then counts once for each run of
+layers, as it does during decoding. The least of several times is used, because disturbances only make a measurement
+longer.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 WEIGHTS = 64 << 20
-"""Bytes of weights read at 1 token: more than most caches hold."""
+"""Bytes of weights read for one token: more than most caches hold."""
 _PROMPT = 512
-_PROMPT_WORK = 4e9  # multiplications and additions at 512 tokens: 15 to 200 ms of a CPU
+_PROMPT_WORK = 4e9  # multiplications and additions for 512 tokens: 15 to 200 ms of a CPU
 _LEAST_WEIGHTS = 1 << 20
 _LARGEST_WRITE = 4 << 20
 _FIRST_WRITE = 256 << 10
-_LONG_WRITE = 0.05  # seconds that say enough about a link
-_LEAST_SHARE = 0.02  # of a time that is work, however little of it the round trip leaves
+_LONG_WRITE = 0.05  # seconds; a write that takes this long measures the link well enough
+_LEAST_SHARE = 0.02  # least part of a time that counts as work after the round trip is subtracted
 _THIS_MACHINE = ""
 
 
 def figures_of(device: Device) -> DeviceFigures:
-    """Name and memory of a device; no speeds."""
+    """Name and memory of a device, without speeds."""
     free, total = device.memory()
     return DeviceFigures(name=device.name, local=device.local, free=free, total=total, links=device.links)
 
@@ -41,10 +41,10 @@ def figures_of(device: Device) -> DeviceFigures:
 def measure_all(
     devices: Sequence[Device], *, type: TensorType = TensorType.Q4_K, width: int = 2048, budget: float = 2.0
 ) -> list[DeviceFigures]:
-    """Figures of all devices within about `budget` seconds, and the time of compiling kernels where there are none yet.
+    """Measure all devices within about `budget` seconds, plus the time of compiling kernels that do not exist yet.
 
-    `type` and `width` (the length of rows) are like the model's weights. Devices of one machine share its memory
-    bandwidth and are measured one after the other, machines at the same time. Raises DeviceError.
+    `type` and `width` (the length of rows) should resemble the model's weights. Devices of one machine share its memory
+    bandwidth and are measured one after the other; different machines at the same time. Raises DeviceError.
     """
     machines: dict[str, list[int]] = {}
     for i, device in enumerate(devices):
@@ -62,7 +62,7 @@ def measure_all(
 def measure(
     device: Device, *, type: TensorType = TensorType.Q4_K, width: int = 2048, budget: float = 2.0
 ) -> DeviceFigures:
-    """Figures of one device; without speeds where it has no memory to try. Raises DeviceError."""
+    """Measure one device; the result has no speeds if the device has too little free memory. Raises DeviceError."""
     figures = figures_of(device)
     width = -(-width // type.block_size) * type.block_size
     row = type.row_bytes(width)
@@ -74,7 +74,7 @@ def measure(
     try:
         bandwidth = None if figures.local else trial.bandwidth()
         trial.touch()
-        # A third of the time for each of the three, at least one run after the first.
+        # About a third of the time for each of the three graphs, at least one run after the first.
         began = time.perf_counter()
         nothing = trial.least(trial.none, began + (deadline - began) * 0.25)
         decode = trial.least(trial.one, began + (deadline - began) * 0.6)
@@ -127,8 +127,8 @@ class _Measurement:
             raise
 
     def touch(self) -> None:
-        """Makes the device write to the weights: fresh memory may be one page of zeros in many places."""
-        if self._device.clears:
+        """Make the device write to the weights: fresh memory may be one page of zeros mapped many times."""
+        if self._device.zeroes_memory:
             return
         for tensor in self._touched:
             for at in range(0, tensor.nbytes, _LARGEST_WRITE):
@@ -137,7 +137,7 @@ class _Measurement:
         self._device.read(self._raw, 0, 4).result()
 
     def bandwidth(self) -> float:
-        """Bytes per second on the way there, from writes that double in size until they take long enough."""
+        """Return bytes per second to the device, from writes that double in size until they take long enough."""
         device, data = self._device, np.zeros(_LARGEST_WRITE, np.uint8)
         round_trip = min(self._time(lambda: device.read(self._raw, 0, 4).result()) for _ in range(3))
         size, seconds = _FIRST_WRITE, 0.0
@@ -153,12 +153,12 @@ class _Measurement:
             size *= 2
 
     def least(self, graph: Graph, deadline: float) -> float:
-        """Least seconds of a graph from write to read, of up to eight runs after a first one."""
+        """Return the least seconds of a graph from write to read, over at most eight runs after a first one."""
         device = self._device
         hidden, output = graph.inputs["hidden"], graph.outputs["y"]
 
         def run() -> None:
-            # something has to change, or a device that compares would send nothing
+            # the input has to change, because a client that compares inputs would send nothing
             self._hidden[0] += 1
             device.write(hidden, self._hidden)
             device.submit(graph)
@@ -184,9 +184,11 @@ class _Measurement:
 
 
 def _graph(weights: Sequence[Tensor], n_tokens: int) -> tuple[Graph, list[Tensor]]:
-    """Each weight times the same `n_tokens` columns; and the tensors that need memory."""
+    """Build the graph that multiplies each weight with the same `n_tokens` columns. Return it and the tensors that need
+    memory.
+    """
     graph = Graph()
-    # the name by which devices know how many tokens there are
+    # devices find the number of tokens by this name
     x = graph.input("hidden", TensorType.F32, weights[0].ne[0], n_tokens)
     y = x
     for weight in weights:
@@ -196,7 +198,7 @@ def _graph(weights: Sequence[Tensor], n_tokens: int) -> tuple[Graph, list[Tensor
 
 
 def _raw_view(tensor: Tensor, at: int, n: int) -> Tensor:
-    """`n` bytes of a bound tensor, whatever its type."""
+    """View `n` bytes of a bound tensor of any type."""
     raw = new_tensor(TensorType.I8, n, name=tensor.name)
     raw.buffer, raw.offset = tensor.buffer, tensor.offset + at
     return raw

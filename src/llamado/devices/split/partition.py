@@ -1,8 +1,8 @@
-"""Cuts one graph into parts for several devices.
+"""Partitioning of one graph into parts for several devices.
 
-Operations with weights or caches run where those lie. What lies between (a sum, a norm) may run on either side; the cut
-goes where the fewest bytes cross it, as at a layer's end, where the hidden state alone goes on. Tensors that cross are
-outputs of one part and leafs of another: whoever runs the parts carries their bytes.
+Operations with weights or caches run on the device that holds them. Operations between them (a sum, a norm) may run on
+either side; the cut goes where the fewest bytes cross it, as at a layer's end, where only the hidden state goes on.
+Tensors that cross are outputs of one part and leafs of another; the caller that runs the parts moves their bytes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from llamado.ggml.tensor import Tensor, contiguous_strides
 class GraphPart:
     """Operations that one device runs in one go, on tensors of its own.
 
-    `graph.inputs` are the inputs of the whole graph that this part uses; `takes` leafs to be filled with what earlier
-    parts gave, `gives` outputs that later parts take; both by the same names. `graph.outputs` holds what is given and
-    the whole graph's outputs that are computed here.
+    `graph.inputs` are the inputs of the whole graph that this part uses. `takes` are leafs to be filled with results of
+    earlier parts, `gives` results that later parts take; both use the same names. `graph.outputs` holds the results in
+    `gives` and those outputs of the whole graph that are computed here.
     """
 
     device: int
@@ -32,21 +32,23 @@ class GraphPart:
 
 
 Home = Callable[[Tensor, Tensor], int | None]
-"""Device of a weight or cache (the first) that an operation (the second) reads; None for an input of the graph."""
+"""Return the device of a weight or cache (the first tensor) that an operation (the second) reads; None for a graph
+input.
+"""
 
 Own = Callable[[Tensor, int], Tensor]
-"""The tensor that is a weight or cache on its device."""
+"""Return the tensor that stands for a weight or cache on its device."""
 
 
 def split(graph: Graph, home: Home, own: Own, first: int) -> list[GraphPart]:
-    """The parts of a graph in the order in which they run. `first` runs what comes before any weight."""
+    """Return the parts of a graph in execution order. Device `first` runs the operations before any weight."""
     nodes = [node for node in graph.nodes if not node.is_noop]
     places = _places(nodes, home, first)
     return _Partitioner(graph, nodes, places, own).parts
 
 
 def _data(tensor: Tensor) -> Tensor:
-    """The operation (or leaf) whose result a view shows."""
+    """Return the operation or leaf whose result a view shows."""
     while tensor.op in VIEW_OPS or (tensor.op is Op.NONE and tensor.view_src is not None):
         source = next((s for s in tensor.src if s is not None), tensor.view_src)
         assert source is not None
@@ -55,7 +57,7 @@ def _data(tensor: Tensor) -> Tensor:
 
 
 def _places(nodes: list[Tensor], home: Home, first: int) -> list[int]:
-    """Device of each operation."""
+    """Return the device of each operation."""
     fixed: list[int | None] = []
     for node in nodes:
         found = {home(leaf, node) for s in node.src if s is not None for leaf in (_data(s),) if leaf.op is Op.NONE}
@@ -66,7 +68,7 @@ def _places(nodes: list[Tensor], home: Home, first: int) -> list[int]:
     sizes = _crossing(nodes)
     places: list[int] = []
     at = first
-    start = 0  # of a run of operations that may be anywhere
+    start = 0  # first of a run of operations without weights
     for i, device in enumerate([*fixed, None]):
         if device is None and i < len(nodes):
             continue
@@ -85,7 +87,7 @@ def _places(nodes: list[Tensor], home: Home, first: int) -> list[int]:
 
 
 def _crossing(nodes: list[Tensor]) -> list[int]:
-    """Bytes of results made before operation k and used by it or after it, for each k."""
+    """For each k: bytes of results made before operation k and used by operation k or later."""
     number = {node: i for i, node in enumerate(nodes)}
     change = [0] * (len(nodes) + 2)
     last: dict[Tensor, int] = {}
@@ -111,8 +113,8 @@ class _Partitioner:
         self.parts: list[GraphPart] = []
         self._own = own
         self._inputs = {tensor: name for name, tensor in graph.inputs.items()}
-        self._made: dict[Tensor, tuple[int, Tensor]] = {}  # operation → part it is in, and its copy there
-        self._names: dict[Tensor, str] = {}  # operation → name under which it crosses
+        self._made: dict[Tensor, tuple[int, Tensor]] = {}  # operation → number of its part, and its copy there
+        self._names: dict[Tensor, str] = {}  # operation → its name as a crossing tensor
         self._here: dict[Tensor, Tensor] = {}  # the current part's copies of leafs, views and operations
         outputs = {_data(tensor): name for name, tensor in graph.outputs.items()}
         for node, device in zip(nodes, places, strict=True):
@@ -127,7 +129,7 @@ class _Partitioner:
                 part.output(outputs[node], copy)
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        """An operation or view of the current part, on the current part's sources."""
+        """Copy an operation or view into the current part, on the current part's sources."""
         # A cast is its own second source.
         sources = [None if s is None or s is tensor else self._tensor(s) for s in tensor.src]
         copy = Tensor(
@@ -140,7 +142,7 @@ class _Partitioner:
         return copy
 
     def _tensor(self, tensor: Tensor) -> Tensor:
-        """What stands for a tensor in the current part."""
+        """Return the tensor that represents `tensor` in the current part."""
         found = self._here.get(tensor)
         if found is not None:
             return found
@@ -157,7 +159,7 @@ class _Partitioner:
         return found
 
     def _cross(self, tensor: Tensor) -> Tensor:
-        """The result of an operation of an earlier part, as a leaf of this one."""
+        """Make a leaf of the current part for the result of an operation in an earlier part."""
         maker, copy = self._made[tensor]
         if not tensor.is_contiguous():
             raise DeviceError(f"tensor {tensor.name or '?'} has gaps and cannot go to another device")

@@ -1,13 +1,13 @@
-"""Which layer is on which device, and what that takes: arithmetic on sizes and speeds, without models and sockets.
+"""Layer placement and its costs: arithmetic on sizes and speeds, without models and sockets.
 
 A model is a row of layers with the head (the output matrix and its norm) behind the last one. Each device takes a run
-of them (`rules` says which); the embedding stays on this machine, where a row of it is all that a token needs.
+of them, chosen by `rules`; the embedding stays on this machine, because a token needs only one row of it.
 
-Times are those of one sequence generating: a device reads its weights (of experts those that are used) and the cache
-once for each token, so its time is their bytes over the rate at which it reads. Each run on another machine costs a
-round trip and the transfer of what goes in (the hidden state, positions, a row of the mask) and out (the hidden state,
-or behind the head the logits). Where workers pass the hidden state straight to the next one, each run costs the way in
-alone, and only the last one the way back: N + 1 ways for N of them instead of 2 N.
+Times are those of one sequence in decode: a device reads its weights (only the chosen experts) and the cache once per
+token, so its time is their bytes divided by its read rate. Each run on another machine adds a round trip and the
+transfer of its inputs (the hidden state, positions, a row of the mask) and outputs (the hidden state, or the logits
+behind the head). If workers pass the hidden state straight to the next one, each run adds only the way in, and the last
+one also the way back: N + 1 one-way transfers for N runs instead of 2 N.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MIB = 1 << 20
 
 
 class NotEnoughMemory(DeviceError):
-    """The model does not fit the devices; `missing` says how many bytes each of them (by name) lacks.
+    """The model does not fit the devices. `missing`: the bytes each of them lacks, by name.
 
-    `placement` is one that was tried.
+    `placement`: the placement that was tried, if there is one.
     """
 
     in_logs = "out of memory"
@@ -46,36 +46,36 @@ class NotEnoughMemory(DeviceError):
 
 @dataclass(frozen=True, kw_only=True)
 class SplitOptions:
-    """How the user wants a model divided among machines."""
+    """The user's options for dividing a model among devices."""
 
     rpc: tuple[str, ...] = ()
     """Endpoints of workers, in order."""
     tensor_split: tuple[float, ...] | None = None
     """Proportions; None: the least time per token (auto), empty: by free memory."""
     n_gpu_layers: int | None = None
-    """The last so many layers, the head counted as one more, go to workers; None: as `tensor_split` has it."""
+    """The last layers that go to workers, with the head counted as one more; None: as `tensor_split` decides."""
     devices: tuple[str, ...] = ()
     """Names of the devices that take layers, in order; ("none",): no worker; empty: all."""
     overrides: tuple[tuple[str, str], ...] = ()
-    """Regular expressions of tensor names, and the device that gets those weights; the first that matches counts."""
+    """Regular expressions of tensor names, and the device for the weights they match; the first match counts."""
     failover: float | None = None
-    """Seconds after which the layers of a lost worker go to the devices left; None: never."""
+    """Seconds after which the layers of a lost worker move to the remaining devices; None: never."""
     wait: float = 0.0
-    """Seconds that workers which are not there, or are lost while the model is loaded, are waited for."""
+    """Seconds to wait for workers that are unreachable at the start or lost while the model loads."""
     request_wait: float = 30.0
     """Seconds a request waits for a lost worker."""
     connect_timeout: float = 5.0
-    """Seconds that connecting to a worker, and its greeting, may take each."""
+    """Most seconds for connecting to a worker, and for its handshake, each."""
     alive_timeout: float = 2.0
-    """Seconds without a sign of life after which a worker is lost."""
+    """Seconds without a heartbeat after which a worker is lost."""
     ring: bool = True
-    """Whether workers that can pass what they compute straight to the next one."""
+    """True if workers that can do so pass hidden states straight to the next worker."""
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
 
-    def reaching(self, files: Sequence[Path] = ()) -> DeviceOptions:
-        """How the workers are reached; `files`: those that the weights are from."""
+    def device_options(self, files: Sequence[Path] = ()) -> DeviceOptions:
+        """Return the options for connecting to workers. `files`: the files the weights are from."""
         return DeviceOptions(
             files=files,
             ca=self.ca,
@@ -88,7 +88,7 @@ class SplitOptions:
 
 
 def share_problem(shares: Sequence[float]) -> str:
-    """Return what is wrong with proportions of `tensor_split`; empty if nothing is."""
+    """Return what is wrong with the proportions of `tensor_split`; empty if they are valid."""
     for share in shares:
         if share < 0:
             return f"the share {share:g} is less than 0 (0 gives a device nothing)"
@@ -98,7 +98,7 @@ def share_problem(shares: Sequence[float]) -> str:
 
 
 class WeightSize(NamedTuple):
-    """Bytes of a weight: those it holds, and those of them that are read for a token."""
+    """Bytes of a weight: all of them, and those that are read for a token."""
 
     held: int
     read: int
@@ -111,19 +111,19 @@ class ModelSizes:
     layers: tuple[int, ...]
     """Weights."""
     layers_read: tuple[int, ...] = ()
-    """Of those, what is read for a token; empty: all of them."""
+    """The part of them that is read for a token; empty: all of it."""
     kv: tuple[int, ...]
     """Keys and values of all cells."""
     kv_read: tuple[int, ...] = ()
-    """Of those, what attention reads for a token; empty: nothing to speak of."""
+    """The part of them that attention reads for a token; empty: negligible."""
     head: int
     """Output matrix and output norm."""
     embedding: int = 0
-    """Stays on this machine, mapped from the file: it takes no memory that others could not have."""
+    """Stays on this machine, mapped from the file, so it takes no memory from other uses."""
     embedding_read: int = 0
-    """Of that, what is read for a token: its row."""
+    """The part of it that is read for a token: one row."""
     hidden: int
-    """Hidden state of a token, as it goes from device to device."""
+    """Hidden state of a token, as it is sent from device to device."""
     inputs: int = 0
     """Further inputs of a token that every run of layers is sent (position, cell, row of the mask)."""
     logits: int
@@ -131,9 +131,9 @@ class ModelSizes:
     compute: int = 0
     """Working memory of a device that has layers or the head."""
     head_compute: int = 0
-    """Working memory that the head takes in addition."""
+    """Additional working memory for the head."""
     tensors: Mapping[Role, WeightSize] = field(default_factory=dict, hash=False)
-    """Each weight of the layers and the head by its role there; only overrides of single weights need them."""
+    """Size of each weight of the layers and the head by its role; only overrides of single weights need it."""
 
     @property
     def n_layer(self) -> int:
@@ -147,50 +147,51 @@ class ModelSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFigures:
-    """What is known of a device; the speeds are None where nobody measured them."""
+    """Memory and speeds of a device; the speeds are None if they were not measured."""
 
     name: str
     local: bool
     """On this machine: no link, and the embedding is here."""
     free: int
     total: int
-    """Bytes of memory; both 0 where the device does not say."""
+    """Bytes of memory; both 0 if the device does not report them."""
     decode: float | None = None
     """Bytes of weights read per second when computing 1 token."""
     prefill: float | None = None
     """The same when computing 512 tokens at once."""
     round_trip: float = 0.0
-    """Seconds from sending a small graph to having its result."""
+    """Seconds from sending a small graph to receiving its result."""
     bandwidth: float | None = None
     """Bytes per second of the link; None: no link."""
     links: bool = False
-    """It may pass what it computes straight to others that may, too."""
+    """True if it can pass results directly to other devices that can, too."""
 
     @property
     def room(self) -> float:
-        """Bytes that may be used: infinite where the device does not say."""
+        """Bytes that may be used; infinite if the device does not report its memory."""
         return self.free if self.total or self.free else float("inf")
 
-    def reads(self, n: int) -> float:
+    def read_seconds(self, n: int) -> float:
         """Seconds for reading `n` bytes of weights for one token."""
         if not self.decode:
             raise ValueError(f"the speed of {self.name} is not known")
         return n / self.decode
 
-    def carries(self, n: int) -> float:
+    def round_trip_seconds(self, n: int) -> float:
         """Seconds for a round trip with `n` bytes on the link."""
-        return self.one_way(n) + self.one_way(0)
+        return self.one_way_seconds(n) + self.one_way_seconds(0)
 
-    def one_way(self, n: int) -> float:
-        """Seconds for `n` bytes to or from it: half of the round trip, which nobody can tell from the other half.
+    def one_way_seconds(self, n: int) -> float:
+        """Seconds for `n` bytes to or from it: half of the round trip, because the two directions cannot be measured
+        apart.
 
-        From another worker it is taken to be the same; links between workers are not measured.
+        The same time is assumed between workers, whose links are not measured.
         """
         return 0.5 * self.round_trip + (n / self.bandwidth if self.bandwidth else 0.0)
 
 
 class Stage(NamedTuple):
-    """A run of layers `first` up to but not including `last` on one device, with or without the head behind it."""
+    """Layers from `first` up to but not including `last` on one device. `head`: True if the head follows them."""
 
     device: int
     first: int
@@ -200,9 +201,9 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where everything is, by numbers of devices: each layer (with its part of the cache), the head, the embedding.
+    """Device numbers of each layer (with its part of the cache), the head and the embedding.
 
-    `overrides` are patterns of names of single weights that lie elsewhere.
+    `overrides` are patterns of the names of single weights that are on other devices.
     """
 
     layers: tuple[int, ...]
@@ -211,7 +212,9 @@ class Placement:
     overrides: tuple[tuple[str, int], ...] = ()
 
     def device_of(self, role: Role) -> int:
-        """Device of a weight in a role; what is shared lies beside the embedding, and wherever else it is used."""
+        """Return the device of a weight in a role. Shared weights are beside the embedding, and wherever else they are
+        used.
+        """
         if role.part in (ModelPart.INPUT, ModelPart.SHARED):
             return self.embedding
         for pattern, device in self.overrides:
@@ -220,9 +223,9 @@ class Placement:
         return self.head if role.part is ModelPart.OUTPUT else self.layers[role.layer]
 
     def home(self, roles: Sequence[Role], *, rows: bool) -> int | None:
-        """Device on which an operation finds a weight with these roles; None where all devices have it.
+        """Return the device on which an operation finds a weight with these roles; None if all devices have it.
 
-        What takes `rows` of an embedding is the input; a product with one makes logits.
+        An operation that takes `rows` of an embedding is the input; a product with one makes logits.
         """
         fitting = [role for role in roles if (role.part is ModelPart.INPUT) == rows]
         role = (fitting or roles)[0]
@@ -230,7 +233,7 @@ class Placement:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Runs of layers on the same device, in order; the head is a run of its own where its device differs."""
+        """Runs of layers on the same device, in order; the head is a run of its own if its device differs."""
         bounds = [0, *(i for i in range(1, len(self.layers)) if self.layers[i] != self.layers[i - 1]), len(self.layers)]
         stages = [Stage(self.layers[a], a, b, False) for a, b in pairwise(bounds) if a < b]
         if stages and stages[-1].device == self.head:
@@ -241,13 +244,13 @@ class Placement:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Devices that have anything to compute or hold, the embedding's among them, in ascending order."""
+        """Devices that compute or hold anything, including the embedding, in ascending order."""
         return tuple(sorted({*self.layers, self.head, self.embedding, *(device for _, device in self.overrides)}))
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one device holds of a model, and its part in the time of a token."""
+    """One device's share of a model, and its part in the time of a token."""
 
     layers: tuple[int, ...]
     head: bool
@@ -256,13 +259,13 @@ class Share:
     kv: int
     compute: int
     seconds: float | None
-    """For one token: reading weights and cache; None where the device's speed is not known."""
+    """For one token: reading weights and cache; None if the device's speed is unknown."""
     link_seconds: float
     """For one token: round trips and transfers."""
     link_bytes: int = 0
-    """For one token: there and back."""
+    """For one token: in both directions."""
     runs: int = 0
-    """For one token: how often it is its turn."""
+    """For one token: how many times the device runs."""
 
     @property
     def memory(self) -> int:
@@ -271,14 +274,14 @@ class Share:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The shares of all devices (in the order of the figures), and seconds per token in all, None if not known."""
+    """The shares of all devices (in the order of the figures), and total seconds per token; None if unknown."""
 
     shares: tuple[Share, ...]
     seconds: float | None
 
 
 def predict(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement) -> Prediction:
-    """What a placement takes of each device, and how long a token takes."""
+    """Predict the memory each device needs for a placement, and the time of a token."""
     n = len(figures)
     weights, kv, read, link = [0] * n, [0] * n, [0] * n, [0.0] * n
     carried, runs = [0] * n, [0] * n
@@ -296,33 +299,33 @@ def predict(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Plac
         runs[stage.device] += 1
         if not worker.local:
             ways = [sizes.hidden + sizes.inputs]
-            # What goes to the next worker is counted there.
+            # the input of the next worker is counted there
             if following is None or not (worker.links and figures[following.device].links):
                 ways.append(sizes.logits if stage.head else sizes.hidden)
-            link[stage.device] += sum(map(worker.one_way, ways))
+            link[stage.device] += sum(map(worker.one_way_seconds, ways))
             carried[stage.device] += sum(ways)
     crossings: set[tuple[int, int, int]] = set()
-    for role, size in weights_elsewhere(sizes, placement):
+    for role, size in moved_weights(sizes, placement):
         host, other = _host(placement, role), placement.device_of(role)
         for device, sign in ((host, -1), (other, 1)):
             weights[device] += sign * size.held
             read[device] += sign * size.read
         crossings.add((host, other, role.layer))
     for host, other, _ in crossings:
-        # The hidden state goes there and comes back; how often within a layer, only the graph knows.
+        # The hidden state goes there and comes back, counted once per layer; only the graph has the real number.
         for device in (other, host):
             if not figures[device].local:
-                link[device] += figures[device].carries(2 * sizes.hidden)
+                link[device] += figures[device].round_trip_seconds(2 * sizes.hidden)
                 carried[device] += 2 * sizes.hidden
                 runs[device] += 1
-    if figures[placement.embedding].decode:  # too little to need a speed that is not known
+    if figures[placement.embedding].decode:  # too little to require a measured speed
         read[placement.embedding] += sizes.embedding_read
     shares = []
     for i, device_figures in enumerate(figures):
         layers = tuple(layer for layer, device in enumerate(placement.layers) if device == i)
         head = placement.head == i
         compute = (sizes.compute if layers or head or weights[i] else 0) + (sizes.head_compute if head else 0)
-        seconds = 0.0 if not read[i] else device_figures.reads(read[i]) if device_figures.decode else None
+        seconds = 0.0 if not read[i] else device_figures.read_seconds(read[i]) if device_figures.decode else None
         shares.append(Share(layers, head, weights[i], kv[i], compute, seconds, link[i], carried[i], runs[i]))
     known = [share.seconds for share in shares if share.seconds is not None]
     total = sum(known) + sum(link) if len(known) == n else None
@@ -334,24 +337,24 @@ def _host(placement: Placement, role: Role) -> int:
     return placement.head if role.part is ModelPart.OUTPUT else placement.layers[role.layer]
 
 
-def weights_elsewhere(sizes: ModelSizes, placement: Placement) -> list[tuple[Role, WeightSize]]:
-    """Weights that are not with their layer or the head."""
+def moved_weights(sizes: ModelSizes, placement: Placement) -> list[tuple[Role, WeightSize]]:
+    """Return the weights that are not on the device of their layer or head."""
     if not placement.overrides:
         return []
     return [(role, size) for role, size in sizes.tensors.items() if placement.device_of(role) != _host(placement, role)]
 
 
 def check_memory(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement: Placement) -> None:
-    """Raises NotEnoughMemory where a device has less memory than a placement needs there."""
+    """Raise `NotEnoughMemory` if a device has less memory than a placement needs there."""
     shares = predict(sizes, figures, placement).shares
     short = [(device, share) for device, share in zip(figures, shares, strict=True) if share.memory > device.room]
     if not short:
         return
     alone = len(figures) == 1
     helps = ["another machine (--rpc HOST:PORT)" if alone else "another --tensor-split, one more worker (--rpc)"]
-    if all(share.weights < device.room for device, share in short):  # else no cache is small enough
+    if all(share.weights < device.room for device, share in short):  # otherwise no cache is small enough
         helps = ["a smaller context (-c)", "a smaller K/V cache (-ctk q8_0 -ctv q8_0)", *helps]
-    helps.append("a smaller quantisation of the model")
+    helps.append("a smaller quantization of the model")
     where = "; ".join(
         f"{device.name} needs {mib(share.memory)} (weights {mib(share.weights)}, K/V cache {mib(share.kv)}, "
         f"compute {mib(share.compute)}) and has {mib(device.free)} free: {mib(share.memory - device.free)} missing"
@@ -364,8 +367,10 @@ def check_memory(sizes: ModelSizes, figures: Sequence[DeviceFigures], placement:
     )
 
 
-def held(placement: Placement) -> dict[int, str]:
-    """What each device has, in words: "layers 0 to 3 and 8 and the head"; no entry for one that has nothing."""
+def describe_parts(placement: Placement) -> dict[int, str]:
+    """Describe what each device has, such as "layers 0 to 3 and 8 and the head". Devices that have nothing are left
+    out.
+    """
     found: dict[int, list[str]] = {}
     heads: set[int] = set()
     for stage in placement.stages:
@@ -384,5 +389,5 @@ def held(placement: Placement) -> dict[int, str]:
 
 
 def mib(n: float) -> str:
-    """Bytes as a text in MiB."""
+    """Format bytes as MiB."""
     return f"{n / _MIB:,.0f} MiB" if n >= 10 * _MIB or n == 0 else f"{n / _MIB:,.1f} MiB"

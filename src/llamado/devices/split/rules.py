@@ -1,6 +1,6 @@
-"""The rules that divide a model's layers among devices: by free memory, by given proportions, by the time of a token.
+"""Rules that divide a model's layers among devices: by free memory, by given proportions, or by the time of a token.
 
-`place` takes what a user asks for; see `placement` for what is divided and what it costs.
+`place` applies the user's options; see `placement` for the parts of a model and their costs.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from llamado.devices.split.placement import (
     SplitOptions,
     check_memory,
     mib,
-    weights_elsewhere,
+    moved_weights,
 )
 
 
 class UnknownDevice(DeviceError):
-    """A device that a flag names is not there."""
+    """A flag names a device that does not exist."""
 
 
 def local_device(figures: Sequence[DeviceFigures]) -> int:
-    """The device of this machine, where the embedding lies; the first one where none is local."""
+    """The device of this machine, which has the embedding; the first device if none is local."""
     return next((i for i, device in enumerate(figures) if device.local), 0)
 
 
 def workers(figures: Sequence[DeviceFigures]) -> tuple[int, ...]:
-    """The devices that take layers unless the user says otherwise: those of other machines, or if none is there all."""
+    """The devices that take layers by default: those of other machines, or all devices if there are no others."""
     return tuple(i for i, device in enumerate(figures) if not device.local) or tuple(range(len(figures)))
 
 
@@ -45,11 +45,12 @@ def by_ratio(
     order: Sequence[int] | None = None,
     n_gpu_layers: int | None = None,
 ) -> Placement:
-    """Layers in proportion to `ratios` over the devices `order` (default: the workers, one ratio more: this machine).
+    """Place layers in proportion to `ratios` on the devices `order` (default: the workers, then this machine if there
+    is one ratio more).
 
     The rule is llama.cpp's (`load_tensors` in llama-model.cpp): of the last `n_gpu_layers` of the layers and the head,
-    item i of n goes to the first device whose cumulated share is above i / n, in single precision. Ratios that are not
-    given are 0, those too many have no effect. What comes before these items is on this machine.
+    item i of n goes to the first device whose cumulative share is above i / n, in single precision. Missing ratios are
+    0, excess ones have no effect. Everything before these items is on this machine.
     """
     home = local_device(figures)
     if order is None:
@@ -77,9 +78,9 @@ def by_memory(
     order: Sequence[int] | None = None,
     n_gpu_layers: int | None = None,
 ) -> Placement:
-    """Layers in proportion to free memory, as llama.cpp places them where nothing else is said (see `by_ratio`).
+    """Place layers in proportion to free memory, llama.cpp's default (see `by_ratio`).
 
-    A device that does not say what it has counts as having this machine's memory.
+    A device that does not report its memory counts as having this machine's.
     """
     order = workers(figures) if order is None else order
     here = figures[local_device(figures)].free
@@ -92,11 +93,12 @@ def fastest(
     order: Sequence[int] | None = None,
     n_gpu_layers: int | None = None,
 ) -> Placement:
-    """The placement with the least predicted time of a token within each device's memory; NotEnoughMemory if none is.
+    """Return the placement with the least predicted time per token that fits each device's memory. Raise
+    `NotEnoughMemory` if none fits.
 
     Exact among placements that give each device of `order` (default: all) one run of layers or none, in that order, and
-    the head to the last of them, to a later one, or to this machine's wherever its layers are. With `n_gpu_layers` the
-    items before the last so many are on this machine and the others on the workers.
+    the head to the last of them, to a later one, or to this machine wherever its layers are. With `n_gpu_layers` the
+    items before the last `n_gpu_layers` are on this machine and the others on the workers.
 
     Dynamic programming over devices: the least time of the first l layers on the first d devices, for all l at once.
     """
@@ -104,7 +106,7 @@ def fastest(
     n_layer = sizes.n_layer
     if order is None:
         order = tuple(range(len(figures)))
-    # One that had no memory for measuring its speed has none for a layer.
+    # a device without memory for the speed measurement has none for a layer
     order = [i for i in order if figures[i].decode] or order
     start = 0
     if n_gpu_layers is not None:
@@ -121,20 +123,20 @@ def fastest(
         raise _no_room(sizes, figures, order, n_gpu_layers)
     devices = [home] * start + devices
     placement = Placement(tuple(devices[:n_layer]), devices[n_layer], home)
-    check_memory(sizes, figures, placement)  # of what comes before `start`
+    check_memory(sizes, figures, placement)  # of the items before `start`
     return placement
 
 
 def _runs(
     sizes: ModelSizes, figures: Sequence[DeviceFigures], order: Sequence[int], start: int, head: int | None
 ) -> tuple[float, list[int]]:
-    """Least seconds, and the devices of the items from `start` on: layers, then the head.
+    """Return the least seconds, and the devices of the items from `start` on: layers, then the head.
 
-    `head`: the device that has the head, whatever else it has; None: the head is the last item of the last run.
+    `head`: the device that has the head, independent of its layers; None: the head is the last item of the last run.
     """
     n_layer = sizes.n_layer
     n_items = n_layer + 1 if head is None else n_layer
-    # What the items before each one take of memory, and read for a token.
+    # prefix sums of the memory that items take, and of the bytes read for a token
     held, read_before = (
         np.cumsum([0, *(a + b for a, b in zip(weights, kv, strict=True)), sizes.head][: n_items + 1], dtype=np.float64)
         for weights, kv in (
@@ -150,7 +152,7 @@ def _runs(
     read = read_before[None, :] - read_before[:, None]
     out = np.where(with_head, sizes.logits, sizes.hidden)
 
-    # Of the first items, the least seconds with what they give on this machine, and with it on a worker that may pass
+    # For the first items: the least seconds if their output is on this machine, and if it is on a worker that can pass
     # it to the next one. `came_from`: for each device the first item of its run and where that run's input was.
     best, passing = np.full(n_items + 1, np.inf), np.full(n_items + 1, np.inf)
     best[start] = 0.0
@@ -158,20 +160,20 @@ def _runs(
     skipped = [np.stack([np.arange(n_items + 1), np.full(n_items + 1, state)]) for state in (0, 1)]
     for i in order:
         device = figures[i]
-        seconds = read * device.reads(1)
+        seconds = read * device.read_seconds(1)
         room = device.room
         if i == head:
             room -= sizes.head + sizes.head_compute
         back = np.zeros_like(seconds)
         if not device.local:
-            seconds = seconds + device.one_way(sizes.hidden + sizes.inputs)
+            seconds = seconds + device.one_way_seconds(sizes.hidden + sizes.inputs)
             back = back + 0.5 * device.round_trip + (out / device.bandwidth if device.bandwidth else 0.0)
         seconds = np.where(some & (memory <= room), seconds, np.inf)
         # [where the input is, first item, last item]
         totals = np.stack([best[:, None] + seconds, (passing[:, None] if device.links else np.inf) + seconds])
         here, origin_here = _least(totals + back)
         there, origin_there = _least(totals if device.links else np.full_like(totals, np.inf))
-        # Where a device gains nothing it is left out.
+        # leave a device out if it gains nothing
         came_from.append(
             (
                 np.where(best <= here, skipped[0], origin_here),
@@ -181,7 +183,7 @@ def _runs(
         best, passing = np.minimum(best, here), np.minimum(passing, there)
     total = float(best[n_items])
     if head is not None:
-        total += figures[head].reads(sizes.head)
+        total += figures[head].read_seconds(sizes.head)
         if sizes.head + sizes.head_compute + sizes.compute > figures[head].room:
             total = float("inf")
     devices: list[int] = []
@@ -198,11 +200,11 @@ def _runs(
 
 
 _Origins = NDArray[np.intp]
-"""[0]: first item of a run; [1]: 1 where its input was on a worker."""
+"""[0]: first item of a run; [1]: 1 if its input was on a worker."""
 
 
 def _least(totals: NDArray[np.float64]) -> tuple[NDArray[np.float64], _Origins]:
-    """Of [state, first, last] the least for each last, and the first and the state it is of."""
+    """For each last item of [state, first, last]: the least total, and its first item and state."""
     n = totals.shape[1]
     flat = totals.reshape(2 * n, -1)
     at = flat.argmin(axis=0)
@@ -212,7 +214,7 @@ def _least(totals: NDArray[np.float64]) -> tuple[NDArray[np.float64], _Origins]:
 def _no_room(
     sizes: ModelSizes, figures: Sequence[DeviceFigures], order: Sequence[int], n_gpu_layers: int | None
 ) -> NotEnoughMemory:
-    """What is missing where if layers went by free memory."""
+    """Return the error that says what is missing, with layers placed by free memory."""
     try:
         check_memory(sizes, figures, by_memory(sizes, figures, order, n_gpu_layers))
     except NotEnoughMemory as error:
@@ -227,18 +229,18 @@ def _no_room(
     )
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------
+# --- user options -----------------------------------------------------------------------------------------------------
 
 
 def place(
     sizes: ModelSizes, figures: Sequence[DeviceFigures], options: SplitOptions, among: Sequence[int] | None = None
 ) -> Placement:
-    """The placement that the options ask for, on the devices `among` (default: all).
+    """Return the placement that the options request, on the devices `among` (default: all).
 
-    Raises UnknownDevice for names and shares of devices that are not there, NotEnoughMemory if the model does not fit.
+    Raises UnknownDevice for names and shares of devices that do not exist, NotEnoughMemory if the model does not fit.
     Only `fastest` (no `tensor_split`) needs speeds. After the loss of a device, `figures` are those from the start and
-    `among` the numbers of the devices left: overrides to others have no effect, and the proportions are those of the
-    devices left.
+    `among` the numbers of the remaining devices: overrides to other devices have no effect, and the proportions are
+    those of the remaining devices.
     """
     present = tuple(range(len(figures))) if among is None else tuple(among)
     home = local_device(figures)
@@ -262,7 +264,7 @@ def place(
     else:
         padded = [*ratios, *(0.0 for _ in chosen)]
         kept = [padded[place] for place, i in enumerate(chosen) if i in present]
-        # Devices that were to have nothing share evenly once those that were to have something are gone.
+        # If only devices with share 0 remain, they share evenly.
         placement = by_ratio(sizes, figures, kept if any(kept) else [1.0] * len(kept), order, n_gpu_layers)
     overrides = [(pattern, selected(figures, [name])[0]) for pattern, name in options.overrides]
     placement = override(sizes, placement, [(p, i) for p, i in overrides if i in present])
@@ -271,9 +273,9 @@ def place(
 
 
 def override(sizes: ModelSizes, placement: Placement, overrides: Sequence[tuple[str, int]]) -> Placement:
-    """A placement with weights whose names match a pattern on other devices.
+    """Return the placement with weights whose names match a pattern moved to other devices.
 
-    Where all weights of a layer, or of the head, go to one device, the layer itself moves, with its cache.
+    If all weights of a layer, or of the head, go to one device, the layer itself moves, with its cache.
     """
     if not overrides:
         return placement
@@ -281,16 +283,17 @@ def override(sizes: ModelSizes, placement: Placement, overrides: Sequence[tuple[
     devices: dict[int, set[int]] = {}
     for role in sizes.tensors:
         devices.setdefault(role.layer, set()).add(moved.device_of(role))
-    # Of a layer, or (without a number) of the head, what all of its weights have in common.
+    # the device that all weights of a layer have in common; key −1 is the head
     common = {layer: next(iter(places)) for layer, places in devices.items() if len(places) == 1}
     layers = tuple(common.get(layer, device) for layer, device in enumerate(placement.layers))
     whole = replace(placement, layers=layers, head=common.get(-1, placement.head))
     moved = replace(whole, overrides=tuple(overrides))
-    return moved if weights_elsewhere(sizes, moved) else whole
+    return moved if moved_weights(sizes, moved) else whole
 
 
 def sharing(figures: Sequence[DeviceFigures], options: SplitOptions) -> tuple[int, ...]:
-    """The devices that layers may go to, in the order of their shares; one share more than workers: this machine last.
+    """The devices that layers may go to, in the order of their shares. If there is one share more than workers, this
+    machine comes last.
 
     Layers that `n_gpu_layers` keeps on this machine count for no share.
     """
@@ -303,7 +306,9 @@ def sharing(figures: Sequence[DeviceFigures], options: SplitOptions) -> tuple[in
 
 
 def selected(figures: Sequence[DeviceFigures], names: Sequence[str]) -> tuple[int, ...]:
-    """Numbers of devices by name: "RPC0", "RPC0[host:port]", "host:port" (all devices of a worker), "CPU", "none"."""
+    """Return the numbers of devices by name: "RPC0", "RPC0[host:port]", "host:port" (all devices of a worker), "CPU",
+    "none".
+    """
     found: list[int] = []
     for name in names:
         if name.lower() == "none":

@@ -1,24 +1,24 @@
-"""Files of sequences on disk, in blocks: cells of so many tokens, and tails (see Memory.read_tail).
+"""Block files of the prompt cache on disk: cells of a number of tokens, and tails (see Memory.read_tail).
 
-A block is named by all tokens up to its end, through its parent's name, and by what its bytes mean: the same beginning
-of two conversations is in the same files, whoever wrote them. Little-endian:
+A block's name is a hash of all tokens up to its end, through its parent's name, and of the meaning of its bytes. So the
+common beginning of two conversations is in the same files, whichever process wrote them. Little-endian:
 
-| bytes | what |
+| bytes | content |
 |---|---|
 | 8 | magic `llamadoc` |
 | 4 | version: 1 |
 | 4 | 0: cells, 1: a tail |
 | 4 | number of tokens `n` |
 | 4 | tokens before them |
-| 8 | bytes of what is kept of them `m` |
-| 16 | name of the block before; of the first one what bytes mean |
-| 32 | SHA-256 of what is kept |
+| 8 | bytes of data `m` |
+| 16 | name of the parent block; for the first block the hash of the meaning of bytes |
+| 32 | SHA-256 of the data |
 | 4 n | tokens |
-| 32 | SHA-256 of all that |
-| m | what is kept |
+| 32 | SHA-256 of everything before |
+| m | data |
 
-Cells are those of whole blocks but for the last one of a sequence, which has fewer tokens. A tail is of all tokens up
-to its last one, and its parent is the last whole block before that.
+Blocks of cells are full, except the last one of a sequence. A tail is the state after all tokens up to its last one,
+and its parent is the last full block before that.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ _MAGIC, _VERSION = b"llamadoc", 1
 _HEAD = struct.Struct("<8s4IQ16s32s")
 _DIGEST = 32
 _MOST_TOKENS = 4096
-"""Whoever writes larger blocks is not us."""
+"""Larger blocks were not written by llamado."""
 NAME_BYTES = 16
 PART = ".part"
-"""How the names of files end that are being written."""
+"""File name suffix while a file is being written."""
 
 Tokens = NDArray[np.int32]
 
 
 class BadBlock(EngineError):
-    """A file is not a block, or not whole."""
+    """A file is not a valid block, or incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a file says of itself."""
+    """The header of a block file."""
 
     path: Path
     name: bytes
@@ -83,19 +83,19 @@ class Block:
 
 
 def name_of(parent: bytes, tokens: Tokens, is_tail: bool) -> bytes:
-    """The name of a block, 16 bytes."""
+    """Return the name of a block, 16 bytes."""
     digest = hashlib.sha256(parent + (b"tail" if is_tail else b"cells"))
     digest.update(tokens.astype("<i4").tobytes())
     return digest.digest()[:NAME_BYTES]
 
 
 def path_of(folder: Path, family: str, name: bytes, is_tail: bool) -> Path:
-    """Where a block's file is; `family` tells those apart whose bytes mean something else."""
+    """Return the path of a block's file. `family` separates blocks whose bytes have different meanings."""
     return folder / f"{family}-{name.hex()}.{'tail' if is_tail else 'cells'}"
 
 
 def write_block(path: Path, parent: bytes, start: int, tokens: Tokens, is_tail: bool, data: Cells) -> Block:
-    """Write a file, whole or not at all. Raises OSError."""
+    """Write a file atomically. Raises OSError."""
     payload = np.ascontiguousarray(data).reshape(-1)
     digest = hashlib.sha256(payload.data).digest()
     head = _HEAD.pack(_MAGIC, _VERSION, is_tail, tokens.size, start, payload.size, parent, digest)
@@ -115,7 +115,7 @@ def write_block(path: Path, parent: bytes, start: int, tokens: Tokens, is_tail: 
 
 
 def read_head(path: Path) -> Block:
-    """What a file says of itself, checked. Raises BadBlock and OSError."""
+    """Read and check the header of a file. Raises BadBlock and OSError."""
     with _opened(path) as file:
         head = file.read(_HEAD.size) or b""
         if len(head) < _HEAD.size:
@@ -131,16 +131,16 @@ def read_head(path: Path) -> Block:
             path, name_of(parent, tokens, bool(is_tail)), parent, start, tokens, bool(is_tail), n_bytes, digest
         )
         if os.fstat(file.fileno()).st_size != block.file_bytes:
-            raise BadBlock("it is not as long as it should be")
+            raise BadBlock("it has the wrong length")
     if block.name.hex() not in path.name:
         raise BadBlock("it has another's name")
     return block
 
 
 def read_data(block: Block) -> Cells:
-    """What is kept in a file, checked. Raises BadBlock and OSError.
+    """Read and check the data of a file. Raises BadBlock and OSError.
 
-    It is read, not mapped: a page of a mapping that is not here yet would stop all threads of Python.
+    The file is read, not mapped: a page fault in a mapping would stop all Python threads.
     """
     data = np.empty(block.n_bytes, np.uint8)
     with _opened(block.path) as file:
@@ -154,20 +154,20 @@ def read_data(block: Block) -> Cells:
 
 
 def _opened(path: Path) -> io.FileIO:
-    """A plain file, not one somewhere else to which a link leads, and without waiting for the other end of a pipe."""
+    """Open a regular file, without following a link and without waiting for the other end of a pipe."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     fd = os.open(path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
     file = io.FileIO(fd, "r")
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         file.close()
-        raise BadBlock("it is no plain file")
+        raise BadBlock("it is not a regular file")
     return file
 
 
-def regrouped(pieces: Sequence[tuple[int, Cells]], rows: Sequence[int], n: int) -> Iterator[tuple[int, Cells]]:
-    """The same cells, `n` in a piece, the last one what is left.
+def regroup(pieces: Sequence[tuple[int, Cells]], rows: Sequence[int], n: int) -> Iterator[tuple[int, Cells]]:
+    """Regroup cells to `n` per piece; the last piece has the rest.
 
-    `pieces`: number of cells, and their bytes: those of each tensor, of which a row has as many bytes as `rows` says.
+    `pieces`: number of cells, and their bytes: tensor by tensor, with rows of `rows` bytes.
     """
     starts = np.cumsum([0, *(count for count, _ in pieces)]).tolist()
     for first in range(0, starts[-1], n):

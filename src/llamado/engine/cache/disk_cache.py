@@ -1,9 +1,10 @@
-"""Sequences that this machine's memory has no room for, in a folder: they survive the process, and others find them.
+"""The prompt cache on disk: sequences in a folder, which survive the process and can be shared.
 
-Several processes may share a folder. A file is written under another name and takes its own when it is whole, its name
-says what is in it (see blocks.py), and whoever needs room removes those used longest ago. So nobody has to be asked: a
-file that is gone, or was written by another one, is no error. Writing and looking around is a thread's, reading that of
-a thread for each sequence; the engine's thread asks what is there, and gets it piece by piece.
+Several processes may share a folder. A file is written under a temporary name and renamed when it is complete, its name
+identifies its contents (see blocks.py), and a process that needs room removes the least recently used files. So no
+coordination is needed: a file that is gone, or was written by another process, is no error. One thread writes and scans
+the folder, and each sequence is read by a thread of its own; the engine's thread looks sequences up and takes them
+piece by piece.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from llamado.engine.cache.blocks import (
     path_of,
     read_data,
     read_head,
-    regrouped,
+    regroup,
     write_block,
 )
-from llamado.engine.cache.prompt_cache import ReadRate, Stored, shared
-from llamado.engine.cache.snapshots import NEAR, thinned
+from llamado.engine.cache.prompt_cache import ReadRate, StoredSequence, shared
+from llamado.engine.cache.snapshots import NEAR, thin_out
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import CellKind, Cells, Scales, piece_cells
 from llamado.engine.request import DiskCounters
@@ -40,21 +41,21 @@ from llamado.engine.request import DiskCounters
 log = logging.getLogger(__name__)
 
 LEAST = 64
-"""Fewer tokens than these are not worth opening files."""
+"""Least tokens of a sequence: fewer are not worth opening files."""
 _LOOK_SECONDS = 1.0
-"""Between two looks at what others wrote."""
+"""Seconds between scans for files of other processes."""
 _PENDING_BYTES = 256 << 20
-"""Of sequences that wait to be written, at most; more are given up."""
+"""Most bytes of sequences that wait to be written; further ones are dropped."""
 _REST_SECONDS = 30.0
-"""Nothing is written for so long after the system refused it."""
+"""Seconds without writes after the OS refused one."""
 _STALE_SECONDS = 3600.0
-"""A file that nobody finished in this time was left behind."""
+"""Age at which an unfinished file counts as abandoned."""
 _SLACK = 0.05
-"""Share of the room that is made free beyond what is needed, so that it is seldom made."""
+"""Share of the limit that is freed beyond the needed room, so that it happens rarely."""
 _TAILS = 4
-"""Tails of a sequence that are kept however much they take: at its end, and the one before that is missed most."""
+"""Tails of a sequence that are kept at any size: those at its end, and the most useful one before."""
 _AHEAD = 4
-"""Pieces that are read before the engine takes them."""
+"""Pieces that are read ahead of the engine."""
 
 _ENDS = (".cells", ".tail")
 
@@ -64,7 +65,7 @@ class DiskCacheUnusable(EngineError):
 
 
 class StoredChain(NamedTuple):
-    """What of a sequence is on disk: of `n` first tokens, and the tail with which one can go on."""
+    """The part of a sequence that is on disk: its first `n` tokens, and the tail to continue from them."""
 
     n: int
     blocks: list[Block]
@@ -72,20 +73,20 @@ class StoredChain(NamedTuple):
 
 
 def check_folder(folder: Path) -> None:
-    """Make the folder of a cache, readable for its user alone. Raises DiskCacheUnusable."""
+    """Create the folder of a cache, readable only by its user. Raises DiskCacheUnusable."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = folder / f".{os.getpid()}-{threading.get_ident()}{PART}"
         with open(os.open(probe, os.O_WRONLY | os.O_CREAT, 0o600), "wb"):
             probe.unlink()
         if os.name == "posix" and folder.stat().st_mode & 0o077:
-            log.warning("the prompt cache in %s holds what users wrote, and others may look: chmod 700", folder)
+            log.warning("prompt cache %s: contains users' prompts and is readable by others; run chmod 700", folder)
     except OSError as error:
         raise DiskCacheUnusable(f"--cache-disk {folder}: {error.strerror or error}") from error
 
 
-class Load(threading.Thread):
-    """Reads the blocks of a chain from the token `first` on; pieces are taken with `take`."""
+class DiskRead(threading.Thread):
+    """Thread that reads the blocks of a chain from the token `first` on; `take` returns the pieces."""
 
     def __init__(
         self, cache: DiskCache, chain: StoredChain, first: int, kind: CellKind, notify: Callable[[], None]
@@ -99,7 +100,7 @@ class Load(threading.Thread):
         self._over = threading.Event()
         self._began = time.perf_counter()
         self.tail: Cells | None = None
-        """It is there before the first piece."""
+        """Available before the first piece."""
         self.failed = self.cancelled = False
         self.start()
 
@@ -108,7 +109,7 @@ class Load(threading.Thread):
             self._read()
         except Exception:
             self.failed = True
-            log.exception("the prompt cache on disk could not be read")
+            log.exception("prompt cache on disk: reading failed")
         self._over.set()
         self._notify()
 
@@ -122,7 +123,7 @@ class Load(threading.Thread):
                 return
             sound = memory.sound_tail(data, block.end) if block.is_tail else memory.sound(data, block.tokens.size)
             if not sound:
-                self._cache.discard(block, "it holds what is no number")
+                self._cache.discard(block, "it contains NaN or infinity")
                 self.failed = True
                 return
             if block.is_tail:
@@ -137,7 +138,7 @@ class Load(threading.Thread):
         self._cache.used([*chain.blocks, *(() if chain.tail is None else (chain.tail,))])
 
     def take(self) -> tuple[int, int, Cells] | None:
-        """The next piece, where there is one: position, number of cells wanted, bytes (perhaps of more cells)."""
+        """Return the next piece, if there is one: position, number of wanted cells, bytes (perhaps of more cells)."""
         if not self._pieces:
             return None
         self._room.release()
@@ -145,21 +146,21 @@ class Load(threading.Thread):
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to take, or all is over."""
+        """True if there is a piece to take, or the thread is done."""
         return bool(self._pieces) or self._over.is_set()
 
     @property
     def over(self) -> bool:
-        """Whether all that will come was taken."""
+        """True if all pieces were taken and no more will come."""
         return self._over.is_set() and not self._pieces
 
     def done(self) -> None:
-        """All of it is where it belongs."""
+        """Record that all cells are restored."""
         size = sum(block.n_bytes for block in self.chain.blocks if block.end > self.first)
         self._cache.loaded(size, self.chain.n - self.first, time.perf_counter() - self._began)
 
     def cancel(self) -> None:
-        """Nobody wants the rest."""
+        """Stop reading; the rest is not needed."""
         self.cancelled = True
         self._room.release()
 
@@ -167,8 +168,8 @@ class Load(threading.Thread):
 class DiskCache:
     """Sequences in `folder`, `limit` bytes in all. Raises DiskCacheUnusable.
 
-    `kind` says what bytes mean that were computed with adapters of some strength, and `numerics` what else their bits
-    depend on: the devices. Where that is not known, nothing is written, and nothing is found.
+    `kind` returns the meaning of bytes that were computed with given adapter scales, and `numerics` the fingerprint of
+    the devices. If that is unknown, nothing is written and nothing is found.
     """
 
     def __init__(
@@ -180,11 +181,11 @@ class DiskCache:
         self._lock = threading.Lock()
         self._children: dict[bytes, dict[bytes, Block]] = {}
         self._sizes: dict[str, tuple[int, int]] = {}
-        """Of all files: bytes, and when they were used, in ns."""
+        """File name → size in bytes, time of last use in ns."""
         self._looked: int | None = None
         self._roots: dict[tuple[str, Scales], bytes] = {}
         self._family = ""
-        self._waiting: deque[tuple[Stored, str]] = deque()
+        self._waiting: deque[tuple[StoredSequence, str]] = deque()
         self._pending = 0
         self._wake = threading.Condition()
         self._closing = self._warned = False
@@ -200,7 +201,7 @@ class DiskCache:
     def find(
         self, tokens: Tokens, scales: Scales, reach: Callable[[int, int], int], has_tails: bool
     ) -> StoredChain | None:
-        """What is there of a sequence; `reach` as Memory.tail_reach."""
+        """Find the longest usable beginning of a sequence; `reach` is Memory.tail_reach."""
         best: StoredChain | None = None
         numerics = self._numerics()
         with self._lock:
@@ -229,24 +230,26 @@ class DiskCache:
                 at, parent, path = cover, last.name, blocks
 
     def pays(self, chain: StoredChain, first: int, pace: float) -> bool:
-        """Whether reading it is quicker than computing it, at `pace` tokens a second."""
+        """Return True if reading is faster than computing at `pace` tokens per second."""
         size = sum(block.n_bytes for block in chain.blocks if block.end > first)
         size += chain.tail.n_bytes if chain.tail is not None else 0
         return self._rate.pays(size, chain.n - first, pace)
 
-    def load(self, chain: StoredChain, first: int, scales: Scales, notify: Callable[[], None]) -> Load:
-        """Read what is there, from the token `first` on; `notify` is called whenever there is news."""
-        return Load(self, chain, first, self._kind(scales), notify)
+    def load(self, chain: StoredChain, first: int, scales: Scales, notify: Callable[[], None]) -> DiskRead:
+        """Start reading a chain from the token `first` on; `notify` is called whenever there is a new piece."""
+        return DiskRead(self, chain, first, self._kind(scales), notify)
 
-    def put(self, stored: Stored) -> None:
-        """Write a sequence, which the devices of now computed, if those that wait do not take too much memory."""
+    def put(self, stored: StoredSequence) -> None:
+        """Queue a sequence, just computed by the present devices, for writing, unless the queue takes too much
+        memory.
+        """
         numerics = self._numerics()
         if numerics is None:
             if not self._warned:
                 self._warned = True
                 log.warning(
-                    "the prompt cache on disk: a worker does not say what it computes with, as ggml's do not; nothing "
-                    "is written, for another one's numbers may differ"
+                    "prompt cache on disk: disabled, because a worker does not report its numerics (ggml's workers "
+                    "do not), and another worker's numbers may differ"
                 )
             return
         with self._wake:
@@ -257,8 +260,8 @@ class DiskCache:
             self._pending += stored.nbytes
             self._wake.notify()
 
-    def finish(self, stored: list[Stored], seconds: float) -> None:
-        """Write these, the first ones first, and end; what takes longer is left out."""
+    def finish(self, stored: list[StoredSequence], seconds: float) -> None:
+        """Write these sequences in order, then stop; after `seconds` the rest is skipped."""
         with self._wake:
             self._closing = True
             self._deadline = time.monotonic() + seconds
@@ -272,12 +275,12 @@ class DiskCache:
 
     @property
     def counters(self) -> DiskCounters:
-        """What it did, and what is there."""
+        """Counters of reads and writes, and the present files."""
         sizes = self._sizes
         return self._counts._replace(files=len(sizes), bytes=sum(size for size, _ in [*sizes.values()]))
 
     def read(self, block: Block) -> Cells | None:
-        """What is kept in a file; None where it is gone or damaged."""
+        """Return the data of a file; None if it is gone or damaged."""
         try:
             data = read_data(block)
         except BadBlock as error:
@@ -285,19 +288,21 @@ class DiskCache:
             return None
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
-                log.warning("the prompt cache on disk: %s: %s", block.path, error.strerror or error)
+                log.warning("prompt cache on disk: %s: %s", block.path, error.strerror or error)
             self._forget(block)
             return None
         self._count(bytes_read=data.size)
         return data
 
     def discard(self, block: Block, why: str) -> None:
-        """A file is of no use to anybody."""
+        """Remove an unusable file."""
         self._forget(block)
         self._remove(block.path, why)
 
     def used(self, blocks: list[Block]) -> None:
-        """These were used now, the first ones last: who makes room takes the ends of sequences before beginnings."""
+        """Mark blocks as used now, with the first ones newest: eviction takes the ends of sequences before their
+        beginnings.
+        """
         now = time.time_ns()
         for i, block in enumerate(reversed(blocks)):
             try:
@@ -307,7 +312,7 @@ class DiskCache:
                 self._forget(block)
 
     def loaded(self, size: int, n: int, seconds: float) -> None:
-        """A sequence came back, so many bytes of which `n` tokens are used; how long that took."""
+        """Record that a sequence of `size` bytes was restored in `seconds`, of which `n` tokens are used."""
         self._rate.note(size, seconds)
         self._count(hits=1, tokens_read=n)
 
@@ -316,7 +321,7 @@ class DiskCache:
             self._counts = self._counts._replace(**{k: getattr(self._counts, k) + n for k, n in more.items()})
 
     def _root(self, scales: Scales, numerics: str) -> bytes:
-        """What bytes mean: the name that the first blocks have as their parent."""
+        """Return the hash of the meaning of bytes, which is the parent name of first blocks."""
         root = self._roots.get((numerics, scales))
         if root is None:
             kind = self._kind(scales)
@@ -325,7 +330,7 @@ class DiskCache:
             self._roots[numerics, scales] = root
         return root
 
-    def _know(self, block: Block) -> None:
+    def _add_known(self, block: Block) -> None:
         with self._lock:
             self._children.setdefault(block.parent, {})[block.name] = block
 
@@ -337,7 +342,7 @@ class DiskCache:
         self._sizes.pop(block.path.name, None)
 
     def _remove(self, path: Path, why: str) -> None:
-        log.warning("the prompt cache on disk: %s is removed: %s", path, why)
+        log.warning("prompt cache on disk: %s removed: %s", path, why)
         self._count(failures=1)
         self._unlink(path)
 
@@ -347,7 +352,7 @@ class DiskCache:
             path.unlink()
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
-                log.warning("the prompt cache on disk: %s cannot be removed: %s", path, error.strerror or error)
+                log.warning("prompt cache on disk: cannot remove %s: %s", path, error.strerror or error)
 
     # -- the thread that writes --------------------------------------------------------------------------------------
 
@@ -357,7 +362,7 @@ class DiskCache:
                 self._look()
             except Exception as error:
                 if not isinstance(error, OSError):
-                    log.exception("looking at the prompt cache on disk failed")
+                    log.exception("prompt cache on disk: scan failed")
             with self._wake:
                 if not self._waiting:
                     if self._closing:
@@ -376,7 +381,7 @@ class DiskCache:
         return self._closing and time.monotonic() >= self._deadline
 
     def _look(self) -> None:
-        """See which files came and went, where any did."""
+        """Update the index if files were added or removed."""
         changed = self._folder.stat().st_mtime_ns
         if changed == self._looked:
             return
@@ -392,7 +397,7 @@ class DiskCache:
                 continue
             path = self._folder / name
             try:
-                self._know(read_head(path))
+                self._add_known(read_head(path))
             except BadBlock as error:
                 self._remove(path, str(error))
             except OSError:
@@ -400,7 +405,7 @@ class DiskCache:
         self._looked = changed
 
     def _list(self) -> dict[str, tuple[int, int]]:
-        """All files of prompt caches, whatever their bytes mean; what was left behind unfinished is removed."""
+        """List the files of all prompt caches, also with other meanings; remove abandoned unfinished files."""
         found = {}
         with os.scandir(self._folder) as entries:
             for entry in entries:
@@ -414,8 +419,8 @@ class DiskCache:
                     continue
         return found
 
-    def _write(self, stored: Stored, numerics: str) -> None:
-        """Write what is not there yet of a sequence."""
+    def _write(self, stored: StoredSequence, numerics: str) -> None:
+        """Write the missing blocks of a sequence."""
         if time.monotonic() < self._rest_until:
             self._count(failures=1)
             return
@@ -425,16 +430,16 @@ class DiskCache:
             self._rest_until = time.monotonic() + _REST_SECONDS
             self._count(failures=1)
             log.warning(
-                "the prompt cache on disk: %s: %s; nothing is written for %.0f s",
+                "prompt cache on disk: %s: %s; paused for %.0f s",
                 self._folder, error.strerror or error, _REST_SECONDS,
             )  # fmt: skip
 
-    def _write_blocks(self, stored: Stored, numerics: str) -> None:
+    def _write_blocks(self, stored: StoredSequence, numerics: str) -> None:
         memory = self._kind(stored.scales).memory
         size = piece_cells(memory.token_bytes)
         parent = root = self._root(stored.scales, numerics)
         parents, chain, start = [root], [], 0
-        for n, data in regrouped(stored.cells, memory.row_sizes, size):
+        for n, data in regroup(stored.cells, memory.row_sizes, size):
             if self._late():
                 return
             block = self._put_block(parent, start, stored.tokens[start : start + n], False, data)
@@ -456,7 +461,7 @@ class DiskCache:
         self.used(chain)
 
     def _drop_tails(self, tokens: Tokens, parents: list[bytes], size: int, wanted: list[int]) -> None:
-        """Remove the tails of a sequence's beginnings, as it was written when it was shorter, that it needs no more."""
+        """Remove the tails of earlier, shorter versions of a sequence that it does not need any more."""
         for at, parent in enumerate(parents):
             for block in [*self._children.get(parent, {}).values()]:
                 n = at * size + shared(block.tokens, tokens[at * size :])
@@ -465,7 +470,7 @@ class DiskCache:
                     self._unlink(block.path)
 
     def _put_block(self, parent: bytes, start: int, tokens: Tokens, is_tail: bool, data: Cells) -> Block | None:
-        """A block's file, written where it is not there yet; None where there is no room for it."""
+        """Return a block's file, written if it does not exist; None if there is no room for it."""
         name = name_of(parent, tokens, is_tail)
         known = self._children.get(parent, {}).get(name)
         if known is not None:
@@ -477,15 +482,15 @@ class DiskCache:
         self._count(writes=1, bytes_written=block.file_bytes)
         self._sizes[path.name] = block.file_bytes, time.time_ns()
         for other in [*self._children.get(parent, {}).values()]:
-            # What had the first of these tokens is of no more use.
+            # a shorter block with the same first tokens is obsolete
             if not is_tail and not other.is_tail and shared(other.tokens, tokens) == other.tokens.size:
                 self._forget(other)
                 self._unlink(other.path)
-        self._know(block)
+        self._add_known(block)
         return block
 
     def _make_room(self, size: int) -> bool:
-        """Remove files used longest ago, whoever wrote them; False where the file is larger than all may be."""
+        """Remove the least recently used files of any process; return False if the new file exceeds the limit."""
         total = sum(size for size, _ in [*self._sizes.values()])
         if total + size <= self._limit:
             return True
@@ -504,18 +509,18 @@ class DiskCache:
         return True
 
 
-def _wanted_tails(stored: Stored, token_bytes: int) -> list[int]:
-    """Numbers of first tokens of which a sequence's tails are worth their room.
+def _wanted_tails(stored: StoredSequence, token_bytes: int) -> list[int]:
+    """Return the token counts at which a sequence's tails are worth their room.
 
     A window of 512 tokens may take as much as the cells of thousands. So, beyond a few, tails take no more room than
-    cells: those go first that are quickest computed again from the one before.
+    cells: those that are quickest to recompute from the one before are dropped first.
     """
     found: list[int] = []
     for n in sorted(n for n, tail in stored.tails.items() if tail.size):
         if not found or n - found[-1] >= NEAR or n == stored.tokens.size:
             found.append(n)
     largest = max((stored.tails[n].size for n in found), default=1)
-    return thinned(found, _TAILS + stored.tokens.size * token_bytes // largest)
+    return thin_out(found, _TAILS + stored.tokens.size * token_bytes // largest)
 
 
 def _is_old(entry: os.DirEntry[str]) -> bool:

@@ -1,8 +1,8 @@
-"""Sequences that no slot holds any more, in this machine's memory: their tokens and the bytes of what is known of them.
+"""The prompt cache in memory: tokens and cells of sequences that no slot holds any more.
 
-A request that begins like one of them gets it back instead of having it computed again: the same bits. A conversation
-that comes back and grows takes the place of its shorter self, and of its cells only the new ones are read. Of layers
-that do not remember all tokens there are tails: what they have after so many tokens (see Memory.read_tail).
+A request with the same beginning gets the cells back instead of recomputing them: the same bits. A longer version of a
+conversation replaces the shorter one, and only its new cells are read. Layers that do not keep all tokens have tails:
+their state after a number of tokens (see Memory.read_tail).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.cache.snapshots import drop, thinned
+from llamado.engine.cache.snapshots import drop, thin_out
 from llamado.engine.forward.contract import Cells, Scales, alike
 from llamado.engine.request import StoredPrompt
 from llamado.models.memory import Handle, Memory
 
-# Cells that are read to learn what reading costs: few, lest a slow link stop everything, and more where the few took no
-# longer than this. After how many sequences that were not worth it this is tried again.
+# Cells that are read to measure the cost of reading: few, because of slow links, and more if the few took at most this
+# long; and the number of unprofitable sequences after which reading is tried again.
 _PROBE_FEW, _PROBE_MORE, _PROBE_SECONDS, _PROBE_AGAIN = 8, 32, 0.1, 16
-_BEGINNING = 48  # tokens by which people know a sequence
-_SHOWN = 100  # sequences, at most: each change makes all of them anew
+_BEGINNING = 48  # first tokens of a sequence that people see
+_SHOWN = 100  # most sequences that are listed: each change rebuilds the list
 Read = Callable[[int, int], Cells]
-"""Cells of a sequence from a position on, so many."""
+"""Read `n` cells of a sequence from a position on."""
 Tokens = NDArray[np.int32]
 
 
@@ -36,14 +36,14 @@ def _no_tail(n: int) -> Cells:
 
 
 def shared(one: Tokens, other: Tokens) -> int:
-    """How many first tokens are the same."""
+    """Return the length of the common prefix in tokens."""
     n = min(one.size, other.size)
     differing = np.flatnonzero(one[:n] != other[:n])
     return int(differing[0]) if differing.size else n
 
 
-class Stored:
-    """A sequence: its tokens, how strong adapters are in its cells, those in pieces, and tails."""
+class StoredSequence:
+    """A sequence: its tokens, the adapter scales of its cells, the cells in pieces, and its tails."""
 
     __slots__ = ("cells", "nbytes", "scales", "tails", "tokens", "used")
 
@@ -53,18 +53,19 @@ class Stored:
         self.tokens = tokens
         self.scales = scales
         self.cells = cells
-        """Numbers of cells, and their bytes as `Memory.read` gives them."""
+        """Number of cells and their bytes from `Memory.read`, for each piece."""
         self.tails = tails
-        """By numbers of tokens."""
+        """Tails by number of tokens."""
         self.nbytes = nbytes
         self.used = time.time()
 
     def shared(self, tokens: Tokens, scales: Scales) -> int:
-        """How many first cells are the same."""
+        """Return the number of first cells that both have in common."""
         return shared(self.tokens, tokens[: alike(scales, self.scales, tokens.size)])
 
     def pieces(self, first: int, end: int) -> Iterator[tuple[int, int, Cells]]:
-        """What covers the cells `first` to `end`: position, number of cells wanted, bytes (perhaps of more cells).
+        """Yield the pieces of the cells `first` to `end`: position, number of wanted cells, bytes (perhaps of more
+        cells).
 
         The first piece may begin before `first`: pieces are not cut at their beginning.
         """
@@ -78,9 +79,9 @@ class Stored:
 
 
 class ReadCost:
-    """What getting cells from devices takes: so much for a call, and so much for each cell.
+    """Cost of reading cells from devices: seconds per call and per cell.
 
-    From what `few` cells took and what `more` did.
+    Computed from the seconds for `few` cells and for `more`.
     """
 
     def __init__(self, few: int, few_seconds: float, more: int, more_seconds: float) -> None:
@@ -88,11 +89,11 @@ class ReadCost:
         self._call = max(few_seconds - few * self._cell, 0.0)
 
     def seconds(self, n: int, piece: int) -> float:
-        """What `n` cells take, so many in a call."""
+        """Return the seconds for `n` cells, `piece` per call."""
         return -(-n // piece) * self._call + n * self._cell
 
     def note(self, n: int, seconds: float) -> None:
-        """`n` cells took so long: links and loads change."""
+        """Record that `n` cells took `seconds`: links and loads change."""
         expected = self._call + n * self._cell
         if expected > 0:
             scale = 0.7 + 0.3 * min(seconds / expected, 10.0)
@@ -100,21 +101,21 @@ class ReadCost:
 
 
 class ReadRate:
-    """How fast bytes come from somewhere, as far as that is known, and whether that beats computing."""
+    """Measured read rate, and the decision if reading is faster than computing."""
 
     def __init__(self) -> None:
         self._rate = 0.0
         self._n_passed = 0
 
     def note(self, n_bytes: int, seconds: float) -> None:
-        """So many bytes took so long."""
+        """Record that `n_bytes` took `seconds`."""
         rate = n_bytes / max(seconds, 1e-6)
         self._rate = 0.7 * self._rate + 0.3 * rate if self._rate else rate
 
     def pays(self, n_bytes: int, n: int, pace: float) -> bool:
-        """Whether these bytes are there before `n` tokens are computed, at `pace` a second.
+        """Return True if these bytes arrive before `n` tokens are computed at `pace` tokens per second.
 
-        Where nothing is known it is tried, and where it did not pay, now and then again.
+        Tries if the rate is unknown, and now and then again after reading did not pay.
         """
         if not self._rate or n_bytes * pace <= n * self._rate:
             return True
@@ -125,7 +126,7 @@ class ReadRate:
 
 
 class CellReader:
-    """Gets cells from the devices, `piece` in a call, and knows what that takes."""
+    """Reads cells from the devices, `piece` per call, and measures the cost."""
 
     def __init__(self, memory: Memory, piece: int) -> None:
         self._memory = memory
@@ -134,7 +135,7 @@ class CellReader:
         self._n_passed = 0
 
     def read(self, handle: Handle, start: int, n: int) -> Cells:
-        """`n` cells of a sequence from position `start` on; raises DeviceLost."""
+        """Read `n` cells of a sequence from position `start` on; raises DeviceLost."""
         began = time.perf_counter()
         cells = self._memory.read(handle, start, n)
         if self._cost is not None:
@@ -142,9 +143,10 @@ class CellReader:
         return cells
 
     def pays(self, handle: Handle, pace: float) -> bool:
-        """Whether getting a sequence's cells and putting them back is quicker than computing them, at `pace` a second.
+        """Return True if reading a sequence's cells and writing them back is faster than computing them at `pace` per
+        second.
 
-        Over a slow link it is not. What reading takes is measured; where that was too much, now and then again.
+        Over a slow link it is not. The cost is measured, and now and then again after reading did not pay.
         """
         n = handle.used
         if self._cost is None:
@@ -165,12 +167,12 @@ class CellReader:
         return False
 
 
-class Store:
-    """Sequences, the one used last at the end; never more than `limit` bytes in all (None: no limit).
+class PromptStore:
+    """Sequences, most recently used last, with at most `limit` bytes in all (None: no limit).
 
-    Half of that may be taken by others (see `reserve`). `most_tails`: of one sequence. `reach`: to how many tokens, at
-    most so many, one can go with the tail of so many (see Memory.tail_reach). `tail_bytes`: what that takes. `dropped`
-    hears of those that had to make room.
+    Up to half of the limit may be reserved for others (see `reserve`). `most_tails`: of one sequence. `reach`: returns
+    how many tokens, at most n, one can continue from with a tail (see Memory.tail_reach). `tail_bytes`: size of a tail.
+    `dropped`: called with evicted sequences.
     """
 
     def __init__(
@@ -181,7 +183,7 @@ class Store:
         reach: Callable[[int, int], int] = min,
         tail_bytes: Callable[[int], int] = lambda n: 0,
         most_tails: int = 32,
-        dropped: Callable[[Stored], None] = lambda stored: None,
+        dropped: Callable[[StoredSequence], None] = lambda stored: None,
     ) -> None:
         self._limit = limit
         self._most_tails = most_tails
@@ -190,19 +192,19 @@ class Store:
         self._piece = piece
         self._reach = reach
         self._tail_bytes = tail_bytes
-        self._kept: list[Stored] = []
+        self._kept: list[StoredSequence] = []
         self.nbytes = self.n_tokens = 0
         self._entries: tuple[StoredPrompt, ...] | None = ()
         self.reserved = 0
-        """Bytes of the limit that others have."""
+        """Bytes of the limit that others have reserved."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, tokens: Tokens, least: int, scales: Scales = ()) -> tuple[Stored, int] | None:
-        """The sequence of which most first tokens are of use for these, and how many: `least` or more.
+    def find(self, tokens: Tokens, least: int, scales: Scales = ()) -> tuple[StoredSequence, int] | None:
+        """Return the sequence with the longest usable common prefix of at least `least` tokens, and that length.
 
-        It counts as used now.
+        The sequence counts as used now.
         """
         best, longest = None, least - 1
         for stored in reversed(self._kept):
@@ -215,16 +217,16 @@ class Store:
         self._use(best)
         return best, longest
 
-    def useful(self, stored: Stored, n: int) -> int:
-        """How many of a sequence's first `n` tokens a tail allows to go on from."""
+    def useful(self, stored: StoredSequence, n: int) -> int:
+        """Return how many of a sequence's first `n` tokens one can continue from with one of its tails."""
         return max((self._reach(tail, n) for tail in stored.tails), default=0)
 
-    def tail(self, stored: Stored, n: int) -> int:
-        """Of how many tokens the tail is with which one can go on from the first `n`, to which `useful` said yes."""
+    def tail(self, stored: StoredSequence, n: int) -> int:
+        """Return the token count of the tail to continue from the first `n` tokens, for an `n` returned by `useful`."""
         return next(tail for tail in sorted(stored.tails) if self._reach(tail, n) == n)
 
     def holds(self, tokens: Tokens, scales: Scales = ()) -> bool:
-        """Whether a sequence begins with these tokens, or is them; it counts as used now."""
+        """Return True if a sequence begins with these tokens; it counts as used now."""
         n = tokens.size
         for stored in reversed(self._kept):
             if stored.tokens.size >= n == stored.shared(tokens, scales) == self.useful(stored, n):
@@ -233,7 +235,7 @@ class Store:
         return False
 
     def reserve(self, n: int) -> bool:
-        """Give others so many bytes more of the limit: sequences used longest ago make room."""
+        """Reserve `n` bytes of the limit for others, and evict least recently used sequences for them."""
         if self._limit is not None:
             if self.reserved + n > self._limit // 2:
                 return False
@@ -242,10 +244,10 @@ class Store:
         return True
 
     def release(self, n: int) -> None:
-        """Others need so many bytes less."""
+        """Release `n` reserved bytes."""
         self.reserved -= n
 
-    def _make_room(self, n: int, but: Stored | None = None) -> None:
+    def _make_room(self, n: int, but: StoredSequence | None = None) -> None:
         if self._limit is None:
             return
         for stored in [stored for stored in self._kept if stored is not but]:
@@ -263,15 +265,16 @@ class Store:
         read_tail: Callable[[int], Cells] = _no_tail,
         at_hand: Mapping[int, Cells] = _NONE,
     ) -> bool:
-        """Keep a sequence whose cells `read` gives, in place of those that begin it; False where it is too large.
+        """Store a sequence whose cells `read` returns, and replace those that are its prefixes. Return False if it is
+        too large.
 
-        `tails`: numbers of tokens of which `read_tail` gives the tails (none: no layer has one), beside those that are
-        `at_hand`. Those used longest ago make room before anything is read, so that the limit holds at all times.
+        `tails`: token counts whose tails `read_tail` returns (none: no layer has one), besides those `at_hand`.
+        Eviction happens before anything is read, so that the limit holds at all times.
         """
         shorter = [stored for stored in self._kept if stored.shared(tokens, scales) == stored.tokens.size]
         base = max(shorter, key=lambda stored: stored.tokens.size, default=None)
         at_hand = {n: tail for n, tail in ({} if base is None else base.tails).items() if tail.size} | dict(at_hand)
-        wanted = thinned([*tails, *at_hand] or [tokens.size], self._most_tails)
+        wanted = thin_out([*tails, *at_hand] or [tokens.size], self._most_tails)
 
         def size_of(n: int) -> int:
             return at_hand[n].size if n in at_hand else self._tail_bytes(n)
@@ -295,7 +298,7 @@ class Store:
         kept = {n: at_hand[n] if n in at_hand else read_tail(n) for n in wanted}
         if base is not None:
             self._drop(base)
-        self._kept.append(Stored(tokens.copy(), scales, cells, kept, size))
+        self._kept.append(StoredSequence(tokens.copy(), scales, cells, kept, size))
         self._entries = None
         self.nbytes += size
         self.n_tokens += tokens.size
@@ -303,7 +306,7 @@ class Store:
 
     @property
     def entries(self) -> tuple[StoredPrompt, ...]:
-        """Those used last, the last one first; made anew only after a change, as each step asks for them."""
+        """The most recently used sequences, newest first. Rebuilt only after a change, because each step reads them."""
         if self._entries is None:
             self._entries = tuple(
                 StoredPrompt(one.tokens.size, one.nbytes, one.used, tuple(one.tokens[:_BEGINNING].tolist()))
@@ -311,8 +314,8 @@ class Store:
             )
         return self._entries
 
-    def all(self) -> list[Stored]:
-        """The one used last first."""
+    def all(self) -> list[StoredSequence]:
+        """All sequences, most recently used first."""
         return self._kept[::-1]
 
     def clear(self) -> None:
@@ -320,13 +323,13 @@ class Store:
         self._entries = None
         self.nbytes = self.n_tokens = 0
 
-    def _use(self, stored: Stored) -> None:
+    def _use(self, stored: StoredSequence) -> None:
         stored.used, self._entries = time.time(), None
         if self._kept[-1] is not stored:
             self._kept.remove(stored)
             self._kept.append(stored)
 
-    def _drop(self, stored: Stored) -> None:
+    def _drop(self, stored: StoredSequence) -> None:
         self._kept.remove(stored)
         self._entries = None
         self.n_tokens -= stored.tokens.size

@@ -1,8 +1,8 @@
-"""The file of a saved slot: the tokens of a sequence and the bytes of what the model remembers of it.
+"""Slot files: the tokens of a sequence and its state in the model's memory.
 
-Little-endian. Each crc32 goes on from the one before it, so that parts of two files cannot be mixed:
+Little-endian. Each crc32 continues the one before it, so that parts of two files cannot be mixed:
 
-| bytes | what |
+| bytes | content |
 |---|---|
 | 8 | magic `llamados` |
 | 4 | version: 1, with scales 2, with a tail 3, with snapshots 4 |
@@ -10,19 +10,19 @@ Little-endian. Each crc32 goes on from the one before it, so that parts of two f
 | 4, 4 | types of K and V in the cache, ggml's numbers |
 | 4 | number of layers |
 | 4 | cells in a piece `m` |
-| 8 | bytes of one cell in all layers that remember all tokens |
+| 8 | bytes of one cell in all layers that keep all tokens |
 | 32 | fingerprint of the model |
-| 4 | crc32 of all that |
-| 4, 4 n, 4 | with scales or a tail: number of adapters (0: none works), their scales in float32, crc32 |
+| 4 | crc32 of everything before |
+| 4, 4 n, 4 | with scales or a tail: number of adapters (0: none applies), their scales in float32, crc32 |
 | 32, 4 | with a tail: SHA-256 of the memory's kind, crc32 |
-| 4, 4 k, 4 | with snapshots: how many `k`, numbers of tokens they are of, ascending and less than n, crc32 |
-| as many as that kind has for n tokens, 4 | with a tail: what the other layers remember, crc32 |
-| as many as that kind has for so many tokens, 4 | of each snapshot: what the other layers remembered then, crc32 |
+| 4, 4 k, 4 | with snapshots: their number `k`, their token counts, ascending and less than n, crc32 |
+| tail size for n tokens, 4 | with a tail: state of the other layers, crc32 |
+| tail size for its tokens, 4 | for each snapshot: state of the other layers then, crc32 |
 | 4 n, 4 | tokens, crc32 |
-| for each `m` cells (the last piece: what is left) | for each such layer K of these cells, then V; crc32 |
+| for each `m` cells (the last piece: the rest) | for each layer that keeps all tokens K of these cells, then V; crc32 |
 
-A file is written under another name and takes its own only when it is whole. It is checked from end to end before a
-byte of it is used: a file that is cut off, damaged, too long or made to harm changes nothing.
+A file is written under a temporary name and renamed when it is complete. It is checked from end to end before a byte
+of it is used: a truncated, damaged, too long or malicious file changes nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _HEAD = struct.Struct("<8s6IQ32s")
 _CRC = struct.Struct("<I")
 _COUNT = struct.Struct("<I")
 _DIGEST = 32
-# Pieces are read whole into memory: whoever writes larger ones is not us.
+# Pieces are read into memory as a whole; larger ones were not written by llamado.
 _MOST_CELLS = 256
 _MOST_SNAPSHOTS = 4096
 _NONE: Mapping[int, Cells] = {}
@@ -61,7 +61,7 @@ Tokens = NDArray[np.int32]
 
 
 class SlotFile(NamedTuple):
-    """A slot that was saved or restored."""
+    """Result of saving or restoring a slot."""
 
     n_tokens: int
     n_bytes: int
@@ -78,11 +78,10 @@ def write_slot(
     piece: int,
     snapshots: Mapping[int, Cells] = _NONE,
 ) -> int:
-    """Write a file; `pieces` give `piece` cells each, the last one what is left. Returns its size.
+    """Write a file. `pieces` have `piece` cells each, the last one the rest. Returns the file's size.
 
-    `tail`: of all tokens (see Memory.read_tail). `snapshots`: those of fewer, by their numbers.
-
-    Raises SlotNotSaved where the system refuses, and whatever `pieces` raise; a file that was there is as before then.
+    `tail`: of all tokens (see Memory.read_tail). `snapshots`: those of fewer tokens, by token count. Raises
+    SlotNotSaved if the OS refuses, and any error of `pieces`; an existing file is unchanged then.
     """
     temporary = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
@@ -146,7 +145,7 @@ def _digest(memory: Memory) -> bytes:
 class SlotReader:
     """An open file of a saved slot, checked from end to end: `tokens`, `scales`, `tail` and `snapshots`.
 
-    `kind` tells what cells must be that were computed with given scales of the `n_adapters` adapters there are. Raises
+    `kind` returns the meaning of cells that were computed with given scales of the `n_adapters` adapters. Raises
     SlotFileError.
     """
 
@@ -161,7 +160,7 @@ class SlotReader:
     ) -> None:
         self._name = path.name
         try:
-            # Not through a link to somewhere else, and without waiting for the other end of a pipe.
+            # without following a link, and without waiting for the other end of a pipe
             flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
             fd = os.open(path, flags | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:
@@ -169,7 +168,7 @@ class SlotReader:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             os.close(fd)
-            raise self._bad("it is no plain file")
+            raise self._bad("it is not a regular file")
         self._file: BinaryIO = os.fdopen(fd, "rb")
         try:
             self.size = found.st_size
@@ -183,7 +182,7 @@ class SlotReader:
             tails = {self.tokens.size: self.tail} | self.snapshots
             sound = all(memory.sound_tail(tail, n) for n, tail in tails.items())
             if not sound or not all(memory.sound(data, n) for _, n, data in self.pieces()):
-                raise self._bad("its cells hold what is no number")
+                raise self._bad("its cells contain NaN or infinity")
         except BaseException:
             self._file.close()
             raise
@@ -197,7 +196,7 @@ class SlotReader:
         self._file.close()
 
     def pieces(self) -> Iterator[tuple[int, int, Cells]]:
-        """The cells from the beginning on: position, number, bytes."""
+        """Yield the cells from the beginning on: position, number, bytes."""
         self._file.seek(self._body)
         self._crc = self._body_crc
         for start in range(0, self.tokens.size, self._piece):
@@ -208,12 +207,12 @@ class SlotReader:
         self, kind_of: Callable[[Scales], CellKind], n_ctx: int, n_vocab: int, n_adapters: int
     ) -> tuple[Tokens, int]:
         if self.size < _HEAD.size + _CRC.size:
-            raise self._bad("it is no saved slot")
+            raise self._bad("it is not a saved slot")
         magic, version, n, type_k, type_v, n_layers, piece, cell_bytes, model = _HEAD.unpack(self._take(_HEAD.size))
         if magic != _MAGIC:
-            raise self._bad("it is no saved slot")
+            raise self._bad("it is not a saved slot")
         if not _VERSION <= version <= _VERSION_SNAPSHOTS:
-            raise self._bad(f"it has version {version} of the format; known are {_VERSION} to {_VERSION_SNAPSHOTS}")
+            raise self._bad(f"it has version {version} of the format; supported are {_VERSION} to {_VERSION_SNAPSHOTS}")
         size = 0
         if version != _VERSION:
             size += self._scales(n_adapters, none=version >= _VERSION_TAIL)
@@ -241,18 +240,18 @@ class SlotReader:
             size += sum(memory.tail_bytes(point) + _CRC.size for point in points)
         n_pieces = -(-n // piece)
         if self.size != _HEAD.size + size + 4 * n + n * cell_bytes + _CRC.size * (2 + n_pieces):
-            raise self._bad("it is not as long as it should be")
+            raise self._bad("it has the wrong length")
         if tail:
             self.tail = np.frombuffer(self._take(n_tail), np.uint8)
         for point in points:
             self.snapshots[point] = np.frombuffer(self._take(memory.tail_bytes(point)), np.uint8)
         tokens = np.frombuffer(self._take(4 * n), "<i4").astype(np.int32)
         if n and not 0 <= int(tokens.min()) <= int(tokens.max()) < n_vocab:
-            raise self._bad("it holds tokens the model does not have")
+            raise self._bad("it contains tokens that the model does not have")
         return tokens, piece
 
     def _points(self, n: int) -> list[int]:
-        """Reads of how many tokens there are snapshots."""
+        """Read the token counts of the snapshots."""
         place = self._file.tell()
         count = int.from_bytes(self._file.read(_COUNT.size), "little")
         if not 0 < count <= min(n, _MOST_SNAPSHOTS):
@@ -264,7 +263,7 @@ class SlotReader:
         return points
 
     def _scales(self, n_adapters: int, none: bool) -> int:
-        """Reads the scales, perhaps `none`; how many bytes they take."""
+        """Read the scales, which may be missing if `none`; return their size in bytes."""
         place = self._file.tell()
         n = int.from_bytes(self._file.read(_COUNT.size), "little")
         if none and not n:
@@ -280,7 +279,7 @@ class SlotReader:
         return _COUNT.size + 4 * n + _CRC.size
 
     def _take(self, n: int) -> bytes:
-        """The next `n` bytes, which the checksum behind them must fit."""
+        """Read the next `n` bytes and check them against the checksum that follows."""
         try:
             data = self._file.read(n)
             crc = self._file.read(_CRC.size)
@@ -288,7 +287,7 @@ class SlotReader:
             raise self._bad(error.strerror or str(error)) from error
         self._crc = zlib.crc32(data, self._crc)
         if len(data) < n or crc != _CRC.pack(self._crc):
-            raise self._bad("it is no saved slot" if not data.startswith(_MAGIC) and n == _HEAD.size else "damaged")
+            raise self._bad("it is not a saved slot" if not data.startswith(_MAGIC) and n == _HEAD.size else "damaged")
         return data
 
     def _bad(self, why: str) -> SlotFileError:

@@ -1,8 +1,9 @@
-"""Where sequences can go back to: what layers that do not keep all tokens have had after so many of them.
+"""Context checkpoints: states of layers that do not keep all tokens, at points that sequences can go back to.
 
-A window of the last tokens, or a state, is lost as a sequence goes on. What is known of it at some points (see
-`Memory.read_tail`) lets a prompt that branches off there go on, instead of being read from the beginning. llama.cpp
-calls these context checkpoints. Here it is decided where they are worth having, and which go when there are too many.
+A window of the last tokens, or a recurrent state, is lost as a sequence continues. Its copy at some points (see
+`Memory.read_tail`) lets a prompt that branches off there continue from it, instead of being read from the beginning.
+llama.cpp calls these context checkpoints. This module chooses the points, and which ones are dropped if there are too
+many.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from numpy.typing import NDArray
 from llamado.engine.forward.contract import Cells
 
 NEAR = 16
-"""Points closer together than this serve each other: so many tokens are quickly read again."""
+"""Points closer together than this replace each other: so many tokens are quickly read again."""
 _NEWEST = 3
-"""Points at the end that are never thinned out: the last message's begin and end, and the answer's."""
+"""Points at the end that are never thinned out: the begin and end of the last message, and the end of the answer."""
 _LOOK_BACK = 64
-"""Tokens that steer the model among which the bounds of the last message are looked for."""
+"""Control tokens that are searched for the bounds of the last message."""
 
 
 def points(prompt: NDArray[np.int32], control: NDArray[np.int32], every: int) -> list[int]:
-    """Numbers of first tokens of a prompt at which another one may branch off, ascending.
+    """Return the token counts of a prompt at which another prompt may branch off, ascending.
 
-    They are where the last message begins and ends, as the tokens tell that steer the model (`control`, ascending):
-    templates write both anew once there is an answer. Where its end is not near, the prompt without its last token,
-    which is what is left to read when it is asked again; and every so many tokens, if `every` is not 0.
+    They are the begin and the end of the last message, found by the model's control tokens (`control`, ascending):
+    templates write both differently once there is an answer. If no end is near, the last point is the prompt without
+    its last token, which is the part to compute if the prompt is sent again. Further points follow every `every`
+    tokens, unless `every` is 0.
     """
     n = prompt.size
     found = set(range(every, n, every) if every else ())
@@ -42,15 +44,17 @@ def points(prompt: NDArray[np.int32], control: NDArray[np.int32], every: int) ->
 
 
 def _places(prompt: NDArray[np.int32], control: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Places of the last of these tokens."""
+    """Return the positions of the last of these tokens."""
     if not control.size:
         return np.empty(0, np.int64)
     nearest = control[np.minimum(np.searchsorted(control, prompt), control.size - 1)]
     return np.flatnonzero(nearest == prompt)[-_LOOK_BACK:]
 
 
-def thinned(points: Iterable[int], most: int) -> list[int]:
-    """At most so many of these points, ascending: those go first that are quickest read again from the one before."""
+def thin_out(points: Iterable[int], most: int) -> list[int]:
+    """Return at most `most` of these points, ascending; those that are quickest to recompute from the one before are
+    dropped.
+    """
     kept = sorted(set(points))
     while len(kept) > max(most, 1):
         drop(kept)
@@ -58,14 +62,16 @@ def thinned(points: Iterable[int], most: int) -> list[int]:
 
 
 def drop(kept: list[int]) -> int:
-    """Take out the point of a list, ascending, that is missed least, and return it."""
+    """Remove the least useful point of an ascending list, and return it."""
     old = kept[: max(len(kept) - _NEWEST, 1)]
     gaps = np.diff(np.array([0, *old]))
     return kept.pop(int(np.argmin(gaps)))
 
 
 class Snapshots:
-    """Those of one sequence, `most` at most, in this machine's memory: `reserve` is asked for it, `release` gets it."""
+    """The checkpoints of one sequence, at most `most`. Their memory is reserved with `reserve` and returned with
+    `release`.
+    """
 
     def __init__(
         self,
@@ -75,14 +81,16 @@ class Snapshots:
     ) -> None:
         self._most, self._reserve, self._release = most, reserve, release
         self.tails: dict[int, Cells] = {}
-        """By numbers of tokens."""
+        """Tails by number of tokens."""
 
     def lacks(self, n: int) -> bool:
-        """Whether one of `n` tokens is wanted: there is none of about as many."""
+        """Return True if a checkpoint at `n` tokens is useful: there is none nearby."""
         return self._most > 0 and not any(0 <= n - known < NEAR for known in self.tails)
 
     def make_room(self, size: int) -> bool:
-        """Make room for one of `size` bytes, in place of others where need be; False where there is none."""
+        """Make room for a checkpoint of `size` bytes, dropping others if necessary. Return False if that is
+        impossible.
+        """
         while len(self.tails) >= self._most or not self._reserve(size):
             if not self.tails:
                 return False
@@ -92,11 +100,11 @@ class Snapshots:
         return True
 
     def put(self, n: int, tail: Cells) -> None:
-        """Keep that of `n` tokens, for which there is room."""
+        """Store the checkpoint of `n` tokens, if there is room."""
         if self._reserve(tail.size):
             self.tails[n] = tail
 
     def cut(self, n: int) -> None:
-        """Forget those of more than `n` tokens."""
+        """Drop the checkpoints of more than `n` tokens."""
         for known in [known for known in self.tails if known > n]:
             self._release(self.tails.pop(known).size)

@@ -1,1 +1,1 @@
-"""The machines a model is divided among: who watches them, and who comes and goes."""
+"""The machines a model is divided among: their state, and changes of membership and layout."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llamado.engine.cluster.layout import LayoutPart, Layouts, Predicted
-from llamado.engine.cluster.membership import BetweenSteps, Joined, Membership
+from llamado.engine.cluster.layout import LayoutPart, LayoutPrediction, Layouts
+from llamado.engine.cluster.membership import BetweenSteps, JoinedWorker, Membership
 from llamado.engine.cluster.view import ClusterView, Mark, Observer
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Cluster:
-    """Who is there and has what, and who comes and goes. Any thread; what changes it takes its time."""
+    """State, membership and layout of the devices. Callable from any thread; changes take time."""
 
     def __init__(self, pool: DevicePool, runner: ModelRunner, between_steps: BetweenSteps) -> None:
         self._observer = Observer(pool, runner)
@@ -23,29 +23,29 @@ class Cluster:
         self._layouts = Layouts(pool, runner)
 
     def view(self) -> ClusterView:
-        """As it is now; waits for nothing."""
+        """Return the present state without waiting."""
         return self._observer.view()
 
     def mark(self) -> Mark:
-        """Another one once somebody came or went, or layers moved; costs next to nothing."""
+        """Return a value that changes whenever a device joins or leaves, or layers move; costs next to nothing."""
         return self._observer.mark()
 
-    def predict(self, parts: Sequence[LayoutPart]) -> Predicted:
-        """What a layout would take; speeds that nobody knows yet are measured first. Raises BadLayout."""
+    def predict(self, parts: Sequence[LayoutPart]) -> LayoutPrediction:
+        """Predict the memory and time of a layout; measures unknown speeds first. Raises BadLayout."""
         self._layouts.placement(parts)
         self._membership.measure()
         return self._layouts.predict(parts)
 
     def lay_out(self, parts: Sequence[LayoutPart]) -> None:
-        """Moves layers and head; running answers pause, and go on with the same bytes. Raises BadLayout; see
+        """Move layers and head; running answers pause, and continue with the same bytes. Raises BadLayout; see
         Membership.
         """
         self._membership.lay_out(self._layouts.placement(parts))
 
-    def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[Joined]:
-        """See Membership."""
+    def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[JoinedWorker]:
+        """Add a worker; see Membership."""
         return self._membership.join(endpoint, share, speeds)
 
     def drain(self, endpoint: str) -> None:
-        """See Membership."""
+        """Remove a worker; see Membership."""
         self._membership.drain(endpoint)

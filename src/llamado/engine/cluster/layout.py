@@ -1,4 +1,4 @@
-"""Who is to have which layers, as somebody from outside says it, and what that would take."""
+"""Layouts that a client requests, and their predicted memory and time."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ if TYPE_CHECKING:
 
 
 class BadLayout(LlamadoError):
-    """A layout with a device that is not there, or that has not each layer and the head once."""
+    """A layout has an unknown device, or does not have each layer and the head exactly once."""
 
 
 class LayoutPart(NamedTuple):
-    """What one device is to have."""
+    """The part of one device in a layout."""
 
     device: str
     layers: tuple[int, ...]
     head: bool = False
 
 
-class PredictedPart(NamedTuple):
-    """What a device would hold, in bytes, and take for a token, in seconds (None: its speed is not known)."""
+class PartPrediction(NamedTuple):
+    """The bytes that a device would hold, and the seconds it would take for a token (None: its speed is unknown)."""
 
     device: str
     weights: int
     kv: int
     compute: int
     free: int
-    """Before the model was loaded; 0 where the device does not say."""
+    """Before the model was loaded; 0 if the device does not report it."""
     missing: int
-    """Bytes that it would need more than it has."""
+    """Bytes that it lacks."""
     computing: float | None
     link: float
 
 
-class Predicted(NamedTuple):
-    """What a layout would take; `seconds` per token, None if not known."""
+class LayoutPrediction(NamedTuple):
+    """The memory and time of a layout; `seconds` per token, None if unknown."""
 
-    parts: tuple[PredictedPart, ...]
+    parts: tuple[PartPrediction, ...]
     seconds: float | None
 
 
 class Layouts:
-    """Reads layouts for the devices of a model, and says what they would take, by the arithmetic of `llamado plan`."""
+    """Converts layouts to placements, and predicts their memory and time with the arithmetic of `llamado plan`."""
 
     def __init__(self, pool: DevicePool, runner: ModelRunner) -> None:
         self._pool, self._runner = pool, runner
 
     def placement(self, parts: Sequence[LayoutPart]) -> Placement:
-        """The placement that has parts where they are said to be; single weights stay. Raises BadLayout."""
+        """Return the placement for a layout; single weights stay. Raises BadLayout."""
         now = self._runner.placement
         assert now is not None
         places = {self._pool.figures[number].name: number for number in self._pool.members}
@@ -80,13 +80,13 @@ class Layouts:
             raise BadLayout(f"the head is on {len(heads) or 'no'} device{'s' if len(heads) > 1 else ''}")
         return replace(now, layers=tuple(layers[layer] for layer in range(n_layer)), head=heads[0])
 
-    def predict(self, parts: Sequence[LayoutPart]) -> Predicted:
-        """What a layout would take. Raises BadLayout."""
+    def predict(self, parts: Sequence[LayoutPart]) -> LayoutPrediction:
+        """Predict the memory and time of a layout. Raises BadLayout."""
         placement = self.placement(parts)
         figures = self._pool.figures
         prediction = predict(self._pool.fit.sizes, figures, placement)
         found = tuple(
-            PredictedPart(
+            PartPrediction(
                 device=known.name,
                 weights=share.weights,
                 kv=share.kv,
@@ -99,7 +99,7 @@ class Layouts:
             for number, (known, share) in enumerate(zip(figures, prediction.shares, strict=True))
             if number in self._pool.members
         )
-        # Those that left have no speed, and nothing that would take time.
+        # devices that left have no speed, and take no time
         known = all(part.computing is not None for part in found)
         seconds = sum((part.computing or 0.0) + part.link for part in found) if known else None
-        return Predicted(found, seconds)
+        return LayoutPrediction(found, seconds)

@@ -1,4 +1,4 @@
-"""Workers that join a server while it runs, and leave it."""
+"""Workers that join and leave a running server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from llamado.devices.split.placement import Placement, check_memory, held
+from llamado.devices.split.placement import Placement, check_memory, describe_parts
 from llamado.errors import LlamadoError
 
 if TYPE_CHECKING:
@@ -20,28 +20,28 @@ log = logging.getLogger(__name__)
 
 
 class BetweenSteps(Protocol):
-    """Engine.between_steps"""
+    """Signature of Engine.between_steps."""
 
     def __call__(self, work: Callable[[], None], *, forget: bool) -> None: ...
 
 
 class UnknownWorker(LlamadoError):
-    """A worker that is to leave, and does not belong here."""
+    """The worker to be removed is not one of this server's."""
 
 
-class Joined(NamedTuple):
-    """What a worker that joined has."""
+class JoinedWorker(NamedTuple):
+    """The part of a worker that joined."""
 
     device: str
     holds: str
-    """In words; "nothing", and `why`."""
+    """A description; if it is "nothing", see `why`."""
     why: str = ""
 
 
 class Membership:
     """Lets workers join and leave, one at a time; `between_steps` is Engine.between_steps.
 
-    Weights are sent while answers go on. Only then everything stops for a moment, and sequences are read again.
+    Weights are sent while answers continue. Only then everything stops for a moment, and sequences are read again.
     """
 
     def __init__(self, pool: DevicePool, runner: ModelRunner, between_steps: BetweenSteps) -> None:
@@ -49,11 +49,11 @@ class Membership:
         self._recovery = runner.recovery
         self._turn = threading.Lock()
 
-    def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[Joined]:
-        """Takes a worker in, and gives it what it is to have; nothing changes where it belongs here already.
+    def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[JoinedWorker]:
+        """Add a worker and send it its part; do nothing if it is a member already.
 
-        `share` counts where --tensor-split has proportions; `speeds`: bytes of weights that its devices read per
-        second. Raises a LlamadoError; all is as it was then.
+        `share` counts if --tensor-split has proportions; `speeds`: bytes of weights per second that its devices read.
+        Raises a LlamadoError; everything is unchanged then.
         """
         with self._turn:
             numbers = self._places(endpoint)
@@ -74,26 +74,28 @@ class Membership:
                 raise
             log.warning("%s joined", names)
             for number, device in new.items():
-                self._recovery.events.add("joined", device.name, f"it has {held(placement).get(number, 'nothing')}")
+                self._recovery.events.add(
+                    "joined", device.name, f"it has {describe_parts(placement).get(number, 'nothing')}"
+                )
             self._pool.log_placement(placement)
             return self._joined([*new])
 
     def drain(self, endpoint: str) -> None:
-        """Moves what a worker has to the others, and lets it go.
+        """Move a worker's part to the others and remove it.
 
-        Raises UnknownWorker, NotEnoughMemory where the others have no room, or another LlamadoError; all is as it was
-        then.
+        Raises UnknownWorker, NotEnoughMemory if the others have no room, or another LlamadoError; everything is
+        unchanged then.
         """
         with self._turn:
             numbers = self._places(endpoint)
             if not numbers:
-                raise UnknownWorker(f"{endpoint} is no worker of this server")
+                raise UnknownWorker(f"{endpoint} is not a worker of this server")
             names = " and ".join(self._pool.figures[number].name for number in numbers)
             placement = self._pool.plan([number for number in self._members() if number not in numbers])
             sent = self._recovery.send_ahead(placement, {})
             self._change(placement, {}, numbers, sent)
             self._pool.take_away(endpoint, numbers)
-            log.warning("%s is drained: it has nothing any more", names)
+            log.warning("%s: drained, holds nothing any more", names)
             for number in numbers:
                 self._recovery.events.add("drained", self._pool.figures[number].name, "its layers are elsewhere")
             self._pool.log_placement(placement)
@@ -101,9 +103,10 @@ class Membership:
     # -- layouts -------------------------------------------------------------------------------------------------------
 
     def lay_out(self, placement: Placement) -> None:
-        """Moves layers and head where a placement has them; nothing changes where they are there already.
+        """Move layers and head to a placement; do nothing if it is the present one.
 
-        Raises NotEnoughMemory, DeviceLost for a device that is gone, or another LlamadoError; all is as it was then.
+        Raises NotEnoughMemory, DeviceLost for a device that is gone, or another LlamadoError; everything is unchanged
+        then.
         """
         with self._turn:
             check_memory(self._pool.fit.sizes, self._pool.figures, placement)
@@ -115,17 +118,17 @@ class Membership:
             sent = self._recovery.send_ahead(placement, {})
             self._change(placement, {}, (), sent)
             self._pool.by_hand = placement
-            log.warning("layers were laid out anew")
+            log.warning("layers: new layout in use")
             self._pool.log_placement(placement)
 
     def measure(self) -> None:
-        """Finds the speeds that nobody measured yet. Answers wait meanwhile, up to two seconds, once."""
+        """Measure the unknown speeds. Answers wait meanwhile, up to two seconds, once."""
         with self._turn:
             if all(self._runner.devices[n].lost is not None for n in self._pool.unmeasured):
                 return
             self._between_steps(lambda: self._recovery.alone(self._pool.measure), forget=False)
 
-    # -- who is there --------------------------------------------------------------------------------------------------
+    # --- members ------------------------------------------------------------------------------------------------------
 
     def _change(
         self, placement: Placement, new: Mapping[int, Device], left: Sequence[int], sent: Sequence[Own]
@@ -136,25 +139,25 @@ class Membership:
         self._runner.times.forget()
 
     def _members(self, new: Collection[int] = ()) -> list[int]:
-        """The places of devices that layers may go to: `new` ones, those that are there, and those that come back."""
+        """Return the numbers of devices that layers may go to: `new` ones, those alive, and those expected back."""
         return [number for number in self._pool.members if number in new or self._belongs(number)]
 
     def _belongs(self, number: int) -> bool:
-        """Whether a device is there, or has a part and is waited for."""
+        """Return True if a device is alive, or has a part and is expected back."""
         device = self._runner.devices[number]
         away = {gone.device for gone in self._runner.away()}
         placement = self._runner.placement
         return device.lost is None or device.name in away or (placement is not None and number in placement.devices)
 
     def _places(self, endpoint: str) -> list[int]:
-        """Of the devices of a worker."""
+        """Return the numbers of a worker's devices."""
         return [n for n in self._pool.members if str(self._runner.devices[n].endpoint) == endpoint]
 
-    def _joined(self, numbers: Sequence[int]) -> list[Joined]:
+    def _joined(self, numbers: Sequence[int]) -> list[JoinedWorker]:
         placement = self._runner.placement
         assert placement is not None
-        words, idle = held(placement), self._pool.idle(placement)
+        words, idle = describe_parts(placement), self._pool.idle(placement)
         return [
-            Joined(self._pool.figures[n].name, words.get(n, "nothing"), "" if n in words else idle.get(n, ""))
+            JoinedWorker(self._pool.figures[n].name, words.get(n, "nothing"), "" if n in words else idle.get(n, ""))
             for n in numbers
         ]

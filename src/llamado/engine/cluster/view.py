@@ -1,10 +1,10 @@
-"""The devices a model is divided among, as somebody who watches sees them: who has what, and where the time goes."""
+"""Observation of the devices a model is divided among: their parts, and the time they take."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from llamado.devices.split.placement import DeviceFigures, held, predict
+from llamado.devices.split.placement import DeviceFigures, describe_parts, predict
 from llamado.engine.forward.events import ClusterEvent
 
 if TYPE_CHECKING:
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from llamado.engine.forward.runner import ModelRunner
 
 State = Literal["ready", "idle", "lost", "away"]
-"""It has layers; it has none; it is gone and waited for; it is gone and its layers are elsewhere."""
+"""ready: has layers; idle: has none; lost: gone and waited for; away: gone, its layers moved to other devices."""
 
 
 class DeviceView(NamedTuple):
-    """One device, and its part of the model. Bytes, seconds, bytes per second; None: not known."""
+    """One device and its part of the model. Bytes, seconds, bytes per second; None: unknown."""
 
     name: str
     endpoint: str
-    """Where it is; "" in this process."""
+    """Its address; "" in this process."""
     state: State
     why: str
-    """Why it has no layers, or is gone; "" for neither."""
+    """The reason why it has no layers, or is gone; otherwise ""."""
     layers: tuple[int, ...]
     head: bool
     holds: str
-    """What it has, in words."""
+    """A description of its part."""
     weights: int
     kv: int
     compute: int
@@ -35,27 +35,27 @@ class DeviceView(NamedTuple):
     """Before the model was loaded."""
     memory_total: int
     decode: float | None
-    """Bytes of weights it reads per second for one token; and for 512 tokens at once."""
+    """Bytes of weights it reads per second for one token; `prefill`: for 512 tokens at once."""
     prefill: float | None
     round_trip: float | None
-    """Of a small graph, when it was measured."""
+    """Seconds of a small graph, when it was measured."""
     bandwidth: float | None
     pulse: float | None
-    """Of its latest sign of life."""
+    """Seconds of its latest heartbeat."""
     computing: float
-    """Seconds of a token, on average over the last minute: in operations, on the link, behind other batches."""
+    """Seconds of a token, averaged over the last minute: in operations, on the link, waiting behind other batches."""
     link: float
     waiting: float
     passes_to: tuple[str, ...] = ()
-    """The devices that get what it computes without our carrying it."""
+    """The devices that receive its results directly."""
     own_weights: int = 0
-    """Of its weights those that are from its own machine's disk: nothing of them was sent."""
+    """Bytes of its weights that it loaded from its own machine's disk, so that they were not sent."""
     predicted: float | None = None
-    """Seconds of a token that it should take, computing and on the link; None where its speed is not known."""
+    """Predicted seconds of a token, computing and on the link; None if its speed is unknown."""
     link_bytes: int = 0
-    """Of a token, there and back."""
+    """Bytes of a token in both directions."""
     runs: int = 0
-    """How often it is its turn in a token."""
+    """Times that it runs for a token."""
 
 
 class ClusterView(NamedTuple):
@@ -63,34 +63,34 @@ class ClusterView(NamedTuple):
 
     devices: tuple[DeviceView, ...]
     tokens_per_second: float
-    """Rows of logits: tokens of answers, and those that were drafted."""
+    """Rows of logits: tokens of answers, and draft tokens."""
     seconds: float
     computing: float
     link: float
     waiting: float
     events: tuple[ClusterEvent, ...]
     predicted: float | None = None
-    """Seconds that a token should take; None where a speed is not known."""
+    """Predicted seconds of a token; None if a speed is unknown."""
 
 
 Mark = tuple[object, ...]
 
 
 class Observer:
-    """Looks at a divided model from any thread, without waiting for anything."""
+    """Reads the state of a divided model from any thread, without waiting."""
 
     def __init__(self, pool: DevicePool, runner: ModelRunner) -> None:
         self._pool, self._runner = pool, runner
         self.events = runner.recovery.events
 
     def mark(self) -> Mark:
-        """Another one once somebody came or went, or layers moved."""
+        """Return a value that changes whenever a device joins or leaves, or layers move."""
         runner = self._runner
         gone = tuple(device.lost is None for device in runner.devices)
         return runner.placement, gone, self.events.count, len(self._pool.figures), len(self._pool.left)
 
     def view(self) -> ClusterView:
-        """As it is now."""
+        """Return the present state."""
         runner, figures = self._runner, self._pool.figures
         placement = runner.placement
         assert placement is not None
@@ -103,7 +103,8 @@ class Observer:
             if part.device >= len(figures):
                 continue
             known = figures[part.device]
-            # Where a device says what it computed, what the link does not explain was spent behind others' batches.
+            # If a device reports its computing time, the rest that the link does not explain was spent behind other
+            # batches.
             others = part.seconds if part.computed is None else max(0.0, part.seconds - part.computed)
             on_link = min(others, self._link(part.device, known, part.n_bytes, part.trips))
             link[part.device] += on_link
@@ -116,7 +117,7 @@ class Observer:
         rows = max(1, n_rows)
         prediction = predict(self._pool.fit.sizes, figures, placement)
         shares = prediction.shares
-        words, away = held(placement), {gone.device: gone for gone in runner.away()}
+        words, away = describe_parts(placement), {gone.device: gone for gone in runner.away()}
         idle = self._pool.idle(placement)
         linked = runner.links
         names = {number: known.name for number, known in enumerate(figures)}
@@ -154,7 +155,7 @@ class Observer:
                     computing=computing[number] / rows,
                     link=link[number] / rows,
                     waiting=waiting[number] / rows,
-                    own_weights=min(device.own_weights, share.weights),  # without layers that are elsewhere now
+                    own_weights=min(device.own_weights, share.weights),  # without layers that moved to other devices
                     predicted=None if share.seconds is None else share.seconds + share.link_seconds,
                     link_bytes=share.link_bytes,
                     runs=share.runs,
@@ -174,7 +175,7 @@ class Observer:
         )
 
     def _link(self, number: int, figures: DeviceFigures, n_bytes: int, trips: float) -> float:
-        """Seconds that messages of so many bytes are on their way to a device and back, `trips` times."""
+        """Return the seconds of messages with that many bytes to a device and back, `trips` times."""
         if figures.local or number >= len(self._runner.devices):
             return 0.0
         pulse = self._runner.devices[number].pulse

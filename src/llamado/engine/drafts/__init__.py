@@ -1,1 +1,1 @@
-"""Tokens that probably come next: where they come from, and which of them are worth evaluating."""
+"""Speculative decoding: sources of draft tokens, and the choice of drafts worth evaluating."""

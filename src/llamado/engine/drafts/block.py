@@ -1,6 +1,6 @@
-"""Heads that draft some tokens and no more: DFlash a block of them at once, several heads one token each.
+"""Draft heads with a fixed number of tokens: DFlash drafts a block at once, chained heads one token each.
 
-They read the target's hidden states as other heads do. What they read of drafted tokens is not kept.
+They read the target's hidden states like other heads. Their memory of draft tokens is discarded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from llamado.engine.drafts.contract import Proposal
 from llamado.engine.drafts.head import HeadDrafter, HeadKind, States
-from llamado.engine.drafts.model import Ask, ChanceOf
+from llamado.engine.drafts.model import ChanceOf, DraftQuery
 from llamado.engine.forward.contract import Forward
 from llamado.models.heads.dflash import DFlashHead
 from llamado.models.heads.next_token import NextTokenHead
@@ -21,10 +21,10 @@ from llamado.models.memory import Span
 
 
 class _Places(NamedTuple):
-    """Which of those that ask it is for, and its places."""
+    """The positions of one block: number of its query, the query, and the number of positions."""
 
     number: int
-    ask: Ask
+    query: DraftQuery
     n: int
 
 
@@ -46,17 +46,17 @@ class BlockKind(HeadKind):
         super().__init__(forward, n_vocab, head, name=name, least=least, ends=ends)
         self._n_block, self._mask = head.n_block, head.mask
 
-    def _propose(self, asks: Sequence[Ask], chance: Sequence[ChanceOf]) -> list[Proposal]:
-        found = [Proposal([], []) for _ in asks]
+    def _propose(self, queries: Sequence[DraftQuery], chance: Sequence[ChanceOf]) -> list[Proposal]:
+        found = [Proposal([], []) for _ in queries]
         blocks = []
-        for i, ask in enumerate(asks):
-            n = min(self._n_block, ask.most + 1, self._forward.max_batch)
-            if ask.ahead or n < 2 or not self._make_room(ask.drafter, ask.said, self._n_block):
-                continue  # of tokens ahead there are no hidden states yet
-            tokens = ask.drafter.pending(ask.said, ())
-            if tokens and max(ask.said[-1], *tokens) < self._forward.n_vocab:
-                self._read_all(ask.drafter, tokens)
-                blocks.append(_Places(i, ask, n))
+        for i, query in enumerate(queries):
+            n = min(self._n_block, query.most + 1, self._forward.max_batch)
+            if query.ahead or n < 2 or not self._make_room(query.drafter, query.history, self._n_block):
+                continue  # draft tokens in flight have no hidden states yet
+            tokens = query.drafter.pending(query.history, ())
+            if tokens and max(query.history[-1], *tokens) < self._forward.n_vocab:
+                self._read_all(query.drafter, tokens)
+                blocks.append(_Places(i, query, n))
         while blocks:
             n_together = max(self._forward.max_batch // self._n_block, 1)
             self._draft(blocks[:n_together], found, chance)
@@ -68,18 +68,18 @@ class BlockKind(HeadKind):
         spans: list[Span] = []
         tokens: list[int] = []
         wanted: list[int] = []
-        for _, ask, n in blocks:
-            handle = ask.drafter.handle
+        for _, query, n in blocks:
+            handle = query.drafter.handle
             assert handle is not None
             spans.append(Span(handle, handle.used, n))
             wanted += range(len(tokens) + 1, len(tokens) + n)
-            tokens += [ask.said[-1], *[self._mask] * (n - 1)]
+            tokens += [query.history[-1], *[self._mask] * (n - 1)]
         rows = self._start(np.array(tokens, np.int32), spans, np.array(wanted, np.int32))
         at = 0
-        for i, ask, n in blocks:
-            trust = [ask.trust]
+        for i, query, n in blocks:
+            trust = [query.trust]
             for row in rows[at : at + n - 1]:
-                if self._add(ask, row, found[i], trust, 0, chance[i]) is None:
+                if self._add(query, row, found[i], trust, 0, chance[i]) is None:
                     break
             at += n - 1
         seconds = (time.perf_counter() - began) / max(n for _, _, n in blocks)
@@ -87,10 +87,10 @@ class BlockKind(HeadKind):
 
 
 class ChainKind(HeadKind):
-    """Drafts of as many heads as `head` has stages, whose forward pass is `forward`; see ModelKind.
+    """Drafts of `head`'s chained stages, whose forward pass is `forward`; see ModelKind.
 
-    All of them read the target's hidden states. A later one reads what was drafted before it, each token with the
-    state that the head before it made there.
+    All stages read the target's hidden states. A later stage also reads the tokens drafted before it, each with the
+    state that the stage before it computed there.
     """
 
     def __init__(
@@ -106,16 +106,16 @@ class ChainKind(HeadKind):
         super().__init__(forward, n_vocab, head, name=name, least=least, ends=ends)
         self._n_stages = head.n_stages
 
-    def _propose(self, asks: Sequence[Ask], chance: Sequence[ChanceOf]) -> list[Proposal]:
-        found = [Proposal([], []) for _ in asks]
-        trust = [ask.trust for ask in asks]
+    def _propose(self, queries: Sequence[DraftQuery], chance: Sequence[ChanceOf]) -> list[Proposal]:
+        found = [Proposal([], []) for _ in queries]
+        trust = [query.trust for query in queries]
         ready: dict[int, int] = {}  # the last token of each
-        for i, ask in enumerate(asks):
-            if ask.ahead or not self._make_room(ask.drafter, ask.said, self._n_stages):
-                continue  # of tokens ahead there are no hidden states yet
-            tokens = ask.drafter.pending(ask.said, ())
+        for i, query in enumerate(queries):
+            if query.ahead or not self._make_room(query.drafter, query.history, self._n_stages):
+                continue  # draft tokens in flight have no hidden states yet
+            tokens = query.drafter.pending(query.history, ())
             if tokens and max(tokens) < self._forward.n_vocab:
-                self._read_all(ask.drafter, tokens[:-1])
+                self._read_all(query.drafter, tokens[:-1])
                 ready[i] = tokens[-1]
         states: dict[int, list[States]] = {i: [] for i in ready}
         for stage in range(self._n_stages):
@@ -124,27 +124,29 @@ class ChainKind(HeadKind):
                 break
             began = time.perf_counter()
             if stage == 0:
-                rows = self._read([asks[i].drafter for i in which], [[ready[i]] for i in which], outputs=True)
+                rows = self._read([queries[i].drafter for i in which], [[ready[i]] for i in which], outputs=True)
                 for i in which:
-                    drafter = asks[i].drafter
+                    drafter = queries[i].drafter
                     assert isinstance(drafter, HeadDrafter) and drafter.own is not None
                     states[i].append(drafter.own)
             else:
-                rows = self._go_on([(asks[i], found[i].tokens, states[i]) for i in which], stage)
+                rows = self._go_on([(queries[i], found[i].tokens, states[i]) for i in which], stage)
             ready = {
                 i: token
                 for i, row in zip(which, rows, strict=True)
-                if (token := self._add(asks[i], row, found[i], trust, i, chance[i])) is not None
+                if (token := self._add(queries[i], row, found[i], trust, i, chance[i])) is not None
             }
             seconds = time.perf_counter() - began
             self._seconds = 0.9 * self._seconds + 0.1 * seconds if self._seconds else seconds
         return found
 
-    def _go_on(self, those: Sequence[tuple[Ask, list[int], list[States]]], stage: int) -> States:
-        """The next head reads what was drafted; the logits behind the last token of each. Nothing is kept."""
+    def _go_on(self, those: Sequence[tuple[DraftQuery, list[int], list[States]]], stage: int) -> States:
+        """Run the next stage on the drafted tokens and return the logits after the last token of each. Nothing
+        is kept.
+        """
         spans, wanted, n = [], [], 0
-        for ask, tokens, _ in those:
-            handle = ask.drafter.handle
+        for query, tokens, _ in those:
+            handle = query.drafter.handle
             assert handle is not None
             spans.append(Span(handle, handle.used, len(tokens)))
             n += len(tokens)

@@ -1,7 +1,7 @@
-"""What a source of drafted tokens is.
+"""The interface of a source of draft tokens.
 
-A drafted token is evaluated along with the last one of its sequence, and kept only if it is the one that would have
-been chosen anyway: no source can change an answer, only the time that it takes.
+A draft token is evaluated together with the last token of its sequence, and kept only if the sampler would have chosen
+it anyway. So no source can change an answer, only the time it takes.
 """
 
 from __future__ import annotations
@@ -12,67 +12,68 @@ from typing import NamedTuple
 
 
 class Proposal(NamedTuple):
-    """Tokens that may follow, and how sure the source is of each.
+    """Proposed draft tokens, and the confidence of the source in each.
 
-    A mark is a class of its own making (how many tokens agreed, how probable a model finds it); how often tokens of a
-    mark are right is learnt (see chances.py).
+    A mark is a confidence class that the source defines (number of matching tokens, probability in a model). The
+    acceptance rate of each mark is learned (see acceptance.py).
     """
 
     tokens: list[int]
     marks: list[int]
 
 
-NOTHING = Proposal([], [])
+NO_PROPOSAL = Proposal([], [])
 
 
 class Drafter(ABC):
-    """One source's knowledge of one sequence."""
+    """A source's state for one sequence."""
 
     @abstractmethod
-    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
-        """What may follow `said` and `ahead`, at most `most` tokens.
+    def propose(self, history: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+        """Propose at most `most` tokens to follow `history` and `ahead`.
 
-        `said` is what the sequence has, which only grows until `forget`; `ahead` are drafted tokens behind it of which
-        nobody knows yet whether they are right.
+        `history` are the tokens of the sequence, which only grow until `forget`; `ahead` are draft tokens behind them
+        that are still being evaluated.
         """
 
     @abstractmethod
     def forget(self) -> None:
-        """The sequence was rewritten: `said` is another one from now on."""
+        """Reset after the sequence was rewritten: `history` is a different one from now on."""
 
     def learn(self, drafted: int, accepted: int) -> None:  # noqa: B027
-        """Of the last proposal so many tokens were evaluated, of which so many were right before the first wrong one.
+        """Record that `drafted` tokens of the last proposal were evaluated, and `accepted` of them before the first
+        wrong one.
 
-        It is not told where nobody came to know.
+        Not called if the evaluation was abandoned.
         """
 
-    def end(self, said: Sequence[int], n_prompt: int) -> None:  # noqa: B027
-        """The answer is over: what the sequence came to, of which the first `n_prompt` tokens were asked."""
+    def end(self, history: Sequence[int], n_prompt: int) -> None:  # noqa: B027
+        """End the answer. `history`: all tokens of the sequence, of which the first `n_prompt` are the prompt."""
 
 
 class DraftKind(ABC):
-    """A source of drafts for all sequences of an engine; of the engine's thread alone."""
+    """A source of drafts for all sequences of an engine. Only the engine's thread uses it."""
 
     name: str
-    """As `--spec-type` and metrics call it."""
+    """Its name in `--spec-type` and metrics."""
 
     @abstractmethod
     def drafter(self) -> Drafter:
-        """For one sequence more."""
+        """Make a drafter for another sequence."""
 
     def first_guess(self, mark: int) -> float:
-        """How often tokens of a mark are right, before anything is known."""
+        """Return the expected acceptance rate of a mark, before any is measured."""
         return 0.5
 
 
 class Draft:
-    """Tokens of a sequence that are evaluated on trust, and how many of them turned out right so far."""
+    """Draft tokens of a sequence in flight, and the number of tokens accepted so far."""
 
     __slots__ = ("accepted", "kind", "marks", "tokens")
 
     def __init__(self, kind: int, tokens: list[int], marks: list[int]) -> None:
         self.kind = kind
-        """The number of its kind."""
+        """The number of its source."""
         self.tokens = tokens
         self.marks = marks
         self.accepted = 0

@@ -1,28 +1,31 @@
-"""What batches take and yield: whether drafted tokens are worth their time."""
+"""Cost of batches, and the decision if draft tokens are worth their time."""
 
 from __future__ import annotations
 
-_LEAST_GAIN = 0.02  # a drafted token must be right at least so often, whatever it costs
-_FIRST_GAIN = 0.125  # and so often while nothing is known
-_MEMORY = 0.96  # of what batches cost, per batch
-_TRIAL_BATCHES, _TRIAL_SECONDS = 8, 0.2  # that are counted together, at least
+_LEAST_GAIN = 0.02  # least acceptance rate of a draft token at any cost
+_FIRST_GAIN = 0.125  # least acceptance rate before costs are known
+_MEMORY = 0.96  # decay of the cost sums, per batch
+_TRIAL_BATCHES, _TRIAL_SECONDS = 8, 0.2  # batches and seconds of a window, at least
 _PAUSE = 1.0
-_TRIALS, _MOST_TRIALS = 8, 64  # windows after which the other way is tried again; it is doubled while that is worse
+_TRIALS, _MOST_TRIALS = 8, 64  # windows until the other mode is tried again; doubled while it is worse
 _DOUBT = 1.2
-_USUAL, _BELIEF = 0.1, 4.0  # what a token more costs before it was seen, in tokens, and how much that counts
-_TRY_AGAIN = 32  # times until what seemed worse is tried again
-_ALONE = 0.8  # of what batches of one token take, per batch
-_LATE = 1.25  # times the shortest way of a window, above which windows wait for each other
-_FORGET = 1.01  # what that is taken to have grown by with each window, as links and loads change
+_USUAL, _BELIEF = (
+    0.1,
+    4.0,
+)  # expected cost of a further token before it was measured, in tokens, and the weight of that prior
+_TRY_AGAIN = 32  # queries until a seemingly worse choice is tried again
+_ALONE = 0.8  # decay of the time of one-token batches, per batch
+_LATE = 1.25  # times the shortest latency of a window, above which windows wait for each other
+_FORGET = 1.01  # assumed growth of that latency per window, because links and loads change
 _FIRST_LENGTH, _MOST_LENGTH = 2.0, 16.0
 
 
 class Cost:
-    """What batches take: a + b × tokens seconds, fitted to the last ones, and what they yield.
+    """Cost of batches: a + b × tokens seconds, fitted to the last ones, and the tokens they yield.
 
-    Whether drafting pays at all is seen by doing without it now and then: where devices are busy anyway, large batches
-    only keep them from overlapping. All of it is learnt for each size of the company: what a token costs when one
-    sequence is generated says nothing of twenty.
+    Batches without drafts now and then show if drafting pays at all: if devices are busy anyway, large batches only
+    prevent overlap. All of it is measured per number of generating sequences (by powers of two): the cost of a token
+    with one sequence does not apply to twenty.
     """
 
     def __init__(self) -> None:
@@ -34,29 +37,32 @@ class Cost:
     def note(
         self, n_generating: int, n_tokens: int, seconds: float, n_yielded: int, now: float, drafting: float = 0.0
     ) -> None:
-        """A batch of `n_tokens` took `seconds` and gave `n_yielded` tokens, while so many sequences were generated.
+        """Record that a batch of `n_tokens` took `seconds` and yielded `n_yielded` tokens with that many generating
+        sequences.
 
-        `drafting`: seconds that a model took to draft what was in it.
+        `drafting`: seconds that a model took to draft its tokens.
         """
         fit, trial = self._company(n_generating)
         fit.note(float(n_tokens), seconds, n_yielded, drafting)
         trial.note(n_yielded, now, 1.0 / fit.alone if n_generating == 1 and fit.alone else 0.0)
 
     def drafts(self, n_generating: int) -> bool:
-        """Whether drafting pays."""
+        """Return True if drafting pays."""
         return self._company(n_generating)[1].drafting
 
     def least_gain(self, n_generating: int, seconds: float = 0.0) -> float:
-        """The chance of being right above which one more token in a batch is worth its time, and `seconds` besides."""
+        """Return the acceptance probability from which on one more token in a batch is worth its time plus
+        `seconds`.
+        """
         fit, trial = self._company(n_generating)
         return max(fit.least_gain(seconds), _LEAST_GAIN) if trial.drafting else 1.0
 
 
-class Windows:
-    """How many tokens a model drafts before they are sent behind others that are on their way.
+class DraftWindow:
+    """Number of tokens that a model drafts before they are sent behind others in flight.
 
-    The fewer the sooner they are there, but each window costs devices as much as one token: where they wait for each
-    other they are made longer until they do not.
+    Short windows arrive sooner, but each costs devices as much as one token: if windows wait for each other, they get
+    longer until they do not.
     """
 
     def __init__(self) -> None:
@@ -67,25 +73,25 @@ class Windows:
         return int(self._length)
 
     def note(self, seconds: float) -> None:
-        """One took so long from its start to its end."""
+        """Record the seconds of a window from start to end."""
         self._shortest = min(_FORGET * self._shortest, seconds) if self._shortest else seconds
         late = seconds > _LATE * self._shortest
         self._length = min(self._length + 0.5, _MOST_LENGTH) if late else max(self._length - 0.125, 1.0)
 
 
 class _Trial:
-    """Tokens per second with drafts and without, measured in turns; mostly what is better is done."""
+    """Tokens per second with and without drafts, measured alternately; the better mode runs most of the time."""
 
     def __init__(self) -> None:
         self.drafting = True
         self._rates: dict[bool, float] = {}
-        self._skip = 0  # batches that were on their way when the way of doing it changed
+        self._skip = 0  # batches that were in flight when the mode changed
         self._began = self._last = 0.0
         self._n = self._batches = self._windows = 0
         self._patience = _TRIALS
 
     def note(self, n_yielded: int, now: float, plain: float) -> None:
-        """`plain`: tokens per second without drafts, where that is known, 0 else."""
+        """`plain`: tokens per second without drafts, if known, otherwise 0."""
         pause, self._last = now - self._last, now
         if self._skip or pause > _PAUSE:  # another request began meanwhile, or a prompt was read
             self._skip = max(self._skip - 1, 0)
@@ -99,14 +105,14 @@ class _Trial:
         self._rates[self.drafting] = 0.5 * (self._rates.get(self.drafting, rate) + rate)
         self._began, self._n, self._batches = now, 0, 0
         self._windows += 1
-        # How many drafts are right is up to the text, which changes: they get the benefit of the doubt.
+        # The acceptance rate depends on the text, which changes: drafting gets a bonus.
         with_, without = _DOUBT * self._rates.get(True, 0.0), self._rates.get(False)
         if self.drafting and plain:
             without = plain
         worse = without is None or (without > with_ if self.drafting else with_ > without)
         if not worse and (self._windows < self._patience or (self.drafting and plain)):
             return
-        if worse and self._windows == 1 and without is not None:  # it was a trial, and is still worse
+        if worse and self._windows == 1 and without is not None:  # a trial, and it is still worse
             self._patience = min(2 * self._patience, _MOST_TRIALS)
         elif worse:
             self._patience = _TRIALS
@@ -115,17 +121,17 @@ class _Trial:
 
 
 class _Fit:
-    """Sums for a least-squares line through (tokens, seconds), older ones fading."""
+    """Sums for a least-squares line through (tokens, seconds); older batches decay."""
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = self._yielded = self._drafting = 0.0
         self._asked = 0
         self._sizes: set[float] = set()
         self.alone = 0.0
-        """Seconds of a batch of one token; 0: not known."""
+        """Seconds of a batch of one token; 0: unknown."""
 
     def note(self, x: float, seconds: float, n_yielded: int, drafting: float) -> None:
-        if x not in self._sizes:  # the first batch of a size may have been compiled for
+        if x not in self._sizes:  # the first batch of a size may include compilation
             self._sizes.add(x)
             return
         if x == 1.0:
@@ -148,5 +154,5 @@ class _Fit:
         usual = _USUAL * mean / max(self._x / self._n, 1.0)
         slope = (self._xy - self._x * self._y / self._n + _BELIEF * usual) / (spread + _BELIEF)
         per_token = min(max(slope, 0.01 * mean / max(self._x / self._n, 1.0)), mean)
-        # The time of a token, in tokens that batches yield in that time.
+        # the time of a token, in tokens that batches yield in that time
         return (per_token + seconds) * self._yielded / (self._y + self._drafting)

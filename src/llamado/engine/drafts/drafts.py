@@ -1,4 +1,6 @@
-"""Which drafted tokens go along: of several sources the one whose tokens are worth most, as many as pay."""
+"""The choice of drafts: of several sources the most valuable draft, and as many of its tokens as are worth
+their time.
+"""
 
 from __future__ import annotations
 
@@ -9,178 +11,188 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.drafts.ahead import Ahead
-from llamado.engine.drafts.chances import Chances
+from llamado.engine.drafts.acceptance import AcceptanceRates
 from llamado.engine.drafts.contract import Draft, Drafter, DraftKind
-from llamado.engine.drafts.cost import Cost, Windows
+from llamado.engine.drafts.cost import Cost, DraftWindow
 from llamado.engine.drafts.head import HeadKind
-from llamado.engine.drafts.model import ANY, Ask, Guess, ModelDrafter, ModelKind
+from llamado.engine.drafts.model import ANY, DraftQuery, ModelDrafter, ModelKind, TokenSampler
+from llamado.engine.drafts.pending_draft import PendingDraft
 from llamado.engine.request import KindCounts
 
 MOST = 64
-"""Drafted tokens of one sequence in a batch, at most."""
+"""Most draft tokens of one sequence in a batch."""
 WINDOW = 16
-"""As many where several batches are on their way: what is behind them goes into the next one."""
+"""Most draft tokens with several batches in flight: later tokens go into the next batch."""
 
 
-class Followed:
-    """What the sources know of one sequence."""
+class DraftState:
+    """Draft state of one sequence: each source's drafter and acceptance rates."""
 
-    __slots__ = ("ahead", "chances", "drafters", "guess", "said")
+    __slots__ = ("ahead", "chances", "drafters", "guess", "history")
 
-    def __init__(self, ahead: Ahead, guess: Guess, drafters: list[Drafter], chances: list[Chances]) -> None:
-        self.said: list[int] = []
+    def __init__(
+        self, ahead: PendingDraft, guess: TokenSampler, drafters: list[Drafter], chances: list[AcceptanceRates]
+    ) -> None:
+        self.history: list[int] = []
         self.ahead = ahead
         self.guess = guess
         self.drafters = drafters
         self.chances = chances
 
     def forget(self) -> None:
-        """The sequence was rewritten."""
-        self.said = []
+        """Reset after the sequence was rewritten."""
+        self.history = []
         for drafter in self.drafters:
             drafter.forget()
 
     def trust(self) -> float:
-        """How probably all that is ahead is right."""
+        """Return the probability that all draft tokens in flight are accepted."""
         chance = 1.0
         for draft in self.ahead.drafts:
             chance = min(self.chances[draft.kind].all_right(draft.marks[draft.accepted :], chance), default=chance)
         return chance
 
-    def end(self, said: list[int], n_prompt: int) -> None:
-        """The answer is over."""
+    def end(self, history: list[int], n_prompt: int) -> None:
+        """End the answer."""
         for drafter in self.drafters:
-            drafter.end(said, n_prompt)
+            drafter.end(history, n_prompt)
 
 
-class Wish(NamedTuple):
-    """A sequence that has room for drafted tokens: `tokens[:length]`, and at most `most` behind those ahead.
+class DraftRequest(NamedTuple):
+    """A sequence with room for draft tokens: its tokens are `tokens[:length]`, and at most `most` may follow those in
+    flight.
 
-    `place`: that of its next token among the random numbers of its request.
+    `place`: index of its next token in the request's random numbers.
     """
 
-    followed: Followed
+    draft_state: DraftState
     tokens: NDArray[np.int32]
     length: int
     most: int
     place: int
 
 
-class Drafts:
-    """The sources of an engine, and what was learnt of them; of the engine's thread alone.
+class DraftManager:
+    """The draft sources of an engine, and what was learned of them. Only the engine's thread uses it.
 
-    `most`, `least`: tokens of a draft at most, and at least (shorter ones are not evaluated).
+    `most`, `least`: most tokens of a draft, and least (shorter drafts are not evaluated).
     """
 
     def __init__(self, kinds: Sequence[DraftKind], *, most: int = MOST, least: int = 0) -> None:
         self.kinds = list(kinds)
         self.cost = Cost()
-        self.windows = Windows()
+        self.windows = DraftWindow()
         self._model = next((kind for kind in self.kinds if isinstance(kind, ModelKind)), None)
-        self._seconds = 0.0  # that the model took since the last batch
+        self._seconds = 0.0  # seconds that the model took since the last batch
         self._most, self._least = most, least
-        self._chances = [Chances(kind.first_guess) for kind in self.kinds]
+        self._chances = [AcceptanceRates(kind.first_guess) for kind in self.kinds]
         self._counts = [[0, 0, 0] for _ in self.kinds]
         self.accepted_at = [0] * MOST
-        """Drafted tokens that were right, by their place in the draft."""
+        """Accepted draft tokens by position in their draft."""
 
-    def follow(self, ahead: Ahead, guess: Guess) -> Followed:
-        """A sequence begins, whose tokens on trust are `ahead`; `guess` draws as its request does."""
+    def follow(self, ahead: PendingDraft, guess: TokenSampler) -> DraftState:
+        """Begin a sequence with draft tokens `ahead`; `guess` samples like its request."""
         drafters = [kind.drafter() for kind in self.kinds]
-        return Followed(ahead, guess, drafters, [Chances(common) for common in self._chances])
+        return DraftState(ahead, guess, drafters, [AcceptanceRates(common) for common in self._chances])
 
     @property
     def takes_long(self) -> bool:
-        """Whether a model is asked for drafts."""
+        """True if a model drafts."""
         return self._model is not None
 
     @property
     def features_width(self) -> int:
-        """Numbers of each token's hidden states that `show` is given; 0: nobody wants any."""
+        """Width of the hidden states that `add_states` takes; 0: none are needed."""
         return self._model.width if isinstance(self._model, HeadKind) and not self._model.lost else 0
 
-    def show(self, followed: Followed, text: NDArray[np.int32], first: int, states: NDArray[np.float32]) -> None:
-        """The sequence, which begins with `text`, was computed from token `first` on: the hidden states of these."""
+    def add_states(
+        self, draft_state: DraftState, text: NDArray[np.int32], first: int, states: NDArray[np.float32]
+    ) -> None:
+        """Pass hidden states to the draft head: those of the tokens from `first` on of the sequence that begins with
+        `text`.
+        """
         if isinstance(self._model, HeadKind):
-            drafter = followed.drafters[self.kinds.index(self._model)]
+            drafter = draft_state.drafters[self.kinds.index(self._model)]
             assert isinstance(drafter, ModelDrafter)
-            self._model.show(drafter, text, first, states)
+            self._model.add_states(drafter, text, first, states)
 
     def propose(
-        self, wishes: Sequence[Wish], n_generating: int, *, overlaps: bool = False, waiting: bool = False
+        self, requests: Sequence[DraftRequest], n_generating: int, *, overlaps: bool = False, waiting: bool = False
     ) -> list[Draft | None]:
-        """For each sequence what is worth evaluating, while so many are being generated; it counts as on its way.
+        """Return for each sequence the draft worth evaluating, with `n_generating` sequences. It counts as in flight.
 
-        `overlaps`: whether more can be sent behind it before it is known; `waiting`: whether there is nothing else to
-        do until what is on its way is known.
+        `overlaps`: more tokens can be sent before its result is known. `waiting`: there is no other work until the
+        results in flight arrive.
         """
-        if not wishes or not self.cost.drafts(n_generating):
-            return [None] * len(wishes)
+        if not requests or not self.cost.drafts(n_generating):
+            return [None] * len(requests)
         least_gain = self.cost.least_gain(n_generating)
-        found = [self._best(wish, least_gain) for wish in wishes]
+        found = [self._best(request, least_gain) for request in requests]
         if self._model is not None and not self._model.lost:
             short = overlaps and not self._model.at_once
             most = min(self._most, self.windows.length) if short else self._most
-            found = self._ask_model(self._model, wishes, found, n_generating, least_gain, most, waiting)
-        for wish, (draft, _) in zip(wishes, found, strict=True):
+            found = self._query_model(self._model, requests, found, n_generating, least_gain, most, waiting)
+        for request, (draft, _) in zip(requests, found, strict=True):
             if draft is not None:
-                wish.followed.ahead.add(draft)
+                request.draft_state.ahead.add(draft)
                 counts = self._counts[draft.kind]
                 counts[0] += 1
                 counts[1] += len(draft.tokens)
         return [draft for draft, _ in found]
 
-    def _best(self, wish: Wish, least_gain: float) -> tuple[Draft | None, float]:
-        """The best draft that costs nothing to make, and what it is worth."""
-        followed = wish.followed
-        said = followed.said
-        said.extend(wish.tokens[len(said) : wish.length].tolist())
-        ahead = followed.ahead.tokens
-        trust = followed.trust()
-        most = min(wish.most, self._most)
+    def _best(self, request: DraftRequest, least_gain: float) -> tuple[Draft | None, float]:
+        """Return the best draft among those that cost nothing to make, and its value."""
+        draft_state = request.draft_state
+        history = draft_state.history
+        history.extend(request.tokens[len(history) : request.length].tolist())
+        ahead = draft_state.ahead.tokens
+        trust = draft_state.trust()
+        most = min(request.most, self._most)
         best, most_worth = None, 0.0
-        for i, drafter in enumerate(followed.drafters):
-            proposal = drafter.propose(said, ahead, most)
-            n, worth = _worth(followed.chances[i].all_right(proposal.marks, trust), least_gain)
+        for i, drafter in enumerate(draft_state.drafters):
+            proposal = drafter.propose(history, ahead, most)
+            n, worth = _worth(draft_state.chances[i].all_right(proposal.marks, trust), least_gain)
             if n >= max(self._least, 1) and worth > most_worth:
                 best, most_worth = Draft(i, proposal.tokens[:n], proposal.marks[:n]), worth
         return best, most_worth
 
-    def _ask_model(
+    def _query_model(
         self,
         model: ModelKind,
-        wishes: Sequence[Wish],
+        requests: Sequence[DraftRequest],
         found: list[tuple[Draft | None, float]],
         n_generating: int,
         least: float,
         n: int,
         waiting: bool,
     ) -> list[tuple[Draft | None, float]]:
-        """The same with drafts of the model, of at most `n` tokens, where they are probably worth more, and their time.
+        """Replace drafts by those of the model, of at most `n` tokens, if these are probably worth more, including
+        their time.
 
-        `least`: the chance of being right above which a token is worth being evaluated.
+        `least`: the acceptance probability above which a token is worth evaluating.
         """
         number = self.kinds.index(model)
         least_next = least
         if not waiting:
-            least_next = max(least, self.cost.least_gain(n_generating, model.seconds(len(wishes))))
-        asks, which = [], []
-        for i, (wish, (_, worth)) in enumerate(zip(wishes, found, strict=True)):
-            followed, most = wish.followed, min(wish.most, self._most)
-            drafter, chances, trust = followed.drafters[number], followed.chances[number], followed.trust()
+            least_next = max(least, self.cost.least_gain(n_generating, model.seconds(len(requests))))
+        queries, which = [], []
+        for i, (request, (_, worth)) in enumerate(zip(requests, found, strict=True)):
+            draft_state, most = request.draft_state, min(request.most, self._most)
+            drafter, chances, trust = draft_state.drafters[number], draft_state.chances[number], draft_state.trust()
             assert isinstance(drafter, ModelDrafter)
             expected = _worth(chances.all_right([ANY] * most, trust), least_next)[1]
             if expected <= worth and (worth or trust < 1.0 or not drafter.pass_over()):
                 continue
-            ahead, guess = followed.ahead.tokens, followed.guess
+            ahead, guess = draft_state.ahead.tokens, draft_state.guess
             most = min(most, n)
-            asks.append(Ask(drafter, followed.said, ahead, most, guess, wish.place, least, least_next, trust))
+            queries.append(
+                DraftQuery(drafter, draft_state.history, ahead, most, guess, request.place, least, least_next, trust)
+            )
             which.append(i)
-        if not asks:
+        if not queries:
             return found
         began = time.perf_counter()
-        proposals = model.propose(asks, [wishes[i].followed.chances[number].of for i in which])
+        proposals = model.propose(queries, [requests[i].draft_state.chances[number].of for i in which])
         self._seconds += time.perf_counter() - began
         for i, (tokens, marks) in zip(which, proposals, strict=True):
             if len(tokens) >= max(self._least, 1):
@@ -190,34 +202,36 @@ class Drafts:
     def note(
         self, n_generating: int, n_tokens: int, seconds: float, n_yielded: int, now: float, *, overlaps: bool = False
     ) -> None:
-        """See Cost.note; `overlaps`: see `propose`."""
+        """Record a batch, like Cost.note; `overlaps`: see `propose`."""
         self.cost.note(n_generating, n_tokens, seconds, n_yielded, now, self._seconds)
         self._seconds = 0.0
         if overlaps:
             self.windows.note(seconds)
 
-    def learn(self, followed: Followed) -> None:
-        """From what turned out of the tokens ahead of a sequence."""
-        judged = followed.ahead.judged
+    def learn(self, draft_state: DraftState) -> None:
+        """Learn from the results of a sequence's draft tokens."""
+        judged = draft_state.ahead.judged
         for draft, place, right in judged:
-            followed.chances[draft.kind].note(draft.marks[place], right)
+            draft_state.chances[draft.kind].note(draft.marks[place], right)
             if self.kinds[draft.kind] is self._model:
-                followed.chances[draft.kind].note(ANY, right)
+                draft_state.chances[draft.kind].note(ANY, right)
             if right:
                 self._counts[draft.kind][2] += 1
                 self.accepted_at[place] += 1
             if not right or place + 1 == len(draft.tokens):
-                followed.drafters[draft.kind].learn(len(draft.tokens), place + right)
+                draft_state.drafters[draft.kind].learn(len(draft.tokens), place + right)
         judged.clear()
 
     @property
     def counts(self) -> tuple[KindCounts, ...]:
-        """What became of the drafts of each kind so far."""
+        """Counts of drafts, draft tokens and accepted tokens of each source."""
         return tuple(KindCounts(kind.name, *n) for kind, n in zip(self.kinds, self._counts, strict=True))
 
 
 def _worth(chances: Iterable[float], least_gain: float) -> tuple[int, float]:
-    """How many tokens of these chances are worth their time, and how much more than it they are worth, in tokens."""
+    """Return the number of tokens with these probabilities that are worth their time, and their value beyond it, in
+    tokens.
+    """
     n, worth = 0, 0.0
     for chance in chances:
         if chance <= least_gain:

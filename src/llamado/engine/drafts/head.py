@@ -1,9 +1,9 @@
 """A head that drafts from the target's hidden states: multi-token prediction and EAGLE-3.
 
-It reads each token of a sequence along with the hidden state that the target had one token before, and goes on with
-hidden states of its own. What it made of those is read again as soon as the target's are known. Where they are not
-known, since the target did not compute those tokens but has them from elsewhere, the head's own memory of the sequence
-begins behind them: it drafts worse for some time, and no answer depends on it.
+It reads each token of a sequence together with the target's hidden state one token before, and continues with hidden
+states of its own. Tokens that it read with its own states are read again once the target's are available. If they never
+are, because the target restored those tokens from a cache instead of computing them, the head's own memory of the
+sequence begins behind them: its drafts are worse for some time, and answers do not change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceError
 from llamado.engine.drafts.contract import Proposal
-from llamado.engine.drafts.model import Ask, ChanceOf, ModelDrafter, ModelKind, mark_of
+from llamado.engine.drafts.model import ChanceOf, DraftQuery, ModelDrafter, ModelKind, mark_of
 from llamado.engine.forward.contract import Forward, ForwardError
 from llamado.models.heads.head import Head
 from llamado.models.memory import Span
@@ -27,16 +27,16 @@ log = logging.getLogger(__name__)
 
 States = NDArray[np.float32]
 _KEPT = 256
-"""Hidden states of a sequence that wait to be read, about; they are large."""
+"""Hidden states of a sequence that wait to be read, approximately; they are large."""
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike."""
+    """Return the length of the common prefix in tokens."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 class HeadDrafter(ModelDrafter):
-    """What a head has read of one sequence: with the target's hidden states, and behind those with its own."""
+    """The tokens that a head has read of one sequence: first with the target's hidden states, then with its own."""
 
     def __init__(self, kind: HeadKind) -> None:
         super().__init__(kind)
@@ -45,9 +45,9 @@ class HeadDrafter(ModelDrafter):
         self.n_sure = 0
         """Tokens that were read with the target's states."""
         self.own: States | None = None
-        """What it made of the last token that it read."""
+        """Its own state at the last token that it read."""
         self.states: list[States] = []
-        """The target's, of tokens from `at` on."""
+        """The target's states, of tokens from `at` on."""
         self.at = 0
 
     def forget(self) -> None:
@@ -58,18 +58,18 @@ class HeadDrafter(ModelDrafter):
         super().reset()
         self.base, self.n_sure, self.own = self._head.first, 0, None
 
-    def take_over(self, other: ModelDrafter, said: Sequence[int]) -> None:
-        """See ModelDrafter; states of tokens that are not this sequence's are replaced before anybody needs them."""
+    def take_over(self, other: ModelDrafter, history: Sequence[int]) -> None:
+        """See ModelDrafter. States of tokens that this sequence does not share are replaced before they are used."""
         assert isinstance(other, HeadDrafter)
-        super().take_over(other, said)
+        super().take_over(other, history)
         self.n_sure = other.n_sure
         newer, at = self.states, self.at
         self.states, self.at = other.states, other.at
         if newer:
-            self.show(at, newer)
+            self.add_states(at, newer)
 
-    def show(self, first: int, states: Sequence[States]) -> None:
-        """The target's hidden states of tokens from `first` on."""
+    def add_states(self, first: int, states: Sequence[States]) -> None:
+        """Add the target's hidden states of tokens from `first` on."""
         known = first - self.at
         if 0 <= known <= len(self.states):
             self.states[known:] = states
@@ -77,40 +77,40 @@ class HeadDrafter(ModelDrafter):
             self.states, self.at = [*states], first
 
     def trim(self, n: int) -> None:
-        """Lets go of states that `n` tokens were read with."""
+        """Drop states that the first `n` tokens were read with."""
         gone = min(max(n - 1 - self.at, 0), len(self.states))
         del self.states[:gone]
         self.at += gone
 
     @property
     def end_of_states(self) -> int:
-        """The first token behind those of which the target's states are known."""
+        """The first token whose target state is unknown."""
         return self.at + len(self.states)
 
-    def pending(self, said: Sequence[int], ahead: Sequence[int]) -> list[int]:
+    def pending(self, history: Sequence[int], ahead: Sequence[int]) -> list[int]:
         """See ModelDrafter."""
-        same = self._same(said, ahead)
-        last = len(said) + len(ahead) - 1 - self.base
-        if ahead:  # of those only what it drafted itself: the target's states of others are not known yet
+        same = self._same(history, ahead)
+        last = len(history) + len(ahead) - 1 - self.base
+        if ahead:  # after draft tokens only its own can follow: the target's states of others are not known yet
             return [ahead[-1]] if self.own is not None and same == len(self.read) == last else []
         kept = self.base + self._go_back(min(self.n_sure, same, max(last, 0)))
-        start = self._known_from(len(said))
-        if start > len(said) - 1:
+        start = self._known_from(len(history))
+        if start > len(history) - 1:
             return []
         if start > kept + 1 or start < kept == self.base:
             self._go_back(0)
             self.base = kept = start
-        return [*said[kept:]]
+        return [*history[kept:]]
 
-    def _same(self, said: Sequence[int], ahead: Sequence[int]) -> int:
-        """How many of the tokens that it read are the sequence's, those ahead counted."""
+    def _same(self, history: Sequence[int], ahead: Sequence[int]) -> int:
+        """Return how many tokens that it read match the sequence, including the draft tokens."""
         n = self._agreed
-        same = n + _common(self.read[n:], [*said[self.base + n :], *ahead])
-        self._agreed = min(same, max(len(said) - self.base, 0))
+        same = n + _common(self.read[n:], [*history[self.base + n :], *ahead])
+        self._agreed = min(same, max(len(history) - self.base, 0))
         return same
 
     def _go_back(self, n: int) -> int:
-        """To the first `n` tokens that it read, or as far before as it has to be."""
+        """Go back to the first `n` tokens that it read, or further if necessary."""
         assert self.handle is not None
         n = self._kind.go_back(self.handle, n)
         del self.read[n:]
@@ -118,13 +118,13 @@ class HeadDrafter(ModelDrafter):
         return n
 
     def _known_from(self, n: int) -> int:
-        """From which token on, of a text of `n`, the state before each is known."""
+        """The first token of a text of `n` tokens from which on the state before each token is known."""
         if n - 2 >= self.end_of_states:
             return n
         return self.at + 1 if self.at or self._head.first else 0
 
     def given(self, n: int) -> tuple[States, bool]:
-        """What the next `n` tokens are read with, and whether that is the target's."""
+        """Return the states to read the next `n` tokens with, and True if they are the target's."""
         first = self.base + len(self.read)
         if first - 1 >= self.end_of_states and self.own is not None:
             return self.own[None], False
@@ -155,48 +155,58 @@ class HeadKind(ModelKind):
     def _new_drafter(self) -> HeadDrafter:
         return HeadDrafter(self)
 
-    def show(self, drafter: ModelDrafter, text: NDArray[np.int32], first: int, states: States) -> None:
-        """The target computed tokens of a sequence from `first` on, which begins with `text`: its hidden states."""
+    def add_states(self, drafter: ModelDrafter, text: NDArray[np.int32], first: int, states: States) -> None:
+        """Add the target's hidden states of the tokens from `first` on of a sequence that begins with `text`."""
         assert isinstance(drafter, HeadDrafter)
         if self.lost or (drafter.handle is None and drafter not in self._drafters):
             return
         if drafter.handle is None and not drafter.states:
             self._take_over(drafter, text.tolist())
-        drafter.show(first, [*states])
+        drafter.add_states(first, [*states])
         if len(drafter.states) <= _KEPT:
             return
-        said = text[: drafter.end_of_states].tolist()
+        history = text[: drafter.end_of_states].tolist()
         try:
-            if drafter.base + drafter.n_sure < len(said) and self._make_room(drafter, said, 0):
-                self._read_all(drafter, drafter.pending(said, ()))
+            if drafter.base + drafter.n_sure < len(history) and self._make_room(drafter, history, 0):
+                self._read_all(drafter, drafter.pending(history, ()))
         except (DeviceError, ForwardError) as error:
-            log.warning("the head drafts no more: %s", error)
+            log.warning("draft head: disabled: %s", error)
             self.lost = True
         drafter.trim(drafter.end_of_states)
 
     def _add(
-        self, ask: Ask, row: NDArray[np.float32], proposal: Proposal, trust: list[float], number: int, chance: ChanceOf
+        self,
+        query: DraftQuery,
+        row: NDArray[np.float32],
+        proposal: Proposal,
+        trust: list[float],
+        number: int,
+        chance: ChanceOf,
     ) -> int | None:
-        """Draws one token more of a draft; None where none is to follow. `trust[number]`: that of all before it."""
+        """Draw one more token of a draft; None if none follows it. `trust[number]`: probability that all before it are
+        accepted.
+        """
         tokens, marks = proposal
-        token, probability = self._choose(ask, row, len(ask.ahead) + len(tokens))
+        token, probability = self._choose(query, row, len(query.ahead) + len(tokens))
         mark = mark_of(probability)
         trust[number] *= chance(mark)
-        if trust[number] <= ask.least or probability < self._least:
+        if trust[number] <= query.least or probability < self._least:
             return None
         tokens.append(token)
         marks.append(mark)
-        return None if len(tokens) >= ask.most or token in self._ends else token
+        return None if len(tokens) >= query.most or token in self._ends else token
 
     def _read_all(self, drafter: ModelDrafter, tokens: list[int]) -> None:
-        """Reads tokens of a sequence whose target's states are known."""
+        """Read tokens of a sequence whose target states are known."""
         for at in range(0, len(tokens), self._forward.max_batch):
             self._read([drafter], [tokens[at : at + self._forward.max_batch]], outputs=False)
 
     def _read(
         self, drafters: Sequence[ModelDrafter], pieces: Sequence[list[int]], *, outputs: bool
     ) -> NDArray[np.float32]:
-        """See ModelKind; those that go on with the target's states, and those with their own, in batches of theirs."""
+        """See ModelKind. Drafters that continue with the target's states, and those with their own, form separate
+        batches.
+        """
         found = np.empty((len(pieces) if outputs else 0, self._n_vocab), np.float32)
         groups: dict[bool, list[tuple[int, HeadDrafter, list[int], States]]] = {}
         for i, (drafter, tokens) in enumerate(zip(drafters, pieces, strict=True)):
@@ -220,7 +230,7 @@ class HeadKind(ModelKind):
     def _read_group(
         self, group: Sequence[tuple[HeadDrafter, list[int], States]], *, outputs: bool
     ) -> tuple[NDArray[np.float32], States]:
-        """Logits of all tokens behind the last one of each, and the states there, if they are wanted."""
+        """Return the logits of all tokens after the last token of each piece, and the states there, if requested."""
         spans, ends, n = [], [], 0
         for drafter, tokens, _ in group:
             assert drafter.handle is not None
@@ -236,7 +246,7 @@ class HeadKind(ModelKind):
     def _start(
         self, tokens: NDArray[np.int32], spans: Sequence[Span], outputs: NDArray[np.int32], **options: Any
     ) -> NDArray[np.float32]:
-        """Logits of all the target's tokens, of rows of a batch; `options`: see Forward.start."""
+        """Run a batch; return rows of logits for all the target's tokens. `options`: see Forward.start."""
         rows = self._forward.start(tokens, spans, outputs, **options).result()
         if self._tokens is None or not len(outputs):
             return rows[:, : self._n_vocab]

@@ -1,4 +1,4 @@
-"""From options to sources of drafts, a model that drafts among them."""
+"""Make draft sources from options, including a draft model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llamado.devices.split.measure import figures_of
 from llamado.engine.drafts.block import BlockKind, ChainKind
 from llamado.engine.drafts.contract import DraftKind
-from llamado.engine.drafts.drafts import MOST, Drafts
+from llamado.engine.drafts.drafts import MOST, DraftManager
 from llamado.engine.drafts.head import HeadKind
 from llamado.engine.drafts.model import ModelKind, check_vocabularies
 from llamado.engine.drafts.ngram_cache import NgramCache
@@ -44,17 +44,17 @@ _TYPE = "tokenizer.ggml.model"
 
 _FUSED: dict[str, type[FusedHead]] = {"draft-eagle3": Eagle3Head, "draft-dflash": DFlashHead}
 MODEL_KINDS = ("draft-simple", "draft-mtp", *_FUSED)
-"""Sources of drafts that are models."""
+"""Draft sources that are models."""
 
 
 class DraftModel:
-    """A model that drafts: what it was opened as, and its `runner`."""
+    """A loaded draft model: its opened file, and its `runner`."""
 
     def __init__(self, opened: DraftFile, runner: ModelRunner) -> None:
         self.opened, self.runner = opened, runner
 
     def kind(self, n_vocab: int, least: float) -> ModelKind:
-        """The source of drafts that it is."""
+        """Return it as a source of drafts."""
         opened, runner, ends = self.opened, self.runner, self.opened.tokenizer.eog
         head = opened.model
         if not isinstance(head, Head):
@@ -66,13 +66,13 @@ class DraftModel:
         return HeadKind(runner, n_vocab, head, name=opened.kind, least=least, ends=ends)
 
     def close(self) -> None:
-        """Ends its threads, and lets go of memory and file."""
+        """Stop its threads, and release memory and file."""
         self.runner.close()
         self.opened.close()
 
 
 class DraftFile(NamedTuple):
-    """A model that is to draft, before it is loaded, and the options that are its own."""
+    """A draft model before it is loaded, and its own options."""
 
     kind: str
     file: GGUFFile
@@ -80,17 +80,17 @@ class DraftFile(NamedTuple):
     model: Model
     options: EngineOptions
     shared: bool
-    """Whether the file is that of the model it drafts for."""
+    """True if the file is that of the target model."""
     features: tuple[int, ...] = ()
-    """What it needs of that model."""
+    """Layers of the target whose hidden states it needs."""
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         if not self.shared:
             self.file.close()
 
     def reserve(self) -> int:
-        """Bytes that it takes on this machine at least: with as long a context as is never cut."""
+        """Least bytes that it takes on this machine: with the shortest context that memory fitting allows."""
         return reserved(self.file, self.model, self.options)
 
 
@@ -116,26 +116,27 @@ _NGRAMS: dict[str, Callable[[DraftOptions], DraftKind]] = {
 }
 
 
-def drafts_for(options: EngineOptions, model: DraftModel | None, n_vocab: int) -> Drafts | None:
-    """The sources that the options name, None where there are none. Raises EngineError."""
+def drafts_for(options: EngineOptions, model: DraftModel | None, n_vocab: int) -> DraftManager | None:
+    """Return the sources that the options name; None if there are none. Raises EngineError."""
     wanted = options.drafts
     kinds = [_NGRAMS[name](wanted) for name in options.draft_kinds if name in _NGRAMS]
     if isinstance(model, DraftModel):
         kinds.append(model.kind(n_vocab, wanted.p_min))
     if not kinds:
         return None
-    return Drafts(kinds, most=MOST if wanted.most is None else min(wanted.most, MOST), least=wanted.least)
+    return DraftManager(kinds, most=MOST if wanted.most is None else min(wanted.most, MOST), least=wanted.least)
 
 
 def named_kind(options: EngineOptions) -> str | None:
-    """What the model that drafts is a source of, as `--spec-type` names it; empty: its file tells; None: there is none.
+    """Return the kind of the draft model, as `--spec-type` names it; empty: its file determines it; None: there is
+    none.
 
     Raises EngineError.
     """
     wanted = options.drafts
     named = [name for name in MODEL_KINDS if name in (wanted.kinds or ())]
     if len(named) > 1:
-        raise EngineError(f"--spec-type: one model drafts at a time, not {' and '.join(named)}")
+        raise EngineError(f"--spec-type: only one draft model is possible, not {' and '.join(named)}")
     if named:
         return named[0]
     if wanted.model is None or wanted.kinds is not None:
@@ -144,7 +145,7 @@ def named_kind(options: EngineOptions) -> str | None:
 
 
 def own_options(options: EngineOptions) -> EngineOptions:
-    """Those of a model that drafts for one with these."""
+    """Return the options of a draft model for a target with these."""
     wanted = options.drafts
     return replace(
         options,
@@ -162,7 +163,7 @@ def own_options(options: EngineOptions) -> EngineOptions:
 
 
 def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, options: EngineOptions) -> DraftFile | None:
-    """The model that drafts for another one, `model` of the file `target`, checked; None where there is none.
+    """Open and check the draft model for `model` of the file `target`; None if there is none.
 
     Raises LlamadoError.
     """
@@ -184,7 +185,7 @@ def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, optio
             check_vocabularies(tokenizer, own_tokenizer, types)
             return DraftFile(kind, file, own_tokenizer, load_model(file, options.rope), own, shared)
         if own.split is not None:
-            raise EngineError(f"--spec-type {kind}: it drafts on this machine; leave --spec-draft-device out")
+            raise EngineError(f"--spec-type {kind}: runs on this machine only; leave out --spec-draft-device")
         head: Head
         if kind == "draft-mtp":
             head = load_next_token_head(file, options.rope)
@@ -204,7 +205,7 @@ def open_draft_model(target: GGUFFile, tokenizer: Tokenizer, model: Model, optio
 
 
 def kind_of(header: Header, target: Header) -> str:
-    """What a file that drafts is a source of, as `--spec-type` has it; a smaller model's own block is of no use."""
+    """Return the kind of a draft file, as `--spec-type` names it. A smaller model's own MTP block is not used."""
     architecture = header.metadata.str_("general.architecture", "")
     for kind, head in _FUSED.items():
         if architecture == head.name:
@@ -213,12 +214,12 @@ def kind_of(header: Header, target: Header) -> str:
 
 
 def _check_weights(header: Header, head: Head) -> None:
-    """As `check_types`, of what a head computes with."""
+    """Run `check_types` on the weights of a head."""
     check_types(replace(header, tensors={name: t for name, t in header.tensors.items() if name in head.weights}))
 
 
 def _fetch(source: ModelSource, options: EngineOptions, target: Header) -> Path:
-    """The file of a model that drafts, fetched where it is not here yet, if it can. Raises LlamadoError."""
+    """Return the draft model's file, fetched first if necessary and possible. Raises LlamadoError."""
 
     def check(header: Header) -> None:
         if kind_of(header, target) == "draft-simple":
@@ -228,9 +229,9 @@ def _fetch(source: ModelSource, options: EngineOptions, target: Header) -> Path:
 
 
 def load_draft_model(draft: DraftFile, beside: Fit, progress: Report | None) -> DraftModel:
-    """The model that drafts for another one, which has what `beside` says.
+    """Load a draft model beside a target with the memory of `beside`.
 
-    Its context is the other's, cut where memory is short. Raises LlamadoError.
+    Its context is the target's, reduced if memory is short. Raises LlamadoError.
     """
     from llamado.engine.forward.runner import ModelRunner
 
@@ -249,8 +250,8 @@ def load_draft_model(draft: DraftFile, beside: Fit, progress: Report | None) -> 
         pool = DevicePool(options.split, here, file, model, wanted, progress)
         found = pool.fit
     for note in found.notes:
-        log.warning("the draft model: %s", note)
-    log.info("the draft model: %s", found)
+        log.warning("draft model: %s", note)
+    log.info("draft model: %s", found)
     runner = ModelRunner(
         file,
         model,

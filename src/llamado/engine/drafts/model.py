@@ -1,8 +1,8 @@
-"""A smaller model that drafts: it reads what the sequences say and goes on with them, all of them in one batch.
+"""A smaller draft model: it reads the sequences and continues them, all in one batch.
 
-Its memory is its own, and of use to nobody else: where a sequence was rewritten, went back or is new, it reads what
-differs. As it draws with the same random numbers as the request does (what is chosen at a place depends on the
-request's seed and that place alone), drafts are right often at any temperature.
+Its memory is independent of the target's. If a sequence is new, was rewritten or rewound, it reads the tokens that
+differ. It samples with the request's random numbers (a token depends only on the request's seed and the token's
+position), so drafts are often right at any temperature.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceError
-from llamado.engine.drafts.contract import NOTHING, Drafter, DraftKind, Proposal
+from llamado.engine.drafts.contract import NO_PROPOSAL, Drafter, DraftKind, Proposal
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import Forward, ForwardError
 from llamado.models.memory import Handle, Span
@@ -24,35 +24,35 @@ from llamado.text.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-_CATCH_UP = 256  # tokens of sequences that are read in one go, before all else has its turn
-_BINS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)  # probabilities, at least, for each mark
+_CATCH_UP = 256  # most tokens of sequences that are read in one call, before other work continues
+_BINS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)  # least probability of each mark
 _FIRST_GUESS = 0.85
-_COMMON = 32  # tokens with which sequences must begin alike for one to go on with what was read of the other, or all
-_ASK_AGAIN = 16  # times after which one is asked that seems not to be worth it
+_COMMON = 32  # tokens that two sequences must have in common for one to reuse the other's memory, unless all are
+_ASK_AGAIN = 16  # times after which a drafter that seems not worth it is tried
 ANY = -1
 """The mark that each of its tokens has besides its own."""
-_MOST_DIFFERENCE, _FIRST_COMPARED = 128, 5  # llama.cpp's: sizes of vocabularies, and tokens that may differ in any way
+_MOST_DIFFERENCE, _FIRST_COMPARED = 128, 5  # as in llama.cpp: of vocabulary sizes, and of first tokens
 
 
-class Guess(Protocol):
-    """Draws tokens as a request would; see Sampler."""
+class TokenSampler(Protocol):
+    """Samples tokens like a request; see Sampler."""
 
     def sample(self, row: NDArray[np.float32], position: int) -> int: ...
 
 
-class Ask(NamedTuple):
-    """A sequence that the model is to go on with.
+class DraftQuery(NamedTuple):
+    """A sequence to be continued by the model.
 
-    `place`: that of the first token behind `said` among the request's random numbers. `least`: the chance that all
-    drafted tokens are right below which one is not worth being evaluated, and `least_next` below which it is not worth
-    being drafted; `trust`: that those ahead are.
+    `place`: index in the request's random numbers of the first token after `history`. `least`: the probability of
+    acceptance of all draft tokens below which a token is not worth evaluating, and `least_next` below which it is not
+    worth drafting. `trust`: that of the draft tokens in flight.
     """
 
     drafter: ModelDrafter
-    said: Sequence[int]
+    history: Sequence[int]
     ahead: Sequence[int]
     most: int
-    guess: Guess
+    guess: TokenSampler
     place: int
     least: float
     least_next: float
@@ -60,44 +60,46 @@ class Ask(NamedTuple):
 
 
 class ModelDrafter(Drafter):
-    """What the model has read of one sequence."""
+    """The tokens that the model has read of one sequence."""
 
     def __init__(self, kind: ModelKind) -> None:
         self._kind = kind
         self.handle: Handle | None = None
         self.read: list[int] = []
-        self._agreed = 0  # of them, tokens that are known to be the sequence's
+        self._agreed = 0  # number of them that are known to match the sequence
         self.base = 0
-        """Which token of the sequence is the first of them."""
+        """Index in the sequence of the first token that was read."""
         self._passed = 0
         self.t_last = 0.0
 
-    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
-        return NOTHING  # see ModelKind.propose
+    def propose(self, history: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+        return NO_PROPOSAL  # see ModelKind.propose
 
     def pass_over(self) -> bool:
-        """It does not seem worth being asked; whether it is nevertheless, lest nobody learn that things changed."""
+        """Count that this drafter seems not worth a call. Return True now and then, so that a change is noticed."""
         self._passed = (self._passed + 1) % _ASK_AGAIN
         return not self._passed
 
     def forget(self) -> None:
         self._agreed = 0
 
-    def end(self, said: Sequence[int], n_prompt: int) -> None:
+    def end(self, history: Sequence[int], n_prompt: int) -> None:
         self._kind.leave(self)
 
     def reset(self) -> None:
-        """Nothing is read any more."""
+        """Forget all tokens."""
         self.read, self._agreed = [], 0
 
-    def take_over(self, other: ModelDrafter, said: Sequence[int]) -> None:
-        """Has what another one read, of a sequence that began as this one does."""
+    def take_over(self, other: ModelDrafter, history: Sequence[int]) -> None:
+        """Take over the memory of another drafter, whose sequence has the same beginning."""
         self.handle, self.read, self.base, other.handle = other.handle, other.read, other.base, None
 
-    def pending(self, said: Sequence[int], ahead: Sequence[int]) -> list[int]:
-        """Goes back to what it has of a sequence, and gives the tokens that it lacks; none where it cannot go on."""
+    def pending(self, history: Sequence[int], ahead: Sequence[int]) -> list[int]:
+        """Rewind to the part of the sequence that it has read, and return the missing tokens; none if it cannot
+        continue.
+        """
         n, read = self._agreed, self.read
-        text = [*said[n:], *ahead]
+        text = [*history[n:], *ahead]
         same = 0
         for mine, theirs in zip(read[n:], text[:-1], strict=False):
             if mine != theirs:
@@ -106,18 +108,19 @@ class ModelDrafter(Drafter):
         assert self.handle is not None
         kept = self._kind.go_back(self.handle, n + same)
         del read[kept:]
-        self._agreed = min(kept, len(said))
-        return [*said[kept:], *ahead] if kept < n else text[kept - n :]
+        self._agreed = min(kept, len(history))
+        return [*history[kept:], *ahead] if kept < n else text[kept - n :]
 
 
 class ModelKind(DraftKind):
-    """Drafts of a model whose forward pass is `forward`; the tokens from `n_vocab` on are none of the other model's.
+    """Drafts of a model whose forward pass is `forward`. Tokens from `n_vocab` on do not exist in the target's
+    vocabulary.
 
-    `least`: probability below which a token is not drafted. `ends`: tokens behind which nothing comes.
+    `least`: probability below which a token is not drafted. `ends`: tokens that end an answer.
     """
 
     at_once = False
-    """Whether the tokens of a draft are made at once, not one after the other."""
+    """True if all tokens of a draft are computed at once."""
 
     def __init__(
         self, forward: Forward, n_vocab: int, *, name: str = "draft-simple", least: float = 0.0, ends: frozenset[int]
@@ -131,7 +134,7 @@ class ModelKind(DraftKind):
         self._left: list[ModelDrafter] = []
         self._seconds = 0.0
         self.lost = False
-        """Whether a device of it is gone; nothing is drafted then."""
+        """True if one of its devices is lost; then nothing is drafted."""
 
     def drafter(self) -> ModelDrafter:
         drafter = self._new_drafter()
@@ -142,91 +145,91 @@ class ModelKind(DraftKind):
         return ModelDrafter(self)
 
     def first_guess(self, mark: int) -> float:
-        """As often as the model itself believes; it is given a chance, as nobody learns from drafts never made."""
+        """Return the model's own probability. ANY starts high, because without drafts nothing is learned."""
         return _FIRST_GUESS if mark == ANY else 0.5 * ((0.0, *_BINS)[mark] + (*_BINS, 1.0)[mark])
 
     def leave(self, drafter: ModelDrafter) -> None:
-        """Nobody asks this one any more; what it read may be how the next sequence begins."""
+        """Keep the memory of a drafter that is not used any more: the next sequence may have the same beginning."""
         self._drafters.remove(drafter)
         if drafter.handle is not None:
             self._left.append(drafter)
 
     def go_back(self, handle: Handle, n: int) -> int:
-        """To the first `n` tokens of a sequence, or as far before as it has to be."""
+        """Rewind to the first `n` tokens of a sequence, or further if necessary. Return the new length."""
         memory = self._forward.memory
         n, need = memory.reach(handle, n), handle.need
         memory.rewind(handle, n)
-        handle.need = need  # it is about to go on
+        handle.need = need  # it is about to continue
         return n
 
     def seconds(self, n_sequences: int) -> float:
-        """What a token takes, of each of so many sequences."""
+        """Return the seconds per token and sequence, with that many sequences."""
         return self._seconds / max(n_sequences, 1)
 
-    def propose(self, asks: Sequence[Ask], chance: Sequence[ChanceOf]) -> list[Proposal]:
-        """Goes on with these sequences, all of them at once. `chance`: by its mark, that a token of each is right."""
+    def propose(self, queries: Sequence[DraftQuery], chance: Sequence[ChanceOf]) -> list[Proposal]:
+        """Continue these sequences, all at once. `chance`: for each, the acceptance rate of a mark."""
         if self.lost:
-            return [NOTHING] * len(asks)
+            return [NO_PROPOSAL] * len(queries)
         try:
-            return self._propose(asks, chance)
+            return self._propose(queries, chance)
         except (DeviceError, ForwardError) as error:
-            log.warning("the draft model drafts no more: %s", error)
+            log.warning("draft model: disabled: %s", error)
             self.lost = True
-            return [NOTHING] * len(asks)
+            return [NO_PROPOSAL] * len(queries)
 
-    def _propose(self, asks: Sequence[Ask], chance: Sequence[ChanceOf]) -> list[Proposal]:
-        found = [Proposal([], []) for _ in asks]
+    def _propose(self, queries: Sequence[DraftQuery], chance: Sequence[ChanceOf]) -> list[Proposal]:
+        found = [Proposal([], []) for _ in queries]
         pending: dict[int, list[int]] = {}
         room = min(_CATCH_UP, self._forward.max_batch)
-        for i, ask in enumerate(asks):
-            if self._make_room(ask.drafter, ask.said, len(ask.ahead) + ask.most):
-                tokens = ask.drafter.pending(ask.said, ask.ahead)
-                if self._forward.memory.has_states:  # what is drafted behind `said` may be wrong
-                    assert ask.drafter.handle is not None
-                    self._forward.memory.mark(ask.drafter.handle, len(ask.said))
+        for i, query in enumerate(queries):
+            if self._make_room(query.drafter, query.history, len(query.ahead) + query.most):
+                tokens = query.drafter.pending(query.history, query.ahead)
+                if self._forward.memory.has_states:  # what is drafted behind `history` may be wrong
+                    assert query.drafter.handle is not None
+                    self._forward.memory.mark(query.drafter.handle, len(query.history))
                 if tokens and max(tokens) < self._forward.n_vocab:
                     pending[i] = tokens
         late = {i: tokens for i, tokens in pending.items() if len(tokens) > 8}
         for i, tokens in late.items():
             while len(tokens) > 1 and room > 0:
                 n = min(len(tokens) - 1, room, self._forward.max_batch)
-                self._read([asks[i].drafter], [tokens[:n]], outputs=False)
+                self._read([queries[i].drafter], [tokens[:n]], outputs=False)
                 del tokens[:n]
                 room -= n
             if len(tokens) > 1:
                 del pending[i]  # the rest is read the next time
-        trust = [ask.trust for ask in asks]
+        trust = [query.trust for query in queries]
         while pending:
             which = list(pending)[: self._forward.max_batch // 8 or 1]
             began = time.perf_counter()
-            rows = self._read([asks[i].drafter for i in which], [pending[i] for i in which], outputs=True)
+            rows = self._read([queries[i].drafter for i in which], [pending[i] for i in which], outputs=True)
             for i, row in zip(which, rows, strict=True):
-                ask, (tokens, marks) = asks[i], found[i]
-                token, probability = self._choose(ask, row[: self._n_vocab], len(ask.ahead) + len(tokens))
+                query, (tokens, marks) = queries[i], found[i]
+                token, probability = self._choose(query, row[: self._n_vocab], len(query.ahead) + len(tokens))
                 mark = mark_of(probability)
                 trust[i] *= chance[i](mark)
-                if trust[i] <= ask.least or probability < self._least:
+                if trust[i] <= query.least or probability < self._least:
                     del pending[i]
                     continue
                 tokens.append(token)
                 marks.append(mark)
                 pending[i] = [token]
-                too_unsure = trust[i] * chance[i](ANY) <= ask.least_next
-                if len(tokens) >= ask.most or token in self._ends or too_unsure:
+                too_unsure = trust[i] * chance[i](ANY) <= query.least_next
+                if len(tokens) >= query.most or token in self._ends or too_unsure:
                     del pending[i]
             seconds = time.perf_counter() - began
             self._seconds = 0.9 * self._seconds + 0.1 * seconds if self._seconds else seconds
         return found
 
-    def _choose(self, ask: Ask, row: NDArray[np.float32], behind: int) -> tuple[int, float]:
-        token = ask.guess.sample(row, ask.place + behind)
+    def _choose(self, query: DraftQuery, row: NDArray[np.float32], behind: int) -> tuple[int, float]:
+        token = query.guess.sample(row, query.place + behind)
         with np.errstate(over="ignore"):
             return token, 1.0 / float(np.exp(row - row[token]).sum())
 
     def _read(
         self, drafters: Sequence[ModelDrafter], pieces: Sequence[list[int]], *, outputs: bool
     ) -> NDArray[np.float32]:
-        """Reads tokens of sequences; of each the logits behind its last one, if they are wanted."""
+        """Read tokens of sequences; return the logits after each one's last token, if requested."""
         spans, ends, n = [], [], 0
         n_before = self._forward.memory.n_before
         for drafter, tokens in zip(drafters, pieces, strict=True):
@@ -243,13 +246,15 @@ class ModelKind(DraftKind):
             drafter.read += tokens
         return rows
 
-    def _make_room(self, drafter: ModelDrafter, said: Sequence[int], more: int) -> bool:
-        """Cells for a sequence and `more` tokens, taken from those that were not drafted for longest."""
+    def _make_room(self, drafter: ModelDrafter, history: Sequence[int], more: int) -> bool:
+        """Allocate cells for a sequence and `more` tokens; take them from the least recently drafted sequences if
+        necessary.
+        """
         memory = self._forward.memory
-        need = len(said) + more
+        need = len(history) + more
         drafter.t_last = time.monotonic()
         if drafter.handle is None:
-            self._take_over(drafter, said)
+            self._take_over(drafter, history)
         while True:
             if drafter.handle is None:
                 drafter.handle = memory.allocate(need, need + _CATCH_UP)
@@ -267,30 +272,30 @@ class ModelKind(DraftKind):
             oldest.handle = None
             self._left = [other for other in self._left if other.handle is not None]
 
-    def _take_over(self, drafter: ModelDrafter, said: Sequence[int]) -> None:
-        """What one that was left has read, where a sequence begins in the same way."""
+    def _take_over(self, drafter: ModelDrafter, history: Sequence[int]) -> None:
+        """Take over the memory of a released drafter whose sequence has the same beginning."""
         drafter.reset()
         for other in reversed(self._left):
-            n = min(_COMMON, len(said) - other.base - 1)
-            if n > 0 and other.read[:n] == said[other.base : other.base + n]:
+            n = min(_COMMON, len(history) - other.base - 1)
+            if n > 0 and other.read[:n] == history[other.base : other.base + n]:
                 self._left.remove(other)
-                drafter.take_over(other, said)
+                drafter.take_over(other, history)
                 return
 
 
 def mark_of(probability: float) -> int:
-    """The mark of a token that a model finds so probable."""
+    """Return the mark of a token by its probability in the model."""
     return sum(probability >= least for least in _BINS)
 
 
 class ChanceOf(Protocol):
-    """The chance that a token of a mark is right."""
+    """The acceptance rate of a mark."""
 
     def __call__(self, mark: int, /) -> float: ...
 
 
 def check_vocabularies(target: Tokenizer, draft: Tokenizer, types: tuple[str, str]) -> None:
-    """Raises EngineError where the tokens of two models are not the same, by llama.cpp's rule.
+    """Raise `EngineError` if the tokens of two models differ, by llama.cpp's rule.
 
     `types`: of their vocabularies (`tokenizer.ggml.model`).
     """

@@ -1,9 +1,9 @@
-"""llama.cpp's `ngram-cache` (its `lookup` example): how often which token followed one to four others.
+"""llama.cpp's `ngram-cache` (its `lookup` example): counts of the tokens that followed one to four others.
 
-What this sequence said is asked first, then a file of what was said before (`dynamic`), and at last a file of a large
-text (`static`), which also weighs what the first two say. A token is drafted where it was seen often enough, and is
-most of what was seen. The files are llama.cpp's own: of each n-gram four tokens (-1: none), the number of tokens that
-followed, and each with its count, all of them int32.
+Counts of this sequence are used first, then those of a file of earlier texts (`dynamic`), and finally those of a file
+of a large text (`static`), which also weigh the first two. A token is drafted if it followed often enough, with a large
+enough share. The files are llama.cpp's own: for each n-gram four tokens (-1: none), the number of following tokens, and
+each of those with its count, all int32.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from llamado.engine.drafts.contract import NOTHING, Drafter, DraftKind, Proposal
+from llamado.engine.drafts.contract import NO_PROPOSAL, Drafter, DraftKind, Proposal
 from llamado.engine.errors import EngineError
 
 _ORDERS = range(1, 5)
 _STATIC = 2
 _MOST = 8
-# By order: how often something must have followed, and of which share of those one token must be.
+# by order: least number of occurrences, and least share of one token
 _LAX = ((2, 0.66), (2, 0.5), (1, 0.5), (1, 0.5))
 _STRICT = ((4, 0.75), (3, 0.66), (2, 0.66), (2, 0.66))
 
@@ -27,11 +27,11 @@ Counts = dict[tuple[int, ...], dict[int, int]]
 
 
 def read_lookup_cache(path: str | Path) -> Counts:
-    """The counts of a file as llama-lookup-create writes it. Raises EngineError."""
+    """Return the counts of a file written by llama-lookup-create. Raises EngineError."""
     try:
         numbers = np.fromfile(path, "<i4").tolist()
     except OSError as error:
-        raise EngineError(f"the lookup cache {path} cannot be read: {error}") from None
+        raise EngineError(f"cannot read the lookup cache {path}: {error}") from None
     found: Counts = {}
     at = 0
     while at < len(numbers):
@@ -39,7 +39,7 @@ def read_lookup_cache(path: str | Path) -> Counts:
         n = numbers[at + 4] if at + 4 < len(numbers) else 0
         at += 5
         if n < 1 or not key or at + 2 * n > len(numbers):
-            raise EngineError(f"{path} is no lookup cache: what is written of an n-gram makes no sense")
+            raise EngineError(f"{path} is not a lookup cache: it has an invalid n-gram")
         found[key] = dict(zip(numbers[at : at + 2 * n : 2], numbers[at + 1 : at + 2 * n : 2], strict=True))
         at += 2 * n
     return found
@@ -54,18 +54,18 @@ class _CacheDrafter(Drafter):
         self._counts: Counts = {}
         self._known = 0
 
-    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
-        for at in range(max(self._known, 1), len(said)):
+    def propose(self, history: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+        for at in range(max(self._known, 1), len(history)):
             for order in _ORDERS:
                 if order <= at:
-                    followed = self._counts.setdefault(tuple(said[at - order : at]), {})
-                    followed[said[at]] = followed.get(said[at], 0) + 1
-        self._known = max(self._known, len(said))
-        text = [*said[-_ORDERS[-1] :], *ahead]
+                    followers = self._counts.setdefault(tuple(history[at - order : at]), {})
+                    followers[history[at]] = followers.get(history[at], 0) + 1
+        self._known = max(self._known, len(history))
+        text = [*history[-_ORDERS[-1] :], *ahead]
         n = len(text)
         marks: list[int] = []
         if n < _STATIC:
-            return NOTHING
+            return NO_PROPOSAL
         while len(marks) < min(most, _MOST):
             found = self._next(text)
             if found is None:
@@ -75,17 +75,19 @@ class _CacheDrafter(Drafter):
         return Proposal(text[n:], marks)
 
     def _next(self, text: list[int]) -> tuple[int, int] | None:
-        """The token that probably comes next, and how that is known."""
+        """Return the most probable next token and its mark."""
         static = self._kind.static.get(tuple(text[-_STATIC:]), {})
         for base, counts, limits in ((0, self._counts, _LAX), (4, self._kind.dynamic, _STRICT)):
             for order in reversed(_ORDERS):
-                followed = counts.get(tuple(text[-order:])) if order <= len(text) else None
-                if not followed:
+                followers = counts.get(tuple(text[-order:])) if order <= len(text) else None
+                if not followers:
                     continue
                 least, share = limits[order - 1]
-                best = max(followed, key=lambda token: followed[token] * 100 * static.get(token, 0) or followed[token])
-                total = sum(followed.values())
-                if total >= least and followed[best] >= share * total:
+                best = max(
+                    followers, key=lambda token: followers[token] * 100 * static.get(token, 0) or followers[token]
+                )
+                total = sum(followers.values())
+                if total >= least and followers[best] >= share * total:
                     return best, base + order
         if static:
             best = max(static, key=static.__getitem__)

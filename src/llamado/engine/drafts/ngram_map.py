@@ -1,20 +1,20 @@
-"""llama.cpp's `ngram-map-k` and `ngram-map-k4v`: what followed the last `n` tokens, with a memory of how that went.
+"""llama.cpp's `ngram-map-k` and `ngram-map-k4v`: the tokens that followed the last `n` tokens, with their success.
 
-`k` drafts what followed the first time, as many tokens as were right when this key drafted last. `k4v` counts up to
-four continuations of a key, and drafts the most frequent where it is at least twice as frequent as all others together.
+`k` drafts the tokens that followed the first time, as many as were right at this key's last draft. `k4v` counts up to
+four continuations of a key, and drafts the most frequent if it is at least twice as frequent as all others together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamado.engine.drafts.contract import NOTHING, Drafter, DraftKind, Proposal
+from llamado.engine.drafts.contract import NO_PROPOSAL, Drafter, DraftKind, Proposal
 
 _CONTINUATIONS = 4
 
 
 class _Continuation:
-    """What followed a key: from where on, how often, and how many of it were right the last time."""
+    """The tokens that followed a key: start, number of occurrences, and number of accepted tokens the last time."""
 
     __slots__ = ("at", "n", "right")
 
@@ -29,42 +29,42 @@ class _MapDrafter(Drafter):
 
     def forget(self) -> None:
         self._places: dict[tuple[int, ...], list[int]] = {}
-        """Where each key ended; the first place alone where continuations are not counted."""
+        """End of each occurrence of a key; only the first if continuations are not counted."""
         self._known = 0
         self._hits: dict[tuple[int, ...], int] = {}
         self._continuations: dict[tuple[int, ...], tuple[list[_Continuation], int]] = {}
         self._last: _Continuation | None = None
 
-    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+    def propose(self, history: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
         n, m = self._n, self._m
         self._last = None
-        if len(said) <= 2 * n + m:
-            return NOTHING
-        # A key counts once all that is drafted behind it is known.
-        for end in range(max(self._known + 1, n + 1), len(said) - m):
-            places = self._places.setdefault(tuple(said[end - n : end]), [])
+        if len(history) <= 2 * n + m:
+            return NO_PROPOSAL
+        # a key counts once all tokens that would be drafted after it are known
+        for end in range(max(self._known + 1, n + 1), len(history) - m):
+            places = self._places.setdefault(tuple(history[end - n : end]), [])
             if self._counts or not places:
                 places.append(end)
-        self._known = max(self._known, len(said) - m - 1)
-        key = tuple([*said[len(said) - n :], *ahead][-n:])
+        self._known = max(self._known, len(history) - m - 1)
+        key = tuple([*history[len(history) - n :], *ahead][-n:])
         places = self._places.get(key, [])
         if not places:
-            return NOTHING
+            return NO_PROPOSAL
         hits = self._hits[key] = self._hits.get(key, 0) + 1
         if hits < self._min_hits:
-            return NOTHING
-        chosen = self._chosen(said, key, places)
+            return NO_PROPOSAL
+        chosen = self._chosen(history, key, places)
         if chosen is None or not chosen.right:
-            return NOTHING
+            return NO_PROPOSAL
         self._last = chosen
-        tokens = list(said[chosen.at : chosen.at + min(m, chosen.right, most)])
+        tokens = list(history[chosen.at : chosen.at + min(m, chosen.right, most)])
         return Proposal(tokens, [0] * len(tokens))
 
-    def _chosen(self, said: Sequence[int], key: tuple[int, ...], places: list[int]) -> _Continuation | None:
+    def _chosen(self, history: Sequence[int], key: tuple[int, ...], places: list[int]) -> _Continuation | None:
         found, seen = self._continuations.get(key, ([], 0))
         for at in places[seen:]:
-            text = said[at : at + self._m]
-            same = next((one for one in found if said[one.at : one.at + self._m] == text), None)
+            text = history[at : at + self._m]
+            same = next((one for one in found if history[one.at : one.at + self._m] == text), None)
             if same is None and len(found) < _CONTINUATIONS:
                 same = _Continuation(at, self._m)
                 found.append(same)
@@ -81,9 +81,8 @@ class _MapDrafter(Drafter):
 
 
 class NgramMap(DraftKind):
-    """`n`: tokens of a key; `m`: tokens that are drafted at most; `min_hits`: times that a key must have been found.
-
-    `counts`: whether continuations are counted (`k4v`).
+    """`n`: tokens of a key; `m`: most draft tokens; `min_hits`: least occurrences of a key. `counts`: True to count
+    continuations (`k4v`).
     """
 
     def __init__(self, n: int = 12, m: int = 48, min_hits: int = 1, *, counts: bool = False) -> None:

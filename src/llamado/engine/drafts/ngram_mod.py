@@ -1,4 +1,4 @@
-"""llama.cpp's `ngram-mod`: one table for all sequences, from the hash of `n` tokens to the one that followed last."""
+"""llama.cpp's `ngram-mod`: one table for all sequences, from the hash of `n` tokens to the token that followed last."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llamado.engine.drafts.contract import NOTHING, Drafter, DraftKind, Proposal
+from llamado.engine.drafts.contract import NO_PROPOSAL, Drafter, DraftKind, Proposal
 
 _ENTRIES = 4 << 20
-_FULL = 0.25  # share of entries in use at which it is emptied: beyond it too many tokens have the same
-_LOW, _ROUNDS = 0.25, 5  # it is emptied as well where less than this share was right so many times in a row
+_FULL = 0.25  # share of used entries at which the table is emptied: beyond it too many keys collide
+_LOW, _ROUNDS = 0.25, 5  # the table is also emptied if less than this share was right this many times in a row
 _FACTOR = 6364136223846793005
 _EVERY = 32  # tokens after which new ones are added
 _MASK = (1 << 64) - 1
@@ -33,11 +33,11 @@ class _Table:
         return key % _ENTRIES
 
     def get(self, tokens: Sequence[int]) -> int:
-        """The token that followed them, -1 where none is known."""
+        """Return the token that followed these; -1 if unknown."""
         return int(self._entries[self._place(tokens)])
 
     def add(self, text: Sequence[int]) -> None:
-        """All that is followed by something in a text."""
+        """Add all n-grams of a text that are followed by a token."""
         n = self._n
         if len(text) <= n:
             return
@@ -61,16 +61,16 @@ class _ModDrafter(Drafter):
     def forget(self) -> None:
         self._added, self._epoch = 0, -1
 
-    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+    def propose(self, history: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
         kind, table, n = self._kind, self._kind.table, self._kind.n
         if self._epoch != table.epoch:
             self._added, self._epoch = 0, table.epoch
-        if self._added + _EVERY < len(said):
-            table.add(said[self._added :])
-            self._added, self._epoch = max(0, len(said) - n), table.epoch
-        if len(said) < n:
-            return NOTHING
-        text = [*said[len(said) - n :], *ahead][-n:]
+        if self._added + _EVERY < len(history):
+            table.add(history[self._added :])
+            self._added, self._epoch = max(0, len(history) - n), table.epoch
+        if len(history) < n:
+            return NO_PROPOSAL
+        text = [*history[len(history) - n :], *ahead][-n:]
         for _ in range(kind.most):
             token = table.get(text[-n:])
             if token < 0:
@@ -78,7 +78,7 @@ class _ModDrafter(Drafter):
             text.append(token)
         tokens = text[n:]
         if len(tokens) < kind.least:
-            return NOTHING
+            return NO_PROPOSAL
         return Proposal(tokens[:most], [0] * min(len(tokens), most))
 
     def learn(self, drafted: int, accepted: int) -> None:
@@ -86,7 +86,7 @@ class _ModDrafter(Drafter):
 
 
 class NgramMod(DraftKind):
-    """`n`: tokens that are looked for; between `least` and `most` are drafted."""
+    """`n`: tokens of a key; drafts have between `least` and `most` tokens."""
 
     name = "ngram-mod"
 
@@ -96,7 +96,7 @@ class NgramMod(DraftKind):
         self._low = 0
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """See Drafter; it counts for all sequences."""
+        """See Drafter; counts for all sequences."""
         self._low = self._low + 1 if accepted < _LOW * drafted else 0
         if self._low >= _ROUNDS:
             self.table.empty()

@@ -1,4 +1,4 @@
-"""What a model that drafts takes of memory, as the header of its file tells."""
+"""Memory of a draft model, computed from the header of its file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamado.models.heads.next_token import load_next_token_head
 
 
 class PlannedDraft:
-    """A model that drafts for the one of `target`, as these options want it; `where`: of which file it is."""
+    """A draft model for the model of `target`, with these options. `where`: the name of its file."""
 
     def __init__(self, target: Header, draft: Header, kind: str, options: EngineOptions) -> None:
         self.kind, self.where = kind, draft.source.rpartition("/")[2]
@@ -29,22 +29,22 @@ class PlannedDraft:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it is on workers."""
+        """True if it runs on workers."""
         return self._options.split is not None
 
     @property
     def reserve(self) -> int:
-        """Bytes that it takes on this machine at least."""
+        """Least bytes that it takes on this machine."""
         return 0 if self._model is None else reserved(self._header, self._model, self._options)
 
     @property
     def weights(self) -> int:
-        """Bytes of those that are its own."""
+        """Bytes of its own weights."""
         sizes = self.sizes(self._options.n_slots)
         return self._header.nbytes if sizes is None else sizes.weights
 
     def sizes(self, n_ctx_slot: int) -> ModelSizes | None:
-        """What it takes with as long a context as the other; None of heads that only their whole file tells of."""
+        """Sizes with the target's context; None for heads whose sizes need the whole file."""
         if self._model is None:
             return None
         options = self._options
@@ -53,7 +53,7 @@ class PlannedDraft:
 
 
 def planned_draft(target: Header, options: EngineOptions) -> PlannedDraft | None:
-    """The model that drafts for another one, None where there is none. Raises LlamadoError."""
+    """Return the draft model of a target; None if there is none. Raises LlamadoError."""
     source = options.drafts.model
     kind = named_kind(options)
     if kind is None:

@@ -1,29 +1,29 @@
-"""What followed the longest end of the sequence that was there before: in itself, and in all that this engine said.
+"""Suffix drafter: propose the tokens that followed the longest matching suffix, in this sequence or in earlier outputs.
 
-A suffix automaton (Blumer et al. 1985; as a source of drafts: SAM decoding, Hu et al. 2024, and suffix decoding,
-Oliaro et al. 2024) finds that end in time that does not depend on how much there is, one step per token.
+A suffix automaton (Blumer et al. 1985; as a source of drafts: SAM decoding, Hu et al. 2024, and suffix decoding, Oliaro
+et al. 2024) finds that suffix in constant time per token, independent of the length of the text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamado.engine.drafts.contract import NOTHING, Drafter, DraftKind, Proposal
+from llamado.engine.drafts.contract import NO_PROPOSAL, Drafter, DraftKind, Proposal
 
-_CLASSES = (1, 2, 3, 4, 6, 9, 13, 21, 34)  # tokens that agree, at least, for each mark
+_CLASSES = (1, 2, 3, 4, 6, 9, 13, 21, 34)  # least matching tokens of each mark
 _FIRST_GUESSES = (0.1, 0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
-_SHARED = 100  # added to the marks of what others said
-_UPWARDS = 24  # states of shorter ends whose last place is brought up to date with each token
-_TOKENS = 1 << 16  # of what this engine said, in each of two automata; a token takes some 400 bytes there
-_LONGEST = 1 << 15  # tokens of a sequence that are looked through
-_CATCH_UP = 4096  # tokens that are read in a step at most: it takes some milliseconds
+_SHARED = 100  # added to the marks of matches in earlier outputs
+_UPWARDS = 24  # states of shorter suffixes whose last position is updated with each token
+_TOKENS = 1 << 16  # tokens of earlier outputs in each of two automata; a token takes some 400 bytes there
+_LONGEST = 1 << 15  # most tokens of a sequence that are indexed
+_CATCH_UP = 4096  # most tokens that are read in a step: some milliseconds
 
 
 class SuffixAutomaton:
-    """All pieces of a text, and for each where it last ended.
+    """All substrings of a text, and the last end of each.
 
-    States are numbers; state 0 is the empty piece. Of the pieces of a state, which all end at the same places, the
-    longest has `length[state]` tokens; `link[state]` is the state of the longest that also ends elsewhere.
+    States are numbers; state 0 is the empty substring. The substrings of a state all end at the same positions, and the
+    longest has `length[state]` tokens. `link[state]` is the state of its longest suffix that also ends elsewhere.
     """
 
     def __init__(self) -> None:
@@ -32,11 +32,11 @@ class SuffixAutomaton:
         self.length = [0]
         self.link = [-1]
         self.last_end = [0]
-        """Tokens of the text up to where a piece of the state ended last, the text's own end aside."""
+        """End of the last occurrence of a state's substrings, in tokens of the text, except at the text's own end."""
         self._whole = 0
 
     def append(self, token: int) -> None:
-        """The text has one token more."""
+        """Append a token to the text."""
         next_, length, link, last_end = self.next, self.length, self.link, self.last_end
         state, end = self._whole, len(self.text)
         for _ in range(_UPWARDS):
@@ -64,7 +64,7 @@ class SuffixAutomaton:
         self._whole = new
 
     def _split(self, state: int, other: int, token: int) -> int:
-        """A state for the shorter pieces of `other`, which end at one place more."""
+        """Make a state for the shorter substrings of `other`, which end at one more position."""
         clone = len(self.length)
         self.length.append(self.length[state] + 1)
         self.next.append(dict(self.next[other]))
@@ -76,12 +76,12 @@ class SuffixAutomaton:
         return clone
 
     def repeated(self) -> tuple[int, int]:
-        """The state and length of the longest end of the text that was there before."""
+        """Return the state and length of the longest suffix of the text that occurred before."""
         state = max(self.link[self._whole], 0)
         return state, self.length[state]
 
     def follow(self, state: int, n: int, token: int) -> tuple[int, int]:
-        """From the longest piece that ends another text, of `n` tokens in `state`, to that with one token more."""
+        """Extend a match with another text by one token: from `n` tokens in `state` to the new state and length."""
         while state > 0 and self.length[self.link[state]] >= n:  # the state was split since
             state = self.link[state]
         while state > 0 and token not in self.next[state]:
@@ -96,13 +96,13 @@ def _mark(n: int) -> int:
 
 
 def _continued(automaton: SuffixAutomaton, state: int, n: int, most: int, base: int) -> Proposal:
-    """What followed a piece of `n` tokens; past the end of the text what was drafted is drafted again."""
+    """Propose the tokens that followed a match of `n` tokens; past the end of the text the proposal repeats itself."""
     text = automaton.text
     while state > 0 and automaton.last_end[state] == len(text):  # nothing followed yet
         state = automaton.link[state]
         n = automaton.length[state]
     if state <= 0:
-        return NOTHING
+        return NO_PROPOSAL
     at = automaton.last_end[state]
     tokens = text[at : at + most]
     for k in range(most - len(tokens)):
@@ -110,8 +110,8 @@ def _continued(automaton: SuffixAutomaton, state: int, n: int, most: int, base: 
     return Proposal(tokens, [base + _mark(n + k) for k in range(len(tokens))])
 
 
-class _Said:
-    """The newest of what an engine said: two automata, of which the older is dropped when the newer is full."""
+class _OutputHistory:
+    """The newest outputs of an engine, in two automata; the older is dropped when the newer is full."""
 
     def __init__(self) -> None:
         self.old: SuffixAutomaton | None = None
@@ -124,7 +124,7 @@ class _Said:
         self._n_texts += 1
         for token in tokens[-_TOKENS:]:
             self.new.append(token)
-        self.new.append(-self._n_texts)  # no text goes on in the next one
+        self.new.append(-self._n_texts)  # a separator: no match extends into the next text
 
 
 class _Match:
@@ -150,7 +150,7 @@ class _Match:
 
 
 class _SuffixDrafter(Drafter):
-    def __init__(self, shared: _Said | None) -> None:
+    def __init__(self, shared: _OutputHistory | None) -> None:
         self._shared = shared
         self.forget()
 
@@ -160,16 +160,16 @@ class _SuffixDrafter(Drafter):
         self._matches: list[_Match] = []
         self._followed = 0
 
-    def propose(self, said: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
+    def propose(self, history: Sequence[int], ahead: Sequence[int], most: int) -> Proposal:
         if self._skipped < 0 or len(self._own.text) >= 2 * _LONGEST:
             self._own = SuffixAutomaton()
-            self._skipped = max(0, len(said) - _LONGEST)
+            self._skipped = max(0, len(history) - _LONGEST)
         own = self._own
         known = self._skipped + len(own.text)
-        for token in said[known : known + _CATCH_UP]:
+        for token in history[known : known + _CATCH_UP]:
             own.append(token)
-        if self._skipped + len(own.text) < len(said):
-            return NOTHING
+        if self._skipped + len(own.text) < len(history):
+            return NO_PROPOSAL
         state, n = own.repeated()
         for token in ahead:
             state, n = own.follow(state, n, token)
@@ -177,40 +177,40 @@ class _SuffixDrafter(Drafter):
         if self._shared is None:
             return found
         best = found
-        for match in self._find(said):
+        for match in self._find(history):
             other = match.propose(ahead, most)
             if other.tokens and (not best.tokens or other.marks[0] % _SHARED > best.marks[0] % _SHARED):
                 best = other
         return best
 
-    def _find(self, said: Sequence[int]) -> list[_Match]:
-        """Where the sequence's end is in what was said."""
+    def _find(self, history: Sequence[int]) -> list[_Match]:
+        """Return the matches of the sequence's end in earlier outputs."""
         assert self._shared is not None
         automata = [a for a in (self._shared.new, self._shared.old) if a is not None and a.text]
         if [match.automaton for match in self._matches] != automata:
             self._matches = [_Match(automaton) for automaton in automata]
-            self._followed = max(0, len(said) - _CLASSES[-1])
+            self._followed = max(0, len(history) - _CLASSES[-1])
         for match in self._matches:
-            match.follow(said[self._followed :])
-        self._followed = len(said)
+            match.follow(history[self._followed :])
+        self._followed = len(history)
         return self._matches
 
-    def end(self, said: Sequence[int], n_prompt: int) -> None:
-        if self._shared is not None and len(said) > n_prompt:
-            # The prompt's end tells what the answer answers.
-            self._shared.add(said[max(0, n_prompt - _CLASSES[-1]) :])
+    def end(self, history: Sequence[int], n_prompt: int) -> None:
+        if self._shared is not None and len(history) > n_prompt:
+            # include the end of the prompt as context of the answer
+            self._shared.add(history[max(0, n_prompt - _CLASSES[-1]) :])
 
 
 class Suffix(DraftKind):
-    """`shared`: whether what other sequences said counts, too."""
+    """`shared`: True to use the outputs of other sequences, too."""
 
     name = "suffix"
 
     def __init__(self, *, shared: bool = True) -> None:
-        self._shared = _Said() if shared else None
+        self._shared = _OutputHistory() if shared else None
 
     def first_guess(self, mark: int) -> float:
-        """What agrees for longer goes on alike more often."""
+        """Longer matches are accepted more often."""
         return _FIRST_GUESSES[min(mark % _SHARED, len(_FIRST_GUESSES)) - 1]
 
     def drafter(self) -> Drafter:

@@ -1,8 +1,8 @@
-"""Vectors of texts: many texts in one batch, on a thread of its own.
+"""Embeddings of texts: many texts in one batch, computed on a thread of its own.
 
-Any thread submits a request of one text or many and gets a future. Texts of waiting requests take turns, so that a
-request of a thousand texts does not hold up one of a single text. A text's vectors have the same bits whatever shares
-its batch: each text has cells of its own in the model's memory.
+Any thread submits a request of one or many texts and gets a future. Texts of waiting requests alternate, so that a
+request of a thousand texts does not delay one of a single text. A text's vectors have the same bits in any batch: each
+text has cells of its own in the model's memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.embedding.pooling import Vectors, pool, rows_wanted
+from llamado.engine.embedding.pooling import Vectors, pool, required_rows
 from llamado.engine.errors import (
     ComputeFailed,
     ContextExceeded,
@@ -39,15 +39,15 @@ from llamado.models.memory import Memory, Span, align
 log = logging.getLogger(__name__)
 
 _MOST_BYTES = 512 * 2**20
-"""Memory that the texts of all requests and their vectors may take."""
+"""Most memory of the texts of all requests and their vectors."""
 _MOST_AT_ONCE = 64 * 2**20
-"""Of one request: written as JSON, vectors take several times that."""
+"""Most memory of one request: as JSON, vectors take several times that."""
 _MOST_REQUESTS = 1024
 _RETRY_AFTER = 1
 
 
 class EmbeddingForward(Protocol):
-    """What computes the vectors of tokens; see ModelRunner, of which this is a part."""
+    """Computes the vectors of tokens; a part of ModelRunner's interface."""
 
     n_vocab: int
     max_batch: int
@@ -71,7 +71,7 @@ class Embedding(NamedTuple):
 
 
 class _Request:
-    """Texts that were submitted together; `next` is the first that is in no batch yet."""
+    """Texts that were submitted together; `next` is the first one that is in no batch yet."""
 
     __slots__ = ("done", "future", "left", "next", "size", "texts")
 
@@ -85,7 +85,7 @@ class _Request:
 
 
 class _Text(NamedTuple):
-    """One text in a batch: which of a request's it is, and its tokens."""
+    """One text in a batch: its request, its number there, and its tokens."""
 
     request: _Request
     number: int
@@ -93,15 +93,17 @@ class _Text(NamedTuple):
 
 
 def cells_for(max_batch: int, n_ctx: int) -> int:
-    """How many cells an embedder should have: for a batch of short texts, and for one text as long as allowed."""
+    """Return the number of cells of an embedder: enough for a batch of short texts, and for one text of the longest
+    length.
+    """
     return max(4 * max_batch, align(n_ctx))
 
 
 class Embedder:
     """Computes vectors with `forward`, whose rows are hidden states, or scores with Pooling.RANK.
 
-    `n_ctx`: most tokens of a text. A text has to fit into one batch, too, but where only its last token counts and no
-    token sees later ones. `scales` says how strong the model's adapters are for the texts of a batch.
+    `n_ctx`: most tokens of a text. A text must also fit into one batch, unless only its last token counts and no token
+    sees later ones. `scales`: returns the scales of the model's adapters for a batch.
     """
 
     def __init__(
@@ -134,7 +136,8 @@ class Embedder:
     # -- any thread ---------------------------------------------------------------------------------------------------
 
     def submit(self, texts: Sequence[Sequence[int]]) -> Future[list[Embedding]]:
-        """Vectors of texts, given as tokens, in their order. Cancelling the future gives up what is not computed yet.
+        """Submit texts, given as tokens; the result has their vectors in order. Cancelling the future skips what is not
+        computed yet.
 
         Raises InvalidRequest, InputTooLarge or ContextExceeded for a text that cannot be computed, QueueFull and
         EngineClosed; the future fails with ComputeFailed or EngineClosed.
@@ -147,7 +150,7 @@ class Embedder:
         size = 8 * n_tokens + 4 * self.forward.width * n_vectors
         if size > _MOST_AT_ONCE:
             raise InvalidRequest(
-                f"{len(texts)} texts of {n_tokens} tokens take {size >> 20} MiB of memory; ask for fewer at a time "
+                f"{len(texts)} texts of {n_tokens} tokens take {size >> 20} MiB of memory; send fewer at a time "
                 f"(at most {_MOST_AT_ONCE >> 20} MiB)"
             )
         request = _Request([np.array(tokens, np.int32) for tokens in texts], size)
@@ -187,7 +190,7 @@ class Embedder:
             raise InputExceedsContext(n, self.n_ctx)
 
     def _forget(self, request: _Request) -> None:
-        """A request came to its end, or was cancelled."""
+        """Release a request that is done or was cancelled."""
         with self._turn:
             self._open -= 1
             self._bytes -= request.size
@@ -201,7 +204,7 @@ class Embedder:
             return EngineSnapshot((), self._counters, at_work, self._open - at_work, 0, self.forward.memory.n_cells)
 
     def close(self, timeout: float = 0.0) -> None:
-        """Takes no more requests; those that are not done after `timeout` seconds fail with EngineClosed."""
+        """Accept no more requests; those that are not done after `timeout` seconds fail with EngineClosed."""
         deadline = time.monotonic() + timeout
         with self._turn:
             self._closed = True
@@ -239,7 +242,7 @@ class Embedder:
             self._count(batch, time.perf_counter() - began)
 
     def _next_batch(self) -> list[_Text]:
-        """Texts for the next batch, one of each request in turn, as many as fit."""
+        """Return texts for the next batch, one of each request in turn, as many as fit."""
         batch: list[_Text] = []
         lengths: list[int] = []
         while self._waiting:
@@ -264,7 +267,7 @@ class Embedder:
         placed = self.forward.memory.pack(lengths)
         wanted, spans, first = [], [], 0
         for n in lengths:
-            start, stop = rows_wanted(self.pooling, n, self.causal)
+            start, stop = required_rows(self.pooling, n, self.causal)
             wanted.append(np.arange(first + start, first + stop, dtype=np.int32))
             spans.append(stop - start)
             first += n
@@ -277,12 +280,12 @@ class Embedder:
             at += n
 
     def _divided(self, tokens: NDArray[np.int32]) -> Vectors:
-        """The vectors of a text that is read as one that text is made from, in as many batches as it takes: where it is
-        longer than one, or layers remember a state.
+        """Return the vectors of a text that is read like a prompt, in as many batches as necessary: because it is
+        longer than one, or layers have a state.
         """
         step, n, scales = self.forward.max_batch, len(tokens), self._scales()
         memory, found = self.forward.memory, []
-        start, stop = rows_wanted(self.pooling, n, self.causal)
+        start, stop = required_rows(self.pooling, n, self.causal)
         handle = memory.allocate(n)
         if handle is None:
             raise InputExceedsContext(n, memory.n_cells)

@@ -1,4 +1,4 @@
-"""A model's embedder, and what stands for an engine where a model can do nothing else."""
+"""Load a model's embedder, and the replacement of an engine for models without logits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class _Texts(MemoryOptions):
-    """What of a user's wishes takes memory where texts are embedded, of which nothing is kept."""
+    """Memory options for embedding texts, of which nothing is kept."""
 
     @property
     def whole(self) -> bool:
@@ -34,13 +34,13 @@ class _Texts(MemoryOptions):
         return True
 
     def shape(self, n_ctx: int) -> tuple[int, int]:
-        """Tokens of a text, and cells for it and for a batch of short ones. Raises EngineError."""
+        """Return the tokens of a text, and the cells for it and for a batch of short ones. Raises EngineError."""
         n_ctx, _ = super().shape(n_ctx)
         return n_ctx, cells_for(self.max_batch, n_ctx)
 
 
 class NoGeneration:
-    """The engine of a model that has no logits: it refuses, and shows the embedder's state."""
+    """The engine of a model without logits: it rejects requests, and reports the embedder's state."""
 
     def __init__(self, embedder: Embedder, n_slots: int, scales: DefaultScales) -> None:
         self.n_ctx = embedder.n_ctx
@@ -54,17 +54,17 @@ class NoGeneration:
         return self._scales.each
 
     def set_lora(self, scales: Mapping[int, float]) -> None:
-        """Change `lora`: adapters by number, those that are not named get 0. Raises InvalidRequest."""
+        """Set `lora`: adapters by number; those that are not listed get 0. Raises InvalidRequest."""
         self._scales.set(scales)
 
     def submit(
         self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
     ) -> int:
-        """Raises EngineError, in llama-server's words."""
+        """Raise EngineError with llama-server's message."""
         raise EngineError("the current context does not support logits computation. skipping")
 
     def cancel(self, task_id: int) -> None:
-        """There is nothing to cancel."""
+        """Do nothing: there are no requests."""
 
     def snapshot(self) -> EngineSnapshot:
         """Slots that look busy while texts are computed; counters are the embedder's own."""
@@ -76,11 +76,11 @@ class NoGeneration:
         return EngineSnapshot(slots, Counters(), 0, 0, 0, 0)
 
     def stalled(self) -> float:
-        """There is nothing that could hang."""
+        """Return 0: there is no loop that could hang."""
         return 0.0
 
     def close(self, timeout: float = 0.0) -> None:
-        """There is nothing to end."""
+        """Do nothing: the embedder is closed separately."""
 
 
 def load_embedder(
@@ -92,11 +92,10 @@ def load_embedder(
     *,
     beside: Fit | None = None,
 ) -> tuple[ModelRunner, Embedder]:
-    """A forward pass on this machine, and an embedder with it, for texts as long as a slot's context.
+    """Load a forward pass on this machine and an embedder with it, for texts as long as a slot's context.
 
-    `scales`: how strong the model's adapters are now. `beside`: what the model has for
-    generating; its weights serve both. Where memory is short texts are cut shorter, and that is said. Raises
-    LlamadoError.
+    `scales`: returns the current scales of the model's adapters. `beside`: the memory of the model's generation engine;
+    its weights serve both. If memory is short, the longest text is reduced, with a warning. Raises LlamadoError.
     """
     from llamado.engine.forward.runner import ModelRunner
 
@@ -109,7 +108,7 @@ def load_embedder(
         wanted = _Texts(*beside.wanted._replace(n_ctx=beside.n_ctx_slot, n_slots=1, unified=True))
     else:
         wanted = _Texts(*memory_options(options)._replace(beyond_training=False))
-    # A text is read in one batch: with smaller ones longer texts would be refused.
+    # a text is read in one batch: smaller batches would reject longer texts
     wanted = wanted._replace(max_batch=options.max_batch, fit=replace(options.fit, batch=False))
     found = fit(file, model, wanted, [figures], None)
     for note in found.notes:
@@ -146,7 +145,7 @@ def load_embedder(
 
 
 def chosen_pooling(options: EngineOptions, model: Model) -> Pooling:
-    """What was asked for, else what the file says, else none."""
+    """Return the pooling of the options, otherwise that of the file, otherwise none."""
     if options.pooling is not None:
         return Pooling[options.pooling.upper()]
     if options.reranking:
@@ -155,9 +154,9 @@ def chosen_pooling(options: EngineOptions, model: Model) -> Pooling:
 
 
 def pair(query: str, document: str, tokenizer: Tokenizer, template: str) -> list[int]:
-    """The tokens with which a model is asked how well a document answers a query.
+    """Return the tokens of a query and a document for a reranking model.
 
-    `template` is the file's own form of it, with {query} and {document} to be filled in; without one they follow each
+    `template` is the file's own form, with {query} and {document} to be filled in; without one the texts follow each
     other, each ended as the vocabulary ends texts.
     """
     if template:

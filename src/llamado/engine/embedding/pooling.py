@@ -1,4 +1,4 @@
-"""From the vectors of a text's tokens to the vector of the text."""
+"""Pooling: from the vectors of a text's tokens to the vector of the text."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from llamado.models.hparams import Pooling
 Vectors = NDArray[np.float32]
 
 
-def rows_wanted(pooling: Pooling, n_tokens: int, causal: bool) -> tuple[int, int]:
-    """Which tokens of a text of `n_tokens` a pooling needs: from the first up to and without the second."""
+def required_rows(pooling: Pooling, n_tokens: int, causal: bool) -> tuple[int, int]:
+    """Return the range of tokens of a text of `n_tokens` that a pooling needs: first, and last + 1."""
     match pooling:
         case Pooling.NONE | Pooling.MEAN:
             return 0, n_tokens
         case Pooling.LAST:
             return n_tokens - 1, n_tokens
-        case Pooling.RANK if causal:  # only the last token has seen the whole text
+        case Pooling.RANK if causal:  # only the last token sees the whole text
             return n_tokens - 1, n_tokens
         case _:
             return 0, 1
 
 
 def pool(rows: Vectors, pooling: Pooling) -> Vectors:
-    """[1, width], or with Pooling.NONE [n_tokens, width], of the tokens that `rows_wanted` names; always a copy."""
+    """Return [1, width], or with Pooling.NONE [n_tokens, width], from the rows of `required_rows`; always a copy."""
     if pooling is Pooling.MEAN:
         return np.asarray(rows.mean(axis=0, dtype=np.float64, keepdims=True), np.float32)
     return rows.copy()
 
 
 def normalize(vectors: Vectors, kind: int) -> Vectors:
-    """Each row divided by its norm: -1 as it is, 0 so that the greatest is 32760 (16-bit whole numbers), 2 Euclidean,
-    any other p the p-norm (1: sum of absolutes). A row without length becomes zeros. As llama.cpp's `embd_normalize`.
+    """Divide each row by its norm: -1 no change, 0 so that the maximum is 32760 (16-bit integers), 2 Euclidean, any
+    other p the p-norm (1: sum of absolutes). A row of length 0 becomes zeros. Like llama.cpp's `embd_normalize`.
     """
     if kind == -1:
         return vectors
     sizes = np.abs(vectors.astype(np.float64))
-    with np.errstate(all="ignore"):  # any whole number is taken for p
+    with np.errstate(all="ignore"):  # p may be any integer
         if kind == 0:
             norms = sizes.max(axis=1) / 32760.0
         elif kind == 2:

@@ -1,4 +1,4 @@
-"""What the engine asks of whatever computes logits."""
+"""The interface that the engine uses to compute logits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from llamado.models.memory import Memory, Span
 
 Scales = tuple[float, ...]
-"""How strong each of a model's adapters is, in float32; none at all where all of them are 0."""
+"""Scales of a model's adapters, in float32; empty if all are 0."""
 
 
 class Activated(tuple[float, ...]):
-    """Scales of an adapter that works from token `start` of a sequence on, as activated LoRAs do; none does before."""
+    """Scales of an adapter that applies from token `start` of a sequence on, as for activated LoRAs; no adapter does
+    before.
+    """
 
     start: int
 
@@ -46,41 +48,41 @@ class Activated(tuple[float, ...]):
 
 
 def scales_at(scales: Scales, token: int) -> Scales:
-    """Those that a token of a sequence is computed with."""
+    """Return the scales that a token of a sequence is computed with."""
     if not isinstance(scales, Activated):
         return scales
     return tuple(scales) if token >= scales.start else ()
 
 
 def alike(one: Scales, other: Scales, n: int) -> int:
-    """How many of `n` first tokens, which two sequences share, are computed alike."""
+    """Return how many of the `n` first tokens, which two sequences share, are computed with the same scales."""
     return n if one == other else min(n, _without(one, n), _without(other, n))
 
 
 def _without(scales: Scales, n: int) -> int:
-    """How many of `n` first tokens no adapter has to do with."""
+    """Return how many of the `n` first tokens are computed without adapters."""
     return scales.start if isinstance(scales, Activated) else 0 if scales else n
 
 
 Cells = NDArray[np.uint8]
-"""Bytes of tokens in a memory, as `Memory.read` gives them."""
+"""Bytes of tokens in a memory, as returned by `Memory.read`."""
 
 
-# Bytes of cells that are moved between two steps, and cells of a piece at most.
+# most bytes of cells that are moved between two steps, and most cells of a piece
 _PIECE_BYTES, _PIECE_CELLS = 8 << 20, 256
 
 
 def piece_cells(cell_bytes: int) -> int:
-    """How many cells are moved at a time."""
+    """Return the number of cells to move at a time."""
     return max(1, min(_PIECE_CELLS, _PIECE_BYTES // max(1, cell_bytes)))
 
 
 def as_scales(numbers: Iterable[float]) -> Scales:
-    """Numbers in float32, none at all where all are 0; raises ValueError for those that it cannot hold."""
+    """Convert numbers to float32, empty if all are 0. Raises ValueError for numbers that float32 cannot hold."""
     with np.errstate(over="ignore"):
         scales = tuple(float(np.float32(number)) for number in numbers)
     if not all(map(math.isfinite, scales)):
-        raise ValueError("the scale of a LoRA adapter must be a number that a float32 can hold")
+        raise ValueError("the scale of a LoRA adapter must be a finite float32 number")
     return scales if any(scales) else ()
 
 
@@ -89,48 +91,48 @@ class ForwardError(LlamadoError):
 
 
 class CellKind(NamedTuple):
-    """What the bytes of sequences mean: they are of use only where all of this is the same."""
+    """The meaning of the bytes of sequences: they can be used only if all of this is the same."""
 
     model: bytes
-    """32 bytes that tell models apart (see fingerprint.py)."""
+    """32-byte fingerprint of the model (see device_rows.py)."""
     memory: Memory
     """Only its kind counts."""
     scales: Scales = ()
-    """Of the adapters they were computed with."""
+    """Scales of the adapters they were computed with."""
 
 
 class Forward(Protocol):
     """A model, its weights and its memory of sequences.
 
-    The bits of a row of logits depend on the tokens of that row's sequence alone. Batches are worked on in the order
-    in which they are started; one may be started before those ahead of it are done, also one that needs what they
-    leave in the memory.
+    The bits of a row of logits depend only on the tokens of that row's sequence. Batches are computed in the order in
+    which they are started. A batch may be started before earlier ones are done, even if it needs their results in the
+    memory.
     """
 
     n_vocab: int
     max_batch: int
     """Most tokens in one batch."""
     features_width: int
-    """Numbers of a token's hidden states, where some are given out."""
+    """Width of a token's hidden states, if they are returned."""
 
     @property
     def memory(self) -> Memory:
-        """Of the engine's thread alone. What it reads and writes is as it is after all batches started so far."""
+        """Used by the engine's thread only. Reads and writes see the state after all batches started so far."""
         ...
 
     @property
     def depth(self) -> int:
-        """How many batches it pays to have on their way at the same time: 1 on one device."""
+        """Best number of batches in flight: 1 on one device."""
         ...
 
     @property
     def launches(self) -> bool:
-        """Whether `start` returns while a batch of this machine is computed, and never when it is done."""
+        """True if `start` returns while a batch of this machine is computed, and never when it is done."""
         ...
 
     @property
     def chunk(self) -> int:
-        """How many tokens of prompts are best put into one batch."""
+        """Best number of prompt tokens in one batch."""
         ...
 
     def start(
@@ -144,23 +146,23 @@ class Forward(Protocol):
         given: NDArray[np.float32] | None = None,
         stage: int = 0,
     ) -> Future[NDArray[np.float32]]:
-        """Evaluate tokens; logits `[len(outputs), n_vocab]`, valid until the next batch is started.
+        """Evaluate tokens; the result is logits `[len(outputs), n_vocab]`, valid until the next batch is started.
 
-        `spans`: whose they are, one after the other; each goes on where its sequence is (`Handle.used`), which is for
-        the caller to move on. `outputs`: the rows that get logits, ascending. `scales`: how strong adapters are. The
-        arrays may change once this returns, but `features`: `[len(tokens), features_width]`, which has the tokens'
-        hidden states when the future is done. `given`, `stage`: what a model which drafts takes with each token, and
-        which of its heads predicts; its `features` are those of the outputs. The future fails with DeviceLost when a
-        device is gone: all sequences are void then, and nothing can be started until `restore` has succeeded.
+        `spans`: the sequences of the tokens, one after the other; each continues its sequence at `Handle.used`, which
+        the caller advances. `outputs`: the rows that get logits, ascending. `scales`: of the adapters. The arrays may
+        change once this returns, except `features`: `[len(tokens), features_width]`, which has the tokens' hidden
+        states when the future is done. `given`, `stage`: a draft head's input for each token, and the number of the
+        stage that predicts; its `features` are those of the outputs. The future fails with DeviceLost when a device is
+        gone: all sequences are void then, and nothing can be started until `restore` has succeeded.
         """
         ...
 
     def prepare_ahead(self) -> bool:
-        """Use spare time, some milliseconds of it, for what later batches will need; False when nothing is left."""
+        """Use some milliseconds of idle time to prepare later batches; return False when nothing is left."""
         ...
 
     def cell_kind(self, scales: Scales = ()) -> CellKind:
-        """What the bytes of sequences mean that were computed with adapters of this strength; any thread.
+        """Return the meaning of the bytes of sequences that were computed with these adapter scales. Any thread.
 
         The first call reads a little of every tensor.
         """
@@ -168,38 +170,40 @@ class Forward(Protocol):
 
     @property
     def numerics(self) -> str | None:
-        """What bits depend on besides: the devices that layers are on now. None where one does not say what it is."""
+        """Fingerprint of the devices that layers are on, which the bits depend on, too. None if a device does not
+        report it.
+        """
         ...
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called, from any thread, when a device is lost."""
+        """Set a `callback`, called from any thread, for the loss of a device."""
         ...
 
     def lost(self) -> DeviceLost | None:
-        """The device that is gone, if one is."""
+        """Return the loss of a device, if one is lost."""
         ...
 
     def restore(self, elsewhere: bool) -> None:
-        """One attempt to get going again: the lost device anew, else with `elsewhere` its layers on the others.
+        """Attempt once to continue: reconnect the lost device, or with `elsewhere` move its layers to the others.
 
-        Raises DeviceLost while it is still gone and DeviceError where the others have no room.
+        Raises DeviceLost while it is still gone and DeviceError if the others have no room.
         """
         ...
 
     def away(self) -> Sequence[Away]:
-        """Devices whose layers went elsewhere."""
+        """Return the devices whose layers moved to others."""
         ...
 
     def call_back(self) -> None:
-        """One attempt, while batches go on and from a thread of its own, to reach those devices and give them weights.
+        """Attempt once to reach those devices and send them weights, while batches go on, on a thread of its own.
 
-        When it returns there is something for `move_back`. Raises DeviceLost while none of them is there.
+        On return `move_back` can be called. Raises DeviceLost while all of them are unreachable.
         """
         ...
 
     def move_back(self) -> None:
-        """Devices that were called back have their layers again; all cells are void then, as after `restore`.
+        """Move layers back to the reconnected devices; all cells are void then, as after `restore`.
 
-        Raises DeviceLost where one of them is gone again: then all is as it was, or `lost` tells what else is gone.
+        Raises DeviceLost if one of them is gone again: then everything is unchanged, or `lost` returns a further loss.
         """
         ...

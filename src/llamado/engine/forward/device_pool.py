@@ -1,4 +1,4 @@
-"""The devices a model is divided among, and who has what."""
+"""The devices a model is divided among, and its placement on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from llamado.devices.device import Device, DeviceLost
 from llamado.devices.registry import Unreachable, backend
 from llamado.devices.split.explain import holdings, idle, shares_text
-from llamado.devices.split.failover import without
+from llamado.devices.split.failover import replace_lost
 from llamado.devices.split.measure import figures_of, measure, measure_all
 from llamado.devices.split.placement import (
     DeviceFigures,
@@ -27,16 +27,16 @@ from llamado.models.base import Model
 log = logging.getLogger(__name__)
 
 _PATIENCE = 2.0
-"""Seconds that a lost worker gets for answering, in each attempt to reach it again."""
+"""Seconds for a lost worker to respond, in each attempt to reconnect."""
 _LEAST_PATIENCE = 0.5
 
 
 class DevicePool:
-    """This machine (device 0) and the workers of `split`; connected, measured where that is needed, and placed.
+    """This machine (device 0) and the workers of `split`: connected, measured if necessary, with a placement.
 
-    `fit`: the context and the placement that `wanted` comes to. `figures` of all devices as they were before the model
-    was loaded; `left`: the places among them of workers that were taken away. Raises WorkersUnreachable,
-    NotEnoughMemory (before a byte is sent), UnknownDevice.
+    `fit`: the context and the placement for `wanted`. `figures`: of all devices, from before the model was loaded;
+    `left`: the numbers of workers that were removed. Raises WorkersUnreachable, NotEnoughMemory (before a byte is
+    sent), UnknownDevice.
     """
 
     def __init__(
@@ -48,18 +48,18 @@ class DevicePool:
         wanted: MemoryOptions,
         progress: Report | None = None,
     ) -> None:
-        # One that does not answer at all must not use up the time after which its layers go elsewhere.
+        # an unresponsive worker must not use up the failover time
         self._patience = (
             _PATIENCE if split.failover is None else max(min(_PATIENCE, split.failover / 2), _LEAST_PATIENCE)
         )
-        self._workers = backend("rpc", split.rpc, split.reaching(file.shard_paths))
+        self._workers = backend("rpc", split.rpc, split.device_options(file.shard_paths))
 
         def waiting(missing: Sequence[Unreachable]) -> None:
             if progress is not None:
                 names = "; ".join(worker.why for worker in missing)
                 progress(f"waiting for workers: {names}" if missing else "connecting to workers", 0, 0)
 
-        until: float | None = None  # when no worker that is lost meanwhile is waited for any more
+        until: float | None = None  # end of the wait for workers that are lost meanwhile
         while True:
             self.devices: list[Device] = [here, *self._workers.devices(split.wait, waiting)]
             try:
@@ -72,11 +72,11 @@ class DevicePool:
                 until = time.monotonic() + split.wait if until is None else until
                 if not isinstance(error, DeviceLost) or time.monotonic() >= until:
                     raise
-                log.warning("%s; it is waited for", error.as_logged())
+                log.warning("%s; waiting for it", error.as_logged())
         self.left: set[int] = set()
         self.by_hand: Placement | None = None
-        """What somebody laid out, in place of what the options ask for."""
-        self._tried: set[str] = set()  # names of devices that `measure` has seen
+        """The layout that a client requested, in place of the options."""
+        self._tried: set[str] = set()  # names of devices that `measure` has tried
         self._split, self._trial = split, usual_weights(file, model)
         given, n = split.tensor_split, len(self.devices) - 1
         self._shares = [] if given is None else [*given[:n], *(0.0 for _ in range(n - len(given)))]
@@ -84,19 +84,19 @@ class DevicePool:
         if text := shares_text(self.figures, split):
             log.info("%s", text)
 
-    # -- who has what --------------------------------------------------------------------------------------------------
+    # -- placement -----------------------------------------------------------------------------------------------------
 
     @property
     def members(self) -> list[int]:
-        """The places of all devices that belong here, whether they are there or not."""
+        """The numbers of all member devices, alive or not."""
         return [number for number in range(len(self.figures)) if number not in self.left]
 
     def plan(self, members: Sequence[int]) -> Placement:
-        """The placement that the user's options ask for on these devices. Raises NotEnoughMemory."""
+        """Return the placement that the user's options request on these devices. Raises NotEnoughMemory."""
         return place(self.fit.sizes, self.figures, self._options, members)
 
     def idle(self, placement: Placement) -> dict[int, str]:
-        """Why workers have nothing, in words, by their places."""
+        """Return the reasons why workers have nothing, by device number."""
         if placement == self.by_hand:
             workers = {number for number, known in enumerate(self.figures) if not known.local}
             found = dict.fromkeys(sorted(workers - set(placement.devices)), "layers were laid out without it")
@@ -111,11 +111,11 @@ class DevicePool:
             if number not in self.left:
                 log.info("%s: %s", self.figures[number].name, text)
         for number, why in self.idle(placement).items():
-            log.warning("%s gets no layers: %s", self.figures[number].name, why)
+            log.warning("%s: gets no layers: %s", self.figures[number].name, why)
 
     @property
     def _options(self) -> SplitOptions:
-        """What the user asked for, with the shares of workers that joined."""
+        """The user's options, with the shares of workers that joined."""
         split = self._split
         if not split.tensor_split:
             return split
@@ -124,12 +124,12 @@ class DevicePool:
 
     @property
     def unmeasured(self) -> list[int]:
-        """The places of devices whose speed nobody has tried to measure."""
+        """The numbers of devices whose speed was not measured, or tried to be, yet."""
         return [n for n in self.members if self.figures[n].decode is None and self.figures[n].name not in self._tried]
 
     def measure(self, devices: Sequence[Device]) -> None:
-        """Finds the speeds of those of `devices` (by their places) that are there and whose speed nobody measured yet;
-        nothing else may run on them meanwhile.
+        """Measure the unknown speeds of those of `devices` (by number) that are alive; nothing else may run on them
+        meanwhile.
         """
         type, width = self._trial
         lacking = [n for n in self.unmeasured if devices[n].lost is None]
@@ -139,11 +139,11 @@ class DevicePool:
             self.figures[number] = replace(figures, name=known.name, free=known.free, total=known.total)
             self._tried.add(known.name)
 
-    # -- who comes and goes --------------------------------------------------------------------------------------------
+    # -- members -------------------------------------------------------------------------------------------------------
 
     def add(self, endpoint: str, share: float, speeds: Sequence[float | None]) -> dict[int, Device]:
-        """The devices of one more worker by their places; measured, or where proportions are given with the `speeds` it
-        told of each. Raises a LlamadoError.
+        """Connect the devices of one more worker; return them by number. They are measured, or, if proportions are
+        given, get the reported `speeds`. Raises a LlamadoError.
         """
         found = self._workers.add(endpoint)
         try:
@@ -175,21 +175,21 @@ class DevicePool:
         return added
 
     def take_away(self, endpoint: str, numbers: Sequence[int]) -> None:
-        """A worker does not belong here any more."""
+        """Remove a worker."""
         self._workers.remove(endpoint)
         self.left.update(numbers)
 
     def reconnect(self, lost: Device) -> Device:
-        """A new device in the place of a lost one; raises DeviceLost while there is none."""
+        """Open a new device in place of a lost one; raises DeviceLost while that is impossible."""
         return self._workers.reconnect(lost, self._patience)
 
-    def without(self, placement: Placement, alive: Sequence[int]) -> Placement:
-        """The placement with what was on other devices moved to these; raises NotEnoughMemory."""
-        return without(self.fit.sizes, self.figures, placement, alive)
+    def replace_lost(self, placement: Placement, alive: Sequence[int]) -> Placement:
+        """Return the placement with the parts of other devices moved to these; raises NotEnoughMemory."""
+        return replace_lost(self.fit.sizes, self.figures, placement, alive)
 
 
 def _measured(devices: Sequence[Device], file: GGUFFile, model: Model, *, measure: bool) -> list[DeviceFigures]:
-    """Figures of devices before the model is loaded, with speeds where they are to be measured."""
+    """Return the figures of devices before the model is loaded, with speeds if `measure`."""
     if measure:
         type, width = usual_weights(file, model)
         figures = measure_all(devices, type=type, width=width)

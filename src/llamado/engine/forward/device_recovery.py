@@ -1,4 +1,4 @@
-"""Devices that are lost, what becomes of their layers, and devices that come back."""
+"""Recovery from lost devices: move their layers, reconnect them, and give the layers back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llamado.devices.device import Device, DeviceLost
-from llamado.devices.split.placement import held
+from llamado.devices.split.placement import describe_parts
 from llamado.engine.forward.device_tensors import DeviceTensors, Own
 from llamado.engine.forward.events import Events
 from llamado.engine.forward.pipeline import Pipeline
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Reconnect = Callable[[Device], Device]
-"""A new device in the place of a lost one; raises DeviceLost while there is none."""
+"""Open a new device in place of a lost one; raises DeviceLost while that is impossible."""
 Replace = Callable[["Placement", Sequence[int]], "Placement"]
-"""A placement that keeps to the devices of these numbers; raises DeviceError where they have no room."""
+"""Return a placement on the devices of these numbers only; raises DeviceError if they have no room."""
 
 
 class DeviceRecovery:
-    """Keeps watch over `devices` and puts others in the places of lost ones; its methods are those of Forward.
+    """Watches `devices` and replaces lost ones; its methods are those of Forward.
 
-    `settle` gives devices what they lack by the placement that `tensors` has then; `shapes` need all there is to have.
+    `settle` gives devices what they lack in the present placement of `tensors`; `shapes` are batch shapes that need all
+    memory.
     """
 
     def __init__(
@@ -49,11 +50,11 @@ class DeviceRecovery:
         self._watcher: Callable[[], None] = lambda: None
         self._lost: DeviceLost | None = None
         self._lost_since = 0.0
-        self._first = tensors.placement  # what devices that come back get back
-        self._away: dict[int, Away] = {}  # by number of the device
-        self._calling: set[int] = set()  # those that `call_back` has a hand on
-        self._back: dict[int, tuple[Device, Own]] = {}  # those that are there, with weights
-        self._left: set[int] = set()  # places of devices that were taken away
+        self._first = tensors.placement  # the placement that devices get back on return
+        self._away: dict[int, Away] = {}  # by device number
+        self._calling: set[int] = set()  # devices that `call_back` is connecting
+        self._back: dict[int, tuple[Device, Own]] = {}  # reconnected devices, with weights
+        self._left: set[int] = set()  # numbers of devices that were removed
         self._closed = False
         pipeline.on_lost = self._look_for_lost
         for device in devices:
@@ -62,31 +63,31 @@ class DeviceRecovery:
     # -- losses ------------------------------------------------------------------------------------------------------
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """See Forward."""
+        """Set the callback for losses; see Forward."""
         self._watcher = callback
 
     def lost(self) -> DeviceLost | None:
-        """See Forward."""
+        """Return the present loss; see Forward."""
         return self._lost
 
     def _guard(self, device: Device) -> None:
-        """Has us told when a device is lost."""
+        """Watch for the loss of a device."""
         device.on_lost(lambda _: self._look_for_lost())
 
     def _look_for_lost(self) -> None:
-        """Whoever waits for a batch need not wait for the parts of it that are still computed elsewhere."""
+        """Fail the batches in flight if a device or link they need is lost, so that no caller waits for them."""
         error = next((loss for i in self._tensors.used if (loss := self._devices[i].lost) is not None), None)
         error = error or self._pipeline.ring.lost
         if self._lost is None and error is not None:
             self._lost, self._lost_since = error, time.time()
             self.events.add("lost", error.device, error.why)
-            self._pipeline.give_up(error)
+            self._pipeline.fail_in_flight(error)
             self._watcher()
 
     def restore(self, elsewhere: bool) -> None:
-        """See Forward."""
+        """Reconnect lost devices or move their layers; see Forward."""
         tensors = self._tensors
-        self._pipeline.stand_still()
+        self._pipeline.wait_idle()
         before = tensors.placement, tensors.used, self._lost
         away = self._bring_back(elsewhere)
         try:
@@ -95,10 +96,10 @@ class DeviceRecovery:
                 if not elsewhere or self.replace is None or placement is None:
                     raise _together([*away.values()])
                 tensors.placement = self.replace(placement, _alive(self._devices))
-                log.warning("%s; its layers go to the devices that are left", _together([*away.values()]))
+                log.warning("%s; moving its layers to the remaining devices", _together([*away.values()]))
             self._lost = None
             self._settle()
-            self._look_for_lost()  # one that died while another was brought back
+            self._look_for_lost()  # another device was lost while one was reconnected
             if self._lost is not None:
                 raise self._lost
         except BaseException as error:
@@ -109,12 +110,12 @@ class DeviceRecovery:
         gone = {n: Away(loss.device, loss.why, self._lost_since, "", {}) for n, loss in away.items()}
         self._away = gone | self._away
         self._note_moves(before[0])
-        self._tell_what_is_where()
+        self._report_placement()
 
     def _bring_back(self, elsewhere: bool) -> dict[int, DeviceLost]:
-        """Connects lost devices again; by number those of which a part is needed and that are still gone.
+        """Reconnect lost devices; return by number the losses of needed devices that are still gone.
 
-        One of which nothing is needed is only looked for when layers may have to go there.
+        A device without a part is reconnected only if layers may have to move to it.
         """
         away: dict[int, DeviceLost] = {}
         for number, device in enumerate(self._devices):
@@ -139,11 +140,11 @@ class DeviceRecovery:
     # -- returns -----------------------------------------------------------------------------------------------------
 
     def away(self) -> Sequence[Away]:
-        """See Forward."""
+        """Return the devices whose layers moved; see Forward."""
         return tuple(self._away.values())
 
     def call_back(self) -> None:
-        """See Forward."""
+        """Reconnect devices and send them weights; see Forward."""
         gone: list[DeviceLost] = []
         for number in list(self._away):
             if number in self._back or self._devices[number].lost is None:
@@ -168,9 +169,9 @@ class DeviceRecovery:
             raise _together(gone)
 
     def move_back(self) -> None:
-        """See Forward."""
+        """Move layers back; see Forward."""
         tensors = self._tensors
-        self._pipeline.stand_still()
+        self._pipeline.wait_idle()
         before = tensors.placement, tensors.used
         self._take_back()
         alive = _alive(self._devices)
@@ -197,14 +198,14 @@ class DeviceRecovery:
                 self._lost = error
             raise
         for number in sorted(set(self._away) & set(alive)):
-            log.warning("%s is there again, and has its layers back", self._devices[number].name)
+            log.warning("%s: back, has its layers again", self._devices[number].name)
             self.events.add("back", self._devices[number].name, "it has its layers again")
         self._away = {number: away for number, away in self._away.items() if number not in alive}
         self._note_moves(before[0])
-        self._tell_what_is_where()
+        self._report_placement()
 
     def _take_back(self) -> None:
-        """Devices that were called back are in their old places."""
+        """Put reconnected devices back in their places."""
         while self._back:
             number, (device, weights) = self._back.popitem()
             self._forget(number)
@@ -218,9 +219,9 @@ class DeviceRecovery:
     # -- devices that join and leave ---------------------------------------------------------------------------------
 
     def send_ahead(self, placement: Placement, new: Mapping[int, Device]) -> list[Own]:
-        """Gives devices elsewhere the weights that `placement` wants there and that they lack, while batches go on.
+        """Send devices the weights that `placement` requires there and that they lack, while batches go on.
 
-        From a thread of its own; `new` ones have no part yet, and are numbered as they will be.
+        Runs on a thread of its own. `new` devices have no part yet, and have their future numbers.
         """
         sent = []
         for number in placement.devices:
@@ -230,13 +231,13 @@ class DeviceRecovery:
         return sent
 
     def change(self, placement: Placement, new: Mapping[int, Device], left: Sequence[int], sent: Sequence[Own]) -> None:
-        """Everything belongs where `placement` has it from now on: on `new` devices, too, on those that `left` no more.
+        """Switch to `placement`: add `new` devices, and remove those that `left`.
 
-        Of the engine's thread; all cells are void then where anything moves. Raises DeviceLost or DeviceError: all is
-        as it was then, and `new` devices are closed.
+        Runs on the engine's thread; all cells are void if anything moved. Raises DeviceLost or DeviceError: everything
+        is unchanged then, and `new` devices are closed.
         """
         tensors = self._tensors
-        self._pipeline.stand_still()
+        self._pipeline.wait_idle()
         before = tensors.placement, tensors.used, self._first
         for number, device in sorted(new.items()):
             self._left.discard(number)
@@ -275,15 +276,15 @@ class DeviceRecovery:
             self._forget(number)
         tensors.shed(self._shapes)
         self._note_moves(before[0])
-        self._tell_what_is_where()
+        self._report_placement()
 
     def alone(self, work: Callable[[Sequence[Device]], None]) -> None:
-        """Has `work` done on the devices while no batch is; of the engine's thread."""
-        self._pipeline.stand_still()
+        """Run `work` on the devices while no batch runs. Engine's thread only."""
+        self._pipeline.wait_idle()
         work(self._devices)
 
     def close(self) -> None:
-        """Nothing is to be restored any more; devices that came back and have no part are closed."""
+        """Stop recovery; close reconnected devices without a part."""
         self._closed = True
         self._watcher = lambda: None
         while self._back:
@@ -297,23 +298,23 @@ class DeviceRecovery:
         return self.reconnect(lost)
 
     def _forget(self, number: int) -> None:
-        """Whatever a device held is gone."""
+        """Drop all references to a device's memory."""
         self._devices[number].close()
         self._tensors.forget(number)
 
     def _note_moves(self, before: Placement | None) -> None:
-        """Says who has something else than before."""
+        """Log an event for every device whose part changed."""
         now = self._tensors.placement
-        old, new = ({} if placement is None else held(placement) for placement in (before, now))
+        old, new = ({} if placement is None else describe_parts(placement) for placement in (before, now))
         for number in sorted({*old, *new}):
             if old.get(number) != new.get(number):
                 self.events.add("moved", self._devices[number].name, f"it has {new.get(number, 'nothing')}")
 
-    def _tell_what_is_where(self) -> None:
+    def _report_placement(self) -> None:
         placement = self._tensors.placement
         if placement is None or self._first is None or not self._away:
             return
-        first, now = held(self._first), held(placement)
+        first, now = describe_parts(self._first), describe_parts(placement)
         names = {self._devices[number].name: text for number, text in now.items()}
         self._away = {
             number: away._replace(layers=first.get(number, "nothing"), now=names) for number, away in self._away.items()
@@ -323,12 +324,12 @@ class DeviceRecovery:
 
 
 def _alive(devices: Sequence[Device]) -> list[int]:
-    """The numbers of devices that are there."""
+    """The numbers of devices that are alive."""
     return [i for i, device in enumerate(devices) if device.lost is None]
 
 
 def _together(errors: Sequence[DeviceLost]) -> DeviceLost:
-    """One loss that names all devices."""
+    """Combine losses to one that names all devices."""
     if len(errors) == 1:
         return errors[0]
     whys = dict.fromkeys(error.why for error in errors)

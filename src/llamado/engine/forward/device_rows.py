@@ -1,5 +1,5 @@
-"""The rows of a model's memory, wherever its tensors lie: copied, read and written, in order with batches; and what
-tells models apart whose rows are not interchangeable.
+"""Copying, reading and writing rows of a model's memory on its devices, in order with batches; and the fingerprint of
+models whose rows are interchangeable.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from llamado.models.base import Model
 from llamado.models.memory import Memory, RowSpan
 
 _KINDS_KEPT = 64
-# Of each end of a tensor: two fine-tunings of a model differ nearly everywhere, and reading all of it would take as
-# long as loading.
+# bytes of each end of a tensor: two fine-tunings of a model differ nearly everywhere, and reading all of it would take
+# as long as loading
 _SAMPLE = 2048
 
 
@@ -66,10 +66,10 @@ class DeviceRows:
             device.copy(_rows(cache, src, n), _rows(cache, dst, n))
 
     def read_rows(self, spans: Sequence[RowSpan]) -> Cells:
-        """See Storage. Raises whatever made a batch on its way fail, too."""
+        """Read rows; see Storage. Also raises the error of a failed batch in flight."""
         for batch in self._finish_batches():
             batch.result()
-        # All are asked for before the first is waited for: on a link that takes one round trip.
+        # start all reads before waiting for the first: one round trip on a link
         reads = []
         for span in spans:
             self._check(span)
@@ -94,10 +94,10 @@ class DeviceRows:
             device.write(cache, data, span.start * cache.nb[1])
 
     def _finish_batches(self) -> list[Future[NDArray[np.float32]]]:
-        """Waits for the batches on their way, which still mean the rows as they are; those that were."""
+        """Wait for the batches in flight, which use the present rows; return them."""
         batches = self._pipeline.finish()
         lost: DeviceLost | None = self._recovery.lost()
-        if lost is not None:  # batches were given up, and what is left of them may still be computed
+        if lost is not None:  # batches were abandoned, and parts of them may still be running
             raise lost
         return batches
 
@@ -108,7 +108,7 @@ class DeviceRows:
 
 
 def _rows(cache: Tensor, start: int, n: int) -> Tensor:
-    """Some rows of a tensor."""
+    """View some rows of a tensor."""
     row = cache.nb[1]
     return Tensor(
         cache.type, (cache.ne[0], n, 1, 1), (cache.nb[0], row, n * row, n * row), view_src=cache, view_offs=start * row
@@ -118,8 +118,8 @@ def _rows(cache: Tensor, start: int, n: int) -> Tensor:
 def fingerprint(file: GGUFFile, model: Model, memory: Memory, scales: Sequence[float] = ()) -> bytes:
     """SHA-256 of the architecture, the hyper-parameters, and name, shape and ends of each weight that cells depend on.
 
-    These are all but the output's. And of what the context of a sequence makes of positions (see Factors), of whether
-    a quantised cache is turned, of the control vector, and of the adapters that work: those with a scale other than 0.
+    These are all weights except the output's. The hash also includes the effect of the context length on positions (see
+    Factors), the rotation of a quantized cache, the control vector, and the adapters with a scale other than 0.
     """
     digest = hashlib.sha256(f"{model.architecture}\n{model.hparams!r}\n".encode())
     if any(name.startswith("rope_factors_") for name in model.weights):

@@ -1,7 +1,7 @@
-"""Which tensors of a model lie on which device: weights, caches, inputs, and what crosses from device to device.
+"""The tensors of a model on their devices: weights, caches, inputs, and results that cross from device to device.
 
-Weights on this machine stay where the file's mapping has them; other devices get theirs once. Inputs, caches and what
-crosses have fixed places, so that a graph built once per shape is run again with new contents.
+Weights on this machine stay in the file's mapping; other devices get theirs once. Inputs, caches and crossing results
+have fixed places, so that a graph built once per shape is run again with new contents.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from llamado.devices.device import Buffer, Bytes, Device, DeviceError, Loaded
+from llamado.devices.device import Buffer, Bytes, Device, DeviceError, LoadProgress
 from llamado.devices.split.partition import GraphPart, split
 from llamado.engine.observed import ProductObserver
 from llamado.ggml.ops import Op
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 
 GROUP = 64 << 20
-"""Bytes of neighbouring layers that share memory elsewhere: what one of them needs keeps all of it."""
+"""Bytes of adjacent layers that share an allocation on remote devices: it is kept while one of them is needed."""
 
 Own = dict[tuple[str, int], Tensor]
-"""Tensors by name and by number of the device that has them."""
+"""Tensors by name and device number."""
 
 
 class CutGraph(NamedTuple):
-    """A graph in parts, each for one device, and what fills its inputs."""
+    """A graph in parts, each for one device, and the inputs that fill it."""
 
     parts: list[GraphPart]
     feeds: Sequence[Input]
 
 
 class DeviceTensors:
-    """The tensors of `model` (read from `file`) on `devices`, as `placement` says (None: all on the first device, which
-    must be this machine's).
+    """The tensors of `model` (read from `file`) on `devices`, by `placement` (None: all on the first device, which must
+    be this machine's).
 
     `used`: the devices that have a part in batches.
     """
@@ -70,25 +70,25 @@ class DeviceTensors:
         self._observer = observer
         self._weights = set(model.weights.values())
         self._roles = dict(model.roles)
-        self._added: dict[str, Adapter | ControlVector] = {}  # tensors of other files by name, and whose they are
+        self._added: dict[str, Adapter | ControlVector] = {}  # tensor name → adapter or control vector it is from
         for adapter in model.adapters:
             self._weights.update(adapter.tensors)
             for weight, pair in adapter.pairs.items():
                 self._added |= {tensor.name: adapter for tensor in pair}
-                self._roles |= {tensor.name: model.roles[weight] for tensor in pair}  # they lie beside the weight
+                self._roles |= {tensor.name: model.roles[weight] for tensor in pair}  # they are placed with the weight
         if model.control is not None:
             self._weights.update(model.control.tensors)
             self._added |= dict.fromkeys(model.control.roles, model.control)
             self._roles |= model.control.roles
         self._caches = memory.layer_of
         self._own: Own = {}  # weights and caches
-        self._held: set[tuple[str, int]] = set()  # those that have their bytes
-        self._fixed: Own = {}  # memory of inputs, and of what crosses
+        self._held: set[tuple[str, int]] = set()  # those with memory and contents
+        self._fixed: Own = {}  # memory of inputs and crossing results
 
     # -- graphs ------------------------------------------------------------------------------------------------------
 
     def cut(self, shape: BatchShape) -> CutGraph:
-        """The graph for a shape, in parts, on the tensors that are here."""
+        """Return the graph for a shape, in parts, on the present tensors."""
         graph = self._model.build(shape, self._memory)
         if self._observer is not None:
             self._observer.add(graph)
@@ -98,34 +98,34 @@ class DeviceTensors:
         return CutGraph(self._divide(graph, self.placement, self._own), graph.feeds)
 
     def bind(self, parts: Sequence[GraphPart]) -> None:
-        """Gives what parts take and give its fixed places."""
+        """Bind the inputs and results of parts to their fixed places."""
         for part in parts:
             for name, tensor in _fixed(part):
                 place = self._fixed[name, part.device]
                 tensor.buffer, tensor.offset = place.buffer, place.offset
 
     def _divide(self, graph: ForwardGraph, placement: Placement, own: Own) -> list[GraphPart]:
-        """A graph in parts; weights and caches that a part is the first to need are added to `own`."""
+        """Divide a graph; weights and caches that are new on their device are added to `own`."""
         return split(graph, partial(self._home, placement), partial(_owned, own), 0)
 
     def _home(self, placement: Placement, leaf: Tensor, node: Tensor) -> int | None:
-        """Device of a weight or of a layer's cache; see `split`."""
+        """Return the device of a weight or of a layer's cache; see `split`."""
         if leaf.name in self._caches:
             return placement.layers[self._caches[leaf.name]]
         roles = self._roles.get(leaf.name)
         return None if roles is None else placement.home(roles, rows=node.op is Op.GET_ROWS)
 
     def given(self, name: str) -> tuple[int, Tensor]:
-        """The device that an output is on, and its place there."""
+        """Return the device of an output, and its place there."""
         return next((device, tensor) for (key, device), tensor in self._fixed.items() if key == name)
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def settle(self, shapes: Sequence[BatchShape], progress: Progress | None = None) -> list[GraphPart]:
-        """Gives memory to all that graphs of these shapes need, and weights their bytes, where that was not done yet;
-        the parts of the first shape.
+        """Allocate everything that graphs of these shapes need, and load weights, as far as that is not done yet.
+        Return the parts of the first shape.
 
-        `shapes` need all the memory there is to be. Where it fails, what was done so far need not be done again.
+        `shapes` are those that need all memory. After a failure the completed work need not be done again.
         """
         if self.placement is None:
             self._own = {(t.name, 0): t for t in (*self._weights, *self._memory.tensors)}
@@ -142,7 +142,7 @@ class DeviceTensors:
             if (name, device) not in self._held:
                 (caches if name in self._caches else weights)[device].append(tensor)
         for device in self.used:
-            # What is given back together lies together: see `shed`.
+            # tensors that are released together share an allocation: see `shed`
             to = self._devices[device]
             if fixed[device]:
                 to.place([*fixed[device].values()])
@@ -154,7 +154,7 @@ class DeviceTensors:
         return cuts[0].parts
 
     def _check(self, parts: Iterable[GraphPart]) -> None:
-        """Raises DeviceError where a device says that it cannot do what it would get, before it gets anything."""
+        """Raise `DeviceError` before anything is sent, if a device does not support its part."""
         nodes = [(part.device, node) for part in parts for node in part.graph.nodes if not node.is_noop]
         for number, op, type in sorted({(device, node.op, _source(node).type) for device, node in nodes}):
             device = self._devices[number]
@@ -162,7 +162,7 @@ class DeviceTensors:
                 raise DeviceError(f"{device.name} cannot run this model: it has no {op.name} for {type.name}")
 
     def _new_places(self, parts: Iterable[GraphPart]) -> dict[int, Own]:
-        """For each device, places for what parts take and give that have none yet, or too small a one."""
+        """Return for each device new places for inputs and results that have none yet, or too small a one."""
         fixed: dict[int, Own] = {device: {} for device in self.used}
         for part in parts:
             for name, tensor in _fixed(part):
@@ -175,7 +175,7 @@ class DeviceTensors:
         return fixed
 
     def _load(self, weights: Mapping[int, list[Tensor]], progress: Progress | None) -> None:
-        """Weights to their devices, all at the same time."""
+        """Load weights to all devices at the same time."""
         lacking = [device for device, tensors in weights.items() if tensors]
         total = sum(t.nbytes for d in lacking for t in weights[d] if not self._devices[d].local)
         done, lock = 0, threading.Lock()
@@ -191,7 +191,7 @@ class DeviceTensors:
             to = self._devices[device]
             buffers = self._give(to, weights[device], None if to.local else count)
             if self._mlock:
-                all(buffer.lock() for buffer in buffers)  # the first refused says why
+                all(buffer.lock() for buffer in buffers)  # the first refusal logs a warning
             self._held.update((tensor.name, device) for tensor in weights[device])
 
         if len(lacking) < 2:
@@ -202,8 +202,8 @@ class DeviceTensors:
             for _ in pool.map(load, lacking):
                 pass
 
-    def _give(self, device: Device, weights: Sequence[Tensor], progress: Loaded | None = None) -> list[Buffer]:
-        """Has a device load weights, all or none, in pieces that it can give back."""
+    def _give(self, device: Device, weights: Sequence[Tensor], progress: LoadProgress | None = None) -> list[Buffer]:
+        """Load weights on a device, all or none, in pieces that can be released separately."""
         buffers: list[Buffer] = []
         try:
             if not device.local:
@@ -217,8 +217,8 @@ class DeviceTensors:
         return buffers
 
     def _groups(self, device: Device, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Weights or caches in the pieces that a device gets memory for: neighbouring layers of about `GROUP` bytes."""
-        if device.local or not tensors:  # here weights are where the file is
+        """Group weights or caches in allocations of adjacent layers of about `GROUP` bytes."""
+        if device.local or not tensors:  # local weights stay in the file's mapping
             return [[*tensors]] if tensors else []
 
         def layer(tensor: Tensor) -> int:
@@ -245,17 +245,17 @@ class DeviceTensors:
     # -- caches ------------------------------------------------------------------------------------------------------
 
     def cache(self, name: str) -> tuple[Device, Tensor]:
-        """A tensor of the memory and its device."""
+        """Return a tensor of the memory, and its device."""
         device = 0 if self.placement is None else self.placement.layers[self._caches[name]]
         return self._devices[device], self._own[name, device]
 
-    # -- devices that come and go ------------------------------------------------------------------------------------
+    # -- joining and leaving devices -----------------------------------------------------------------------------------
 
     def send_ahead(
         self, number: int, device: Device, placement: Placement, shapes: Sequence[BatchShape], *, anew: bool = True
     ) -> Own:
-        """Gives a device the weights that device `number` has by `placement`; those. Unless `anew` it has a part now,
-        and gets those that it lacks.
+        """Send a device the weights of device `number` in `placement`; return them. Unless `anew`, it has a part
+        already and gets the missing weights.
         """
         own: Own = {}
         for shape in shapes:
@@ -269,7 +269,7 @@ class DeviceTensors:
         return weights
 
     def shed(self, shapes: Sequence[BatchShape]) -> None:
-        """Gives back memory in which nothing lies any more that the placement of now has there."""
+        """Release memory that has nothing of the present placement."""
         if self.placement is None:
             return
         needed: Own = {}
@@ -287,19 +287,19 @@ class DeviceTensors:
             self._own = {key: tensor for key, tensor in self._own.items() if key not in gone}
 
     def adopt(self, weights: Own) -> None:
-        """Weights that were sent ahead are those of a device that has a part from now on."""
+        """Register weights that were sent ahead as those of a device."""
         self._own |= weights
         self._held |= set(weights)
 
     def forget(self, number: int) -> None:
-        """Whatever a device held is gone."""
+        """Drop everything of a lost device."""
         self._own = {key: tensor for key, tensor in self._own.items() if key[1] != number}
         self._held = {key for key in self._held if key[1] != number}
         self._fixed = {key: tensor for key, tensor in self._fixed.items() if key[1] != number}
 
 
 def _owned(own: Own, leaf: Tensor, device: int) -> Tensor:
-    """A weight or cache as a device has it, made when a part first needs it; it has no memory yet."""
+    """Return a weight or cache on a device; a new one has no memory yet."""
     key = leaf.name, device
     if key not in own:
         own[key] = Tensor(leaf.type, leaf.ne, leaf.nb, name=leaf.name)
@@ -307,10 +307,10 @@ def _owned(own: Own, leaf: Tensor, device: int) -> Tensor:
 
 
 def _source(node: Tensor) -> Tensor:
-    """What an operation works on first."""
+    """Return the first operand of an operation."""
     return node.source(0) or node
 
 
 def _fixed(part: GraphPart) -> Iterable[tuple[str, Tensor]]:
-    """What a part is given and what it gives, by name."""
+    """Return the inputs and results of a part, by name."""
     return (*part.graph.inputs.items(), *part.takes.items(), *part.graph.outputs.items())

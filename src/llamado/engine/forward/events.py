@@ -1,4 +1,4 @@
-"""What happens to devices: who was lost, came back, joined or was drained, and whose layers moved."""
+"""Cluster events: devices lost, back, joined or drained, and moved layers."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _MOST_EVENTS = 1000
 
 
 class ClusterEvent(NamedTuple):
-    """Something that happened to a device."""
+    """An event of a device."""
 
     at: float
     """Seconds since 1970."""
     kind: EventKind
     device: str
     what: str
-    """In words."""
+    """A description."""
 
 
 class Events:
-    """What happened in the last hour; any thread."""
+    """The events of the last hour. Any thread."""
 
     def __init__(self) -> None:
         self._events: deque[ClusterEvent] = deque(maxlen=_MOST_EVENTS)
         self.count = 0
-        """Of all events there ever were."""
+        """Number of all events since the start."""
 
     def add(self, kind: EventKind, device: str, what: str) -> None:
         self._events.append(ClusterEvent(time.time(), kind, device, what))
         self.count += 1
 
     def recent(self) -> tuple[ClusterEvent, ...]:
-        """Oldest first."""
+        """Return the events of the last hour, oldest first."""
         after = time.time() - _HOUR
         return tuple(event for event in tuple(self._events) if event.at >= after)

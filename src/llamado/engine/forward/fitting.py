@@ -1,7 +1,7 @@
-"""What of a user's wishes a model gets: context, batches, cache and placement, cut to what memory holds.
+"""Memory fitting: reduce context, batches and cache of a model to the memory of its devices.
 
-llama.cpp's `--fit` (common/fit.cpp), for all devices alike: the context is cut first, and only where that is not
-enough, batches and the type of the cache, and only those that nobody asked for.
+Like llama.cpp's `--fit` (common/fit.cpp), for all devices: the context is reduced first, and only if that is not
+enough, batches and the type of the cache, if the user did not set them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from llamado.models.memory import KV_TYPES, align
 
 _STEP = 256
 _BATCHES = (256, 128, 64)
-"""Tokens of smaller batches that are tried; with still fewer a prompt takes long, and they take next to nothing."""
+"""Smaller batch sizes to try; with still smaller ones prompts take long, and these take next to no memory."""
 _WINDOWS = 3
-"""Windows of drafted tokens on their way through several devices behind which states are kept."""
+"""Windows of draft tokens in flight on several devices, behind which states are kept."""
 
 
 class MemoryOptions(NamedTuple):
-    """What of a user's wishes takes memory. `n_ctx`: tokens in all, 0 for as many as the model was trained with."""
+    """Options that determine memory. `n_ctx`: tokens in all, 0 for as many as the model was trained with."""
 
     n_ctx: int
     n_slots: int
@@ -45,34 +45,36 @@ class MemoryOptions(NamedTuple):
     type_k: TensorType
     type_v: TensorType
     beyond_training: bool = False
-    """Whether there are cells for more tokens than all slots can have; see EngineOptions."""
+    """True if there are cells for more tokens than all slots can have; see EngineOptions."""
     fit: FitOptions = FitOptions()
     n_drafted: int = 0
-    """States of each sequence behind drafted tokens, where layers remember states."""
+    """States of each sequence behind draft tokens, if layers have states."""
 
     @property
     def whole(self) -> bool:
-        """Whether layers with a window keep all tokens, too."""
+        """True if layers with a window keep all tokens, too."""
         return False
 
     @property
     def n_streams(self) -> int:
-        """Contexts of slots that have one of their own."""
+        """Number of separate contexts."""
         return 1 if self.unified else self.n_slots
 
     def asked(self, n_train: int) -> int:
-        """Tokens in all, of a model trained with so many: what was given, or, as llama.cpp has it, all of them for each
-        slot where what does not fit may be cut, else for all slots together.
+        """Return the requested tokens in all, for a model trained with `n_train`: `n_ctx`, or, like llama.cpp, the
+        training length for each slot if it may be reduced, otherwise for all slots together.
         """
         return self.n_ctx or n_train * (self.n_streams if self.fit.on else 1)
 
     def shape(self, n_ctx: int) -> tuple[int, int]:
-        """Tokens of one sequence, and cells of the pool, for `n_ctx` tokens in all. Raises EngineError."""
+        """Return the tokens of one sequence, and the cells of the pool, for `n_ctx` tokens in all. Raises
+        EngineError.
+        """
         return context_size(n_ctx, self.n_slots, self.unified)
 
 
 class Fit(NamedTuple):
-    """What fits, and what there is to say about it."""
+    """The result of fitting, with remarks."""
 
     n_ctx_slot: int
     """Tokens of one sequence."""
@@ -81,10 +83,10 @@ class Fit(NamedTuple):
     placement: Placement
     notes: tuple[str, ...]
     wanted: MemoryOptions
-    """The wishes, with the batches and the types of the cache that they came to."""
+    """The options, with the fitted batch size and cache types."""
 
     def __str__(self) -> str:
-        """What was chosen, and what it takes."""
+        """Describe the result and its memory."""
         sizes, wanted = self.sizes, self.wanted
         return (
             f"context of {self.n_cells} tokens, {self.n_ctx_slot} for a slot; K/V cache {wanted.type_k.name.lower()}/"
@@ -94,16 +96,16 @@ class Fit(NamedTuple):
 
 
 def cache_type(name: str) -> TensorType:
-    """The type that a flag's word for it means; raises EngineError."""
+    """Return the type of a flag's value; raises EngineError."""
     try:
         return TensorType[name.upper()]
     except KeyError:
         known = ", ".join(type.name.lower() for type in KV_TYPES)
-        raise EngineError(f"a KV cache of type {name!r} is not known; known are {known}") from None
+        raise EngineError(f"a KV cache of type {name!r} is not supported; supported are {known}") from None
 
 
 def memory_options(options: EngineOptions) -> MemoryOptions:
-    """What of these options takes memory. Raises EngineError."""
+    """Return the options that determine memory. Raises EngineError."""
     return MemoryOptions(
         options.n_ctx,
         options.n_slots,
@@ -118,7 +120,9 @@ def memory_options(options: EngineOptions) -> MemoryOptions:
 
 
 def context_size(n_ctx: int, n_slots: int, unified: bool) -> tuple[int, int]:
-    """Tokens of one slot's context, and cells of the pool, for `n_ctx` tokens in all. Raises EngineError."""
+    """Return the tokens of one slot's context, and the cells of the pool, for `n_ctx` tokens in all. Raises
+    EngineError.
+    """
     if n_ctx < n_slots:
         raise EngineError(f"a context of {n_ctx} tokens cannot be divided among {n_slots} slots")
     if unified:
@@ -127,7 +131,7 @@ def context_size(n_ctx: int, n_slots: int, unified: bool) -> tuple[int, int]:
 
 
 def sizes_for(file: ModelFile, model: Model, wanted: MemoryOptions, n_ctx: int) -> ModelSizes:
-    """What the model takes with a context of `n_ctx` tokens in all."""
+    """Return the memory of a model with a context of `n_ctx` tokens in all."""
     return model_sizes(
         file,
         model,
@@ -144,11 +148,11 @@ def sizes_for(file: ModelFile, model: Model, wanted: MemoryOptions, n_ctx: int) 
 def fit(
     file: ModelFile, model: Model, wanted: MemoryOptions, figures: Sequence[DeviceFigures], split: SplitOptions | None
 ) -> Fit:
-    """The context, batches, cache and placement that a model gets on devices of these figures.
+    """Return the context, batches, cache and placement of a model on devices of these figures.
 
-    Where memory is short the context is cut, then what else `wanted.fit` allows. Weights that are mapped from a file on
-    this machine may be more than its memory, which is said: they are read again and again. Raises NotEnoughMemory for
-    all else that does not fit, and what `place` raises.
+    If memory is short, the context is reduced, then whatever else `wanted.fit` allows. Weights that are mapped from a
+    file on this machine may exceed its memory, with a remark: they are read again and again. Raises NotEnoughMemory for
+    everything else that does not fit, and the errors of `place`.
     """
     n_train = model.hparams.n_ctx_train
     given = asked = wanted.asked(n_train)
@@ -156,7 +160,7 @@ def fit(
         asked = min(asked, wanted.n_slots * n_train)
     least = asked
     if wanted.fit.on:
-        # Of a number that was given it is the least for all slots together.
+        # a given number is the minimum for all slots together
         streams = 1 if wanted.n_ctx else wanted.n_streams
         least = min(asked, max(wanted.fit.least_context * streams, wanted.n_slots))
     short = lacking = None
@@ -193,21 +197,21 @@ def fit(
 
 
 class _Reduction(NamedTuple):
-    """What is tried, on devices of which figures, and what there is to say if that is what it comes to."""
+    """One attempt: the reduced options, the device figures, and a remark for its result."""
 
     wanted: MemoryOptions
     figures: Sequence[DeviceFigures]
     remark: str = ""
     changed: bool = False
-    """Whether it is less than what was asked for even with the whole context."""
+    """True if it reduces more than the context."""
     from_disk: bool = False
-    """Whether memory counts that weights would take."""
+    """True if the memory of weights counts as free."""
 
 
 def _reductions(
     file: ModelFile, model: Model, wanted: MemoryOptions, figures: Sequence[DeviceFigures], split: SplitOptions | None
 ) -> Iterator[_Reduction]:
-    """What is tried one after the other, from what was asked for to what is worst."""
+    """Yield the attempts in order, from the requested options to the worst."""
     allowed = wanted.fit
     if allowed.on:
         modest = _leaving(figures, allowed.target)
@@ -234,7 +238,9 @@ def _reductions(
 
 
 def _leaving(figures: Sequence[DeviceFigures], target: Sequence[int]) -> list[DeviceFigures]:
-    """The figures of devices with so much less memory: of this machine's whole memory, of what a worker has free."""
+    """Return the figures of devices with a margin subtracted: from this machine's total memory, from a worker's free
+    memory.
+    """
     far = [i for i, device in enumerate(figures) if not device.local]
     order = [*far, *(i for i, device in enumerate(figures) if device.local)]
     found = list(figures)
@@ -248,7 +254,7 @@ def _leaving(figures: Sequence[DeviceFigures], target: Sequence[int]) -> list[De
 
 
 def placed(sizes: ModelSizes, figures: Sequence[DeviceFigures], split: SplitOptions | None) -> Placement:
-    """Where the model lies; raises NotEnoughMemory."""
+    """Place the model; raises NotEnoughMemory."""
     if split is not None:
         return place(sizes, figures, split)
     placement = _alone(sizes.n_layer)
@@ -261,7 +267,7 @@ def _alone(n_layer: int) -> Placement:
 
 
 class _Most(NamedTuple):
-    """The longest context that has room, 0 if none has; what all that was asked for lacks, and what the least."""
+    """The longest context that fits, 0 if none; and the shortage of the requested and of the least context."""
 
     n_ctx: int
     all_lacks: NotEnoughMemory | None
@@ -269,7 +275,7 @@ class _Most(NamedTuple):
 
 
 def _most(least: int, asked: int, attempt: Callable[[int], object]) -> _Most:
-    """The longest context from `least` to `asked` for which `attempt` finds room, by halving."""
+    """Find the longest context from `least` to `asked` that `attempt` accepts, by bisection."""
 
     def problem(n_ctx: int) -> NotEnoughMemory | None:
         try:
@@ -284,7 +290,7 @@ def _most(least: int, asked: int, attempt: Callable[[int], object]) -> _Most:
     least_lacks = all_lacks if least == asked else problem(least)
     if least_lacks is not None:
         return _Most(0, all_lacks, least_lacks)
-    low, high = 0, (asked - least - 1) // _STEP  # steps above the least: so many fit, and more than so many do not
+    low, high = 0, (asked - least - 1) // _STEP  # steps above the least: `low` fits, more than `high` does not
     while low < high:
         middle = (low + high + 1) // 2
         if problem(least + middle * _STEP) is None:
@@ -295,18 +301,18 @@ def _most(least: int, asked: int, attempt: Callable[[int], object]) -> _Most:
 
 
 def read_text(sizes: ModelSizes) -> str:
-    """How much of a mixture's weights a token goes through, in words; nothing where it is all of them."""
+    """Describe the part of a mixture's weights that a token reads; empty if it is all of them."""
     read = sum(sizes.layers_read or sizes.layers) + sizes.head
     return f", of which a token reads {mib(read)}" if read < 0.9 * sizes.weights else ""
 
 
 def before_reading(figures: DeviceFigures, file: ModelFile) -> DeviceFigures:
-    """This machine's figures as they were before a file was read into its memory; of a mapped file, as they are."""
+    """Return this machine's figures from before a file was read into memory; unchanged for a mapped file."""
     return figures if file.mapped else replace(figures, free=figures.free + file.nbytes)
 
 
 def prompt_memory(limit: int, total: int) -> int:
-    """MiB for prompts that no slot holds: the given limit, and at most half of the `total` bytes that the process may
-    have, so that in a small container the usual limit is one; -1: no limit.
+    """Return the MiB for prompts that no slot holds: the given limit, but at most half of the `total` bytes of this
+    process, so that the default suits a small container; -1: no limit.
     """
     return limit if limit < 0 else min(limit, total >> 21)

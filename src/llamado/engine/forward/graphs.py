@@ -1,7 +1,7 @@
-"""The graphs of a model by the shape of batches: few shapes, each built once and run again with new contents.
+"""Graphs by batch shape: few shapes, each built once and run again with new contents.
 
-Larger batches are filled up with tokens that see nothing and are seen by none, and attention gets the cache in few
-sizes; it looks only at the cells a token may see, so the size costs nothing but the mask.
+Larger batches are padded with tokens that see nothing and that no token sees, and attention gets the cache in few
+sizes; it reads only the cells that a token may see, so the size costs only the mask.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from llamado.engine.options import COMPILING
 from llamado.models.batch import BatchShape, Output
 
 PAD = 256
-"""The sizes of caches and of masks are multiples of it."""
+"""Sizes of caches and of masks are multiples of it."""
 _REACH = 1024
-"""Cells that attention is given at least; where more are in use 8,192, then powers of two."""
+"""Least number of cells for attention; if more are in use, 8,192, then powers of two."""
 _GRAPHS_KEPT = 128
 _READY = 8
-"""Sequences that generate a token each for which there are graphs before the first request."""
+"""Numbers of generating sequences that have a graph before the first request."""
 FEW = 16
-"""Such sequences up to which every number of them has a shape of its own: each column of so few costs time."""
+"""Most generating sequences with a shape for every number: a padding column costs time."""
 _SIZES: tuple[int, ...] = (*range(1, 9), *(n << shift for shift in range(2, 20) for n in (3, 4)))
-"""Of batches on several devices: every new shape has to be sent and compiled."""
+"""Batch sizes on several devices: every new shape has to be sent and compiled."""
 
 
 class Graphs:
-    """Finds the graph that serves a batch of up to `max_batch` tokens and a cache of `n_cells`, and gets graphs ready
-    before they are needed.
+    """Finds the graph for a batch of up to `max_batch` tokens and a cache of `n_cells`, and prepares graphs ahead of
+    time.
 
-    `n_states`: sequences of which layers remember states, 0 where none does. `largest`: shapes that need all the memory
-    there is to be. `features`: see BatchShape; `takes`: see Model.
+    `n_states`: sequences whose states layers keep, 0 if none do. `largest`: shapes that need all memory. `features`:
+    see BatchShape; `takes`: see Model.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Graphs:
         given: int = 0,
         stage: int = 0,
     ) -> BatchShape:
-        """The shape that serves a batch of `n` tokens and `n_out` outputs that sees the first `used` cells.
+        """Return the shape for a batch of `n` tokens and `n_out` outputs that sees the first `used` cells.
 
-        `n_seqs`: see BatchShape; one sequence's tokens must be as many as `fit` gives.
+        `n_seqs`: see BatchShape; the tokens of one sequence must be a number that `fit` returns.
         """
         n_tokens, n_outputs, reach = self._sizes(n, n_out, used)
         n_seqs = n_tokens if n_seqs == n else n_seqs
@@ -86,7 +86,9 @@ class Graphs:
         )
 
     def fit(self, n: int) -> int:
-        """The greatest size of a batch up to `n`: a token that filled it up would change the state of its sequence."""
+        """Return the largest batch size up to `n` without padding: a padding token would change the state of its
+        sequence.
+        """
         if n >= self._max_batch:
             return self._max_batch
         if self._tensors.placement is not None:
@@ -95,7 +97,7 @@ class Graphs:
         return n // step * step
 
     def _shapes(self, n: int, n_out: int, used: int, scales: Scales = ()) -> list[BatchShape]:
-        """Those that serve `n` tokens: of one sequence, and of as many."""
+        """Return the shapes for `n` tokens: of one sequence, and of `n` sequences."""
         if not self._n_states:
             return [self.shape(n, n_out, used, scales, given=given) for given in self._takes]
         found = [self.shape(self.fit(n), min(n_out, self.fit(n)), used, scales, n_seqs=1)]
@@ -104,7 +106,7 @@ class Graphs:
         return found
 
     def _sizes(self, n: int, n_out: int, used: int) -> tuple[int, int, int]:
-        """Tokens, outputs and cells of the shape that serves a batch."""
+        """Return the tokens, outputs and cells of the shape for a batch."""
         if self._tensors.placement is not None:
             n_tokens = min(next(size for size in _SIZES if size >= n), self._max_batch)
             n_outputs = n_out if n_out <= 1 else n_tokens if n_tokens <= 64 or 2 * n_out > n else min(64, n_tokens)
@@ -117,7 +119,7 @@ class Graphs:
         return n_tokens, n_outputs, reach
 
     def get(self, shape: BatchShape) -> CutGraph:
-        """The graph for a shape, built and bound once."""
+        """Return the graph for a shape, built and bound once."""
         graph = self._graphs.get(shape)
         if graph is not None:
             self._graphs.move_to_end(shape)
@@ -129,17 +131,17 @@ class Graphs:
         return graph
 
     def clear(self) -> None:
-        """Tensors lie elsewhere now."""
+        """Drop all graphs, because tensors moved."""
         self._graphs.clear()
 
     def prepare(self, shape: BatchShape) -> None:
-        """Has devices compile what they need for a shape."""
+        """Let the devices compile a shape."""
         for part in self.get(shape).parts:
             self._devices[part.device].prepare(part.graph)
 
     def warm_up(self, batch_sizes: list[int], progress: Progress | None, scales: Scales) -> None:
-        """Prepares these batch sizes, and notes what else requests are likely to need for `next_ahead`."""
-        # the largest first: it sets the size of a device's working memory
+        """Prepare these batch sizes, and list further shapes that requests are likely to need, for `next_ahead`."""
+        # largest first: it determines the size of a device's working memory
         now = {n for n in batch_sizes if n <= _READY or n > FEW or n == self._max_batch}
         sizes = sorted({n for n in now if n <= self._max_batch}, reverse=True)
         shapes = [shape for n in sizes for shape in self._shapes(n, min(n, 8), 1, scales)]
@@ -162,7 +164,7 @@ class Graphs:
         self._ahead = [replace(shape, scales=scales) for shape in ahead]
 
     def next_ahead(self) -> BatchShape | None:
-        """The next shape that requests are likely to need and for which there is no graph yet."""
+        """Return the next shape that requests are likely to need and that has no graph yet."""
         while self._ahead:
             shape = self._ahead.pop(0)
             if shape not in self._graphs:
@@ -171,5 +173,5 @@ class Graphs:
 
 
 def _step(n: int) -> int:
-    """Sizes of batches of about `n` tokens on this machine are multiples of it."""
+    """Return the step of batch sizes around `n` tokens on this machine."""
     return 1 if n <= 8 else 4 if n <= 32 else 8 if n <= 256 else 32

@@ -1,4 +1,4 @@
-"""How strong LoRA adapters are for requests that do not say."""
+"""Scales of LoRA adapters: defaults, and those of a request."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from llamado.engine.forward.contract import Activated, Scales, as_scales
 
 
 class DefaultScales:
-    """The scales of all adapters of a model, which may change at any time, from any thread."""
+    """The scales of all adapters of a model, which any thread may change at any time."""
 
     def __init__(self, scales: Sequence[float] = (), invocations: Sequence[Sequence[int]] = ()) -> None:
-        """`invocations`: the tokens with which each adapter begins to work, none of those that always do.
+        """`invocations`: the tokens that activate each adapter; empty for adapters that always apply.
 
-        Raises ValueError for numbers that a float32 cannot hold.
+        Raises ValueError for numbers that float32 cannot hold.
         """
         self.n_adapters = len(scales)
         self.invocations = [tuple(tokens) for tokens in invocations] or [()] * self.n_adapters
         self.now = as_scales(scales)
-        """Those of a request that names none."""
+        """The scales of a request without its own."""
 
     @property
     def each(self) -> tuple[float, ...]:
-        """A number for each adapter, in float32."""
+        """The scales of all adapters, in float32."""
         return self.now or (0.0,) * self.n_adapters
 
     def set(self, named: Mapping[int, float]) -> None:
-        """For requests that come from now on; see `of`."""
+        """Set the scales of later requests; see `of`."""
         self.now = self.of(named)
 
     def of(self, named: Mapping[int, float]) -> Scales:
-        """What adapters named by number make: those that are not named have 0, and numbers of none are ignored.
+        """Return the scales for adapters by number: adapters that are not listed get 0, and unknown numbers are
+        ignored.
 
-        Raises InvalidRequest for a number that a float32 cannot hold.
+        Raises InvalidRequest for a number that float32 cannot hold.
         """
         try:
             return as_scales(named.get(i, 0.0) for i in range(self.n_adapters))
@@ -41,11 +42,11 @@ class DefaultScales:
             raise InvalidRequest(str(error)) from None
 
     def for_prompt(self, named: Mapping[int, float], prompt: Sequence[int]) -> Scales:
-        """Those of a request (of one that names none those of now): an activated LoRA works from the last place on
-        where the prompt has its tokens, and where it has them nowhere not at all.
+        """Return the scales of a request (default: the present ones). An activated LoRA applies from the last
+        occurrence of its tokens in the prompt on, or not at all without one.
 
-        As in llama-server one token more is computed with it, the one before; beside an adapter that always works it
-        always does, too. Raises InvalidRequest for several activated ones.
+        As in llama-server, it also applies to one token before. Beside an adapter that always applies, it always does,
+        too. Raises InvalidRequest for several activated ones.
         """
         scales = self.of(named) if named else self.now
         working = [i for i, scale in enumerate(scales) if scale]
@@ -60,8 +61,8 @@ class DefaultScales:
 
 
 def _last_place(tokens: Sequence[int], prompt: Sequence[int]) -> int | None:
-    """Where the last occurrence of tokens begins, found as llama-server finds it: backwards, and what ended a match is
-    not looked at as the end of another one.
+    """Return the position of the last occurrence of tokens, by llama-server's search: backwards, and a token that ended
+    a partial match does not start another one.
     """
     left = len(tokens)
     for i in range(len(prompt) - 1, -1, -1):
@@ -72,7 +73,7 @@ def _last_place(tokens: Sequence[int], prompt: Sequence[int]) -> int | None:
 
 
 def default_scales(scales: Sequence[float], apply: bool, invocations: Sequence[Sequence[int]] = ()) -> DefaultScales:
-    """Those of a server's flags; all 0 where they are not to be applied yet. Raises EngineError."""
+    """Return the scales of a server's flags; all 0 unless `apply`. Raises EngineError."""
     try:
         return DefaultScales([scale if apply else 0.0 for scale in scales], invocations)
     except ValueError as error:

@@ -1,4 +1,6 @@
-"""Batches on their way through devices: each part of a graph on the thread of its device, one batch behind another."""
+"""Pipeline of batches through devices: each part of a graph runs on the thread of its device, with several batches in
+flight.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from llamado.devices.device import Arrival, Bytes, Device, DeviceLost, TensorLink
 from llamado.devices.split.partition import GraphPart
 from llamado.engine.forward.contract import ForwardError
-from llamado.engine.forward.here import BatchesHere
+from llamado.engine.forward.local_batches import LocalBatches
 from llamado.engine.forward.ring import Ring
 from llamado.engine.forward.times import Times
 from llamado.ggml.tensor import Tensor
@@ -25,14 +27,14 @@ from llamado.models.batch import FEATURES, Batch
 from llamado.models.inputs import Input
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-_WINDOW = 0.15  # seconds in which batches are counted before another number of them is tried
+_WINDOW = 0.15  # seconds in which batches are counted before another depth is tried
 _FORGET = 32  # windows
 
 
 class Depth:
-    """How many batches to have on their way: as many as gave most rows of logits per second, tried and tried again.
+    """Number of batches in flight: the one with the most rows of logits per second, found by repeated trials.
 
-    While devices wait for links, another batch on the way costs the others nothing; once devices are busy it only makes
+    While devices wait for links, another batch in flight costs the others nothing; once devices are busy it only makes
     batches smaller, and smaller batches cost more per row.
     """
 
@@ -40,7 +42,7 @@ class Depth:
         self.least = least
         self._steps = [n for n in _DEPTHS if n >= least]
         self._at = 0
-        self._rates: dict[int, float] = {}  # by place in `_steps`
+        self._rates: dict[int, float] = {}  # by index in `_steps`
         self._began = 0.0
         self._rows = 0
         self._windows = 0
@@ -51,11 +53,13 @@ class Depth:
         return self._steps[self._at]
 
     def note(self, n_rows: int, now: float, full: bool) -> None:
-        """A batch of generating slots gave `n_rows` rows; `full`: as many as allowed were on their way till then."""
+        """Record that a batch of generating slots yielded `n_rows` rows; `full`: the allowed number was in flight until
+        then.
+        """
         if not full:
             self._rows = 0
             self._spare += 1
-            if self._spare > 2 * self.value and self._at:  # there are not sequences enough for so many
+            if self._spare > 2 * self.value and self._at:  # there are not enough sequences for this depth
                 self._spare = 0
                 self._rates[self._at] = 0.0
                 self._at -= 1
@@ -71,25 +75,25 @@ class Depth:
         known = self._rates.get(self._at)
         self._rates[self._at] = rate if known is None else 0.5 * (known + rate)
         self._windows += 1
-        if self._windows % _FORGET == 0:  # what it was like elsewhere may have changed
+        if self._windows % _FORGET == 0:  # conditions may have changed
             self._rates = {self._at: self._rates[self._at]}
         best = max(self._rates, key=self._rates.__getitem__)
         if self._rates[best] > 1.03 * self._rates[self._at]:
             self._at = best
-        else:  # as good as any: look at its neighbours
+        else:  # as good as any: try its neighbors
             near = (self._at + 1, self._at - 1)
             self._at = next((at for at in near if 0 <= at < len(self._steps) and at not in self._rates), self._at)
 
 
 class _Sent(NamedTuple):
-    """What goes by a link, and its number there."""
+    """A result sent over a link, and its sequence number there."""
 
     link: TensorLink
     number: int
 
 
 class _Note:
-    """When a part was handed to its device and sent there (time.monotonic()), and what PartTime has of links."""
+    """Times at which a part was queued for its device and sent there (time.monotonic()), and link data for PartTime."""
 
     __slots__ = ("began", "n_bytes", "queued", "trips")
 
@@ -121,25 +125,25 @@ class _Job:
         self.n_tokens = n_tokens
         self.n_outputs = n_outputs
         self.values: dict[str, Bytes] = {}
-        self.sent: dict[str, _Sent] = {}  # what is on its way to the device of the next part
-        self.index = 0  # of the part that was sent to its device last
-        self.unread = 0  # reads on their way
+        self.sent: dict[str, _Sent] = {}  # results on their way to the device of the next part
+        self.index = 0  # of the part that was last sent to its device
+        self.unread = 0  # reads in flight
         self.notes: list[_Note] = []  # of the parts that were sent
         self.future: Future[NDArray[np.float32]] = Future()
         self.began = self.queued = time.monotonic()
 
     @property
     def ready(self) -> bool:
-        """Whether it may leave the device of the part that was sent last."""
+        """True if it may leave the device of its last sent part."""
         if self.index + 1 == len(self.parts):
             return not self.unread
         return all(name in self.sent or name in self.values for name in self.parts[self.index + 1].takes)
 
 
 class JoinedRows:
-    """The rows of several batches as those of one: `n_rows` of `width` numbers, in `future` once all are there.
+    """The rows of several batches combined to one: `n_rows` of `width` numbers, in `future` once all are done.
 
-    `features`: gets those of their tokens.
+    `features`: receives those of their tokens.
     """
 
     def __init__(self, n_batches: int, n_rows: int, width: int, features: NDArray[np.float32] | None = None) -> None:
@@ -156,7 +160,7 @@ class JoinedRows:
         tokens: NDArray[np.integer],
         features: NDArray[np.float32] | None,
     ) -> None:
-        """One more batch, the places of its rows among all, and those of its tokens, of which it has `features`."""
+        """Add a batch: the positions of its rows and of its tokens among all, and its `features`."""
         batch.add_done_callback(lambda done: self._arrived(done, places, tokens, features))
 
     def _arrived(
@@ -182,13 +186,13 @@ class JoinedRows:
 
 
 class Pipeline:
-    """Runs batches on `devices` (a list that may get others in their places while nothing runs).
+    """Runs batches on `devices` (a list whose members may be replaced while nothing runs).
 
-    `output`: the name of what graphs give, `width` numbers a row. `on_lost` is called, from any thread, when a batch
-    failed because a device is lost, or a link between two.
+    `output`: the name of the graphs' result, with `width` numbers per row. `on_lost` is called, from any thread, when a
+    batch failed because a device, or a link between two, is lost.
 
-    Where devices are linked (`ring`), what a part gives goes straight to the device of the next part, which is sent
-    behind it at once: its device waits for the bytes. All else comes here and is sent on.
+    If devices are linked (`ring`), results of a part go straight to the device of the next part, which is sent there
+    immediately: its device waits for the bytes. All other results come here and are sent on.
     """
 
     def __init__(self, devices: Sequence[Device], output: str, width: int) -> None:
@@ -199,16 +203,16 @@ class Pipeline:
         self._output = output
         self._width = width
         self.ring = Ring(devices)
-        self._here = BatchesHere(output, width, self.times if len(devices) > 1 else None)
+        self._here = LocalBatches(output, width, self.times if len(devices) > 1 else None)
         self._flying: set[Future[NDArray[np.float32]]] = set()
         self._order = threading.Lock()
-        # By device: batches in the order in which they leave it.
+        # by device: batches in the order in which they leave it
         self._leaving: defaultdict[int, deque[_Job]] = defaultdict(deque)
         self._queues: dict[int, queue.SimpleQueue[tuple[_Job, int] | threading.Event | None]] = {}
         self._closed = self._failed = False
 
     def set_up(self, parts: Sequence[GraphPart], used: Sequence[int]) -> None:
-        """From now on batches go through parts like these, on devices of these numbers."""
+        """Set the parts of following batches, on devices of these numbers."""
         self._here.forget()
         self.depth = Depth(len({part.device for part in parts[1:]}) if len(parts) > 1 else 1)
         alone = len(parts) == 1 and self._devices[parts[0].device].local
@@ -226,14 +230,14 @@ class Pipeline:
         batch: Batch,
         features: NDArray[np.float32] | None = None,
     ) -> Future[NDArray[np.float32]]:
-        """Starts a batch; `feeds` fill the graph's inputs. The rows of its outputs are wanted; `features` gets as many
-        rows of hidden states as it has (see BatchShape).
+        """Start a batch; `feeds` fill the graph's inputs. The result has the rows of its outputs; `features` receives
+        as many rows of hidden states as it has (see BatchShape).
 
-        A batch that this machine alone computes is done when its rows are asked for.
+        A batch that only this machine computes is completed when its result is read.
         """
         if len(parts) == 1 and self._devices[parts[0].device].local:
             return self._here.run(self._devices[parts[0].device], parts[0], feeds, batch, features)
-        # Several devices may want the same input, and later.
+        # several devices may need the same input, and later
         inputs = {feed.name: feed.fill(batch) for feed in feeds}
         job = _Job(parts, inputs, batch.n_tokens, len(batch.outputs), features)
         self._flying.add(job.future)
@@ -242,15 +246,17 @@ class Pipeline:
         return job.future
 
     def finish(self) -> list[Future[NDArray[np.float32]]]:
-        """Waits for the batches on their way; those that were. Batches given up may still be computed after it."""
+        """Wait for the batches in flight and return them. Parts of abandoned batches may still be running
+        afterwards.
+        """
         flying = list(self._flying)
         wait(flying)
         return flying
 
-    def stand_still(self) -> None:
-        """Returns when no thread works on a batch any more, not even on one that nobody waits for."""
+    def wait_idle(self) -> None:
+        """Wait until no thread works on any batch, including abandoned ones."""
         self.finish()
-        if self._failed:  # what was sent by links is taken by nobody, and devices may wait for what was not sent
+        if self._failed:  # results in links are not taken any more, and devices may wait for results that were not sent
             self._failed = False
             self.ring.break_up()
         reached = []
@@ -262,23 +268,23 @@ class Pipeline:
                 if self._closed:
                     raise ForwardError("the model is being closed")
 
-    def give_up(self, error: DeviceLost) -> None:
-        """Whoever waits for a batch need not wait for the parts of it that are still computed."""
+    def fail_in_flight(self, error: DeviceLost) -> None:
+        """Fail all batches in flight, so that no caller waits for parts that are still computed."""
         self._failed = True
         for future in list(self._flying):
-            with suppress(Exception):  # it came to its end meanwhile
+            with suppress(Exception):  # it ended meanwhile
                 future.set_exception(error)
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Stop the threads."""
         self._closed = True
         for jobs in self._queues.values():
             jobs.put(None)
 
-    # -- the way of a batch ------------------------------------------------------------------------------------------
+    # -- processing of a batch ---------------------------------------------------------------------------------------
 
     def _run(self, job: _Job, index: int) -> None:
-        """One part of a batch on its device; what it gives is read, or goes to the next device, and the next part
+        """Run one part of a batch on its device; its results are read, or go to the next device, and the next part
         follows.
         """
         part = job.parts[index]
@@ -305,7 +311,7 @@ class Pipeline:
             wanted.append((FEATURES, states, job.features.nbytes))
         if rows is not None:
             wanted.append((self._output, rows, 4 * self._width * job.n_outputs))
-        elif not wanted and not passed:  # a chunk that only fills the cache: any byte says that it is done
+        elif not wanted and not passed:  # a chunk that only fills the cache: reading any byte shows that it is done
             name, tensor = next(iter(part.graph.inputs.items()))
             wanted.append(("", tensor, 4))
         left = len(wanted)
@@ -316,7 +322,7 @@ class Pipeline:
             nonlocal left
             try:
                 data = future.result()
-                # what lies in the device's working memory is gone with the next batch
+                # the device's working memory is overwritten by the next batch
                 job.values[name] = data.copy() if device.local else data
             except BaseException as error:
                 self._fail(job, error)
@@ -337,11 +343,11 @@ class Pipeline:
         for name, tensor, size in wanted:
             future = device.read(tensor, 0, size)
             future.add_done_callback(lambda f, name=name: arrived(name, f))  # type: ignore[misc]
-        if passed:  # it may leave before what is read, if anything is, has come
+        if passed:  # it may leave before its reads, if any, have arrived
             self._leave(job, 0)
 
     def _pass_on(self, job: _Job, index: int) -> list[tuple[str, Tensor, int]]:
-        """Sends what a part gives to the next device, where there is a link; what is to be read, and how much of it."""
+        """Send a part's results to the next device if there is a link; return the tensors to read, and their sizes."""
         part, *later = job.parts[index:]
         link = self.ring.link(part.device, later[0].device) if later else None
         wanted = []
@@ -355,7 +361,7 @@ class Pipeline:
         return wanted
 
     def _handed_on(self, job: _Job, index: int, arrival: Future[Arrival]) -> None:
-        """What a part takes has come by a link: its device can begin, and the one before was done with its part."""
+        """Handle the arrival of a part's inputs over a link: its device can begin, and the previous device is done."""
         try:
             computed = arrival.result().computed
         except BaseException as error:
@@ -367,8 +373,8 @@ class Pipeline:
         note.queued = note.began = time.monotonic()
 
     def _leave(self, job: _Job, n_read: int) -> None:
-        """Takes note of reads that came. Batches leave a device in the order in which they were sent there: each to
-        the device of its next part, or to whoever waits for it.
+        """Record `n_read` arrived reads. Batches leave a device in the order in which they were sent there: to the
+        device of their next part, or to the caller.
         """
         ended = []
         with self._order:
@@ -390,12 +396,12 @@ class Pipeline:
         self._queues[job.parts[index].device].put((job, index))
 
     def _end(self, job: _Job) -> None:
-        """Hands the results of a batch to whoever waits for it."""
+        """Complete a batch."""
         rows = job.values.get(self._output, np.empty(0, np.uint8)).view(np.float32)
         if job.features is not None:
             job.features[:] = job.values[FEATURES].view(np.float32).reshape(job.features.shape)
         if job.n_outputs and 2 * job.n_tokens <= 3 * job.n_outputs:  # mostly of generating slots
-            # As many as are allowed are on their way; the one that just ended counts.
+            # the allowed number is in flight, including the batch that just ended
             full = len(self._flying) >= self.depth.value
             self.depth.note(job.n_outputs, time.perf_counter(), full)
         self.times.batch(job.began, job.n_outputs)
@@ -403,7 +409,7 @@ class Pipeline:
             job.future.set_result(rows.reshape(-1, self._width))
 
     def _serve(self, device: int, jobs: queue.SimpleQueue[tuple[_Job, int] | threading.Event | None]) -> None:
-        """The thread of a device: its parts in the order in which batches come to them."""
+        """Thread of a device: run its parts in the order in which batches arrive."""
         while (item := jobs.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()

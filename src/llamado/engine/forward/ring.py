@@ -1,4 +1,4 @@
-"""Links between devices that follow each other: what one computes goes straight to the next."""
+"""Links between consecutive devices, so that results go straight to the next one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from llamado.errors import LlamadoError
 log = logging.getLogger(__name__)
 
 _REFUSED_SECONDS = 300.0
-"""How long two devices that could not be linked, or whose link broke, are not linked again."""
+"""Seconds until two devices whose link failed are linked again."""
 
 Pair = tuple[int, int]
-"""Numbers of a device and of the one that takes what it gives."""
+"""Numbers of a device and of the next one."""
 
 
 class _Linked(NamedTuple):
@@ -29,10 +29,9 @@ class _Linked(NamedTuple):
 
 
 class Ring:
-    """The links between `devices` (a list that may get others in their places).
+    """The links between `devices` (a list whose members may be replaced).
 
-    No way along links leads back to where it began: of two devices that send to each other, both might wait until the
-    other takes something.
+    Links form no cycle: two devices that send to each other might both wait until the other one receives.
     """
 
     def __init__(self, devices: Sequence[Device]) -> None:
@@ -41,7 +40,7 @@ class Ring:
         self._refused: dict[tuple[Device, Device], float] = {}  # until when (time.monotonic())
 
     def form(self, parts: Sequence[GraphPart]) -> None:
-        """Links devices for parts like these; those that are linked stay so. May take seconds."""
+        """Link devices for these parts; existing links stay. May take seconds."""
         now = time.monotonic()
         self._refused = {
             pair: until
@@ -72,28 +71,28 @@ class Ring:
         source, target = (self._devices[number] for number in pair)
         try:
             link = source.link(target)
-        except LlamadoError as error:  # it is noticed elsewhere if one is lost
+        except LlamadoError as error:  # a lost device is detected by its own watcher
             log.debug("%s and %s are not linked: %s", source.name, target.name, error)
             return None
         return None if link is None else _Linked(source, target, link)
 
     def link(self, source: int, target: int) -> TensorLink | None:
-        """The link between two devices, if there is one."""
+        """Return the link between two devices, if there is one."""
         linked = self._links.get((source, target))
         return None if linked is None else linked.link
 
     @property
     def pairs(self) -> list[Pair]:
-        """The devices that are linked."""
+        """The pairs of linked devices."""
         return sorted(self._links)
 
     @property
     def lost(self) -> LinkLost | None:
-        """Of the links, the loss of one."""
+        """The loss of a link, if one is lost."""
         return next((lost for linked in [*self._links.values()] if (lost := linked.link.lost) is not None), None)
 
     def break_up(self) -> None:
-        """Ends all links, so that no device waits for another; those that were broken are not formed again for long."""
+        """Close all links, so that no device waits for another; broken ones are not opened again for some time."""
         now = time.monotonic()
         for source, target, link in self._links.values():
             if link.lost is not None:
@@ -109,7 +108,7 @@ class Ring:
 
 
 def _acyclic(pairs: Sequence[Pair]) -> list[Pair]:
-    """Those of different devices, but for those with which a way would lead back to where it began."""
+    """Return the pairs of different devices, without those that would close a cycle."""
     found: list[Pair] = []
 
     def leads(start: int, end: int) -> bool:

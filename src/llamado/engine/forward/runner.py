@@ -1,7 +1,7 @@
-"""A model whose layers lie on one device or many: the Forward that the engine drives.
+"""A model whose layers are on one or many devices: the Forward of the engine.
 
-A batch is checked; the graph for its shape is found or built; the graph's inputs are filled; and its parts go through
-their devices one after the other, each on the thread of its device, with the next batch on its heels.
+A batch is checked, the graph for its shape is found or built, and the graph's inputs are filled. Then its parts run on
+their devices one after the other, each on the thread of its device, closely followed by the next batch.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_AGAIN = 0.5  # seconds between two attempts to reach a device that was lost while the model is loaded
+_AGAIN = 0.5  # seconds between attempts to reach a device that was lost while the model is loaded
 _FEW = 64
-"""Numbers of which Python finds the least before numpy has begun."""
+"""Numbers whose minimum Python finds before numpy starts."""
 _CHUNK = 128
-"""Tokens of prompts in a batch where devices form a pipeline: the second works on one while the first has the next."""
+"""Prompt tokens in a batch if devices form a pipeline: the second device works on one while the first has the next."""
 
 _REPLACED = (
-    "it is read where it lies on the disk: replace it by renaming another file to its name, or start with --no-mmap, "
-    "which reads it into memory at once"
+    "it is mapped from the disk: replace it by renaming another file to its name, or start with --no-mmap, "
+    "which reads it into memory first"
 )
 
 
 class Profile(NamedTuple):
-    """A graph whose inputs are still what they were, and the times of its operations."""
+    """A graph with unchanged inputs, and the times of its operations."""
 
     graph: Graph
     operations: list[OperationTime]
@@ -59,12 +59,12 @@ class Profile(NamedTuple):
 
 class ModelRunner:
     """Runs `model` (read from `file`) on `devices` with a memory of `n_cells` tokens of up to `n_sequences` sequences,
-    of up to `n_ctx` tokens each (0: all), and batches of up to `max_batch` tokens. `whole`, `turned` and
-    `n_drafted`: see Memory. `output` is what batches give: logits, or the numbers an embedding is made of. `placement`
-    says what lies where (None: all on the first device, which must be this machine's). `mlock` keeps the weights that
-    lie here in RAM; a warning says so where the system refuses. `observer` has outputs of its own in graphs, where all
-    lies on one device (`read`). `reconnect` and `replace` serve `restore`; `wait`: seconds that devices which are lost
-    while the model is loaded are waited for. `features`: see BatchShape.
+    of up to `n_ctx` tokens each (0: all), and batches of up to `max_batch` tokens. `whole`, `turned` and `n_drafted`:
+    see Memory. `output` is the result of batches: logits, or the numbers of an embedding. `placement`: layers by device
+    (None: all on the first device, which must be this machine's). `mlock` locks the weights on this machine in RAM,
+    with a warning if the OS refuses. `observer` adds outputs to graphs, if everything is on one device (`read`).
+    `reconnect` and `replace` are used by `restore`; `wait`: seconds to wait for devices that are lost while the model
+    is loaded. `features`: see BatchShape.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class ModelRunner:
 
     @property
     def placement(self) -> Placement | None:
-        """What lies where now."""
+        """The present placement."""
         return self._tensors.placement
 
     @property
@@ -168,15 +168,15 @@ class ModelRunner:
 
     @property
     def links(self) -> list[tuple[int, int]]:
-        """Numbers of devices that pass what they compute straight to another, and of those."""
+        """Pairs of devices of which the first passes its results straight to the second."""
         return self._pipeline.ring.pairs
 
     def exactly(self, n: int) -> int:
-        """The most of `n` tokens that a batch has without others to fill it up."""
+        """Return the most of `n` tokens that a batch can have without padding."""
         return self._graphs.fit(n)
 
     def read(self, name: str) -> NDArray[np.float32]:
-        """An observer's output as the last batch left it; its memory may have further numbers behind it."""
+        """Return an observer's output after the last batch; its memory may have further numbers behind it."""
         device, tensor = self._tensors.given(name)
         return np.frombuffer(self.devices[device].read(tensor, 0, tensor.nbytes).result(), np.float32)
 
@@ -187,7 +187,7 @@ class ModelRunner:
 
     @property
     def launches(self) -> bool:
-        """See Forward: with states a batch may have parts, and one waits for the other."""
+        """See Forward. With states a batch may have parts, and one waits for the other."""
         return len(self.devices) == 1 and self.placement is None and not self.memory.has_states
 
     @property
@@ -230,7 +230,7 @@ class ModelRunner:
         features: NDArray[np.float32] | None,
         before: NDArray[np.int32] | None,
     ) -> Future[NDArray[np.float32]]:
-        """Evaluates a batch in the parts that it was divided into."""
+        """Evaluate a batch in the parts that it was divided into."""
         if len(tokens) > self.max_batch:
             raise ForwardError(f"a batch of {len(tokens)} tokens; the device takes 1 to {self.max_batch}")
         joined = JoinedRows(len(parts), len(outputs), self.width, features)
@@ -247,7 +247,7 @@ class ModelRunner:
     def submit(
         self, batch: Batch, scales: Scales = (), features: NDArray[np.float32] | None = None, stage: int = 0
     ) -> Future[NDArray[np.float32]]:
-        """Evaluates a batch; see Forward.start."""
+        """Evaluate a batch; see Forward.start."""
         used = self._check(batch)
         lost = self.lost()
         if lost is not None:
@@ -261,8 +261,8 @@ class ModelRunner:
         return self._begin(shape, batch, features)
 
     def _make_room_for_embeddings(self) -> None:
-        """Before the first batch of embeddings, as few models are ever given one."""
-        self._pipeline.stand_still()
+        """Allocate memory for embeddings before the first batch of them, because few models ever get one."""
+        self._pipeline.wait_idle()
         self._graphs.largest.append(dataclasses.replace(self._graphs.largest[0], embeddings=True))
         try:
             self._settle()
@@ -273,12 +273,12 @@ class ModelRunner:
     def _begin(
         self, shape: BatchShape, batch: Batch, features: NDArray[np.float32] | None = None
     ) -> Future[NDArray[np.float32]]:
-        """Starts a batch with the graph for a shape, whose inputs fill up what the batch lacks."""
+        """Start a batch with the graph for a shape, which pads the batch."""
         graph = self._graphs.get(shape)
         return self._pipeline.start(graph.parts, graph.feeds, batch, features)
 
     def _check(self, batch: Batch) -> int:
-        """How many of the first cells a batch sees; raises ForwardError for one that cannot be."""
+        """Return how many of the first cells a batch sees; raises ForwardError for an invalid one."""
         n, outputs, tokens, embeddings = batch.n_tokens, batch.outputs, batch.tokens, batch.embeddings
         if not 0 < n <= self.max_batch:
             raise ForwardError(f"a batch of {n} tokens; the device takes 1 to {self.max_batch}")
@@ -302,14 +302,14 @@ class ModelRunner:
         return used
 
     def warm_up(self, batch_sizes: list[int], progress: Progress | None = None, scales: Scales = ()) -> None:
-        """Prepares these batch sizes (their kernels come from the disk cache where they are there).
+        """Prepare these batch sizes (their kernels come from the disk cache if they are there).
 
-        What else requests are likely to need is left to `prepare_ahead`.
+        Further shapes that requests are likely to need are left to `prepare_ahead`.
         """
         self._with_all(lambda: self._graphs.warm_up(batch_sizes, progress, scales), progress)
 
     def _with_all(self, work: Callable[[], None], progress: Progress | None) -> None:
-        """Does work of loading, again whenever a device was lost meanwhile and is back in time."""
+        """Run loading work, again whenever a device was lost meanwhile and is back in time."""
         until, since = 0.0, ""
         while True:
             try:
@@ -321,7 +321,7 @@ class ModelRunner:
                 if not since:
                     until, since = time.monotonic() + self._wait, time.strftime("%H:%M:%S")
                 lost = error
-                log.warning("%s; it is waited for", error.as_logged())
+                log.warning("%s; waiting for it", error.as_logged())
             back = False
             while not back:
                 if time.monotonic() >= until:
@@ -336,22 +336,22 @@ class ModelRunner:
                     time.sleep(_AGAIN)
 
     def prepare_ahead(self) -> bool:
-        """Gets one more shape ready that requests are likely to need."""
+        """Prepare one more shape that requests are likely to need."""
         shape = self._graphs.next_ahead()
         if shape is None:
             return False
         if self.placement is None:
             self._graphs.prepare(shape)
             return True
-        # A batch of nothing but filling, so that devices elsewhere have its programs.
+        # a batch of padding only, so that remote devices have its programs
         nothing = np.empty(0, np.int64)
         with suppress(DeviceLost):
             self._begin(shape, Batch(nothing, nothing, self.memory.nowhere().rows, nothing)).result()
         return True
 
     def profile(self, n: int, start: int = 0, repeats: int = 20) -> Profile:
-        """Times of each operation for `n` tokens of one sequence from position `start` on, the last with logits:
-        medians over `repeats` passes.
+        """Measure the times of each operation for `n` tokens of one sequence from position `start` on, the last with
+        logits: medians over `repeats` passes.
 
         Raises ForwardError unless the whole model is on this machine.
         """
@@ -365,7 +365,7 @@ class ModelRunner:
             raise ForwardError(f"{start + n} tokens in a memory of {self.memory.n_cells} of which some are used")
         tail = np.zeros(self.memory.tail_bytes(start), np.uint8)
         self.memory.write_tail(handle, start, tail)
-        handle.used = start  # whatever lies there
+        handle.used = start  # with any contents
         spans = [Span(handle, start, n, before=[0] * start)]
         self.start(np.zeros(n, np.int32), spans, np.array([n - 1], np.int32)).result()
         self.memory.free(handle)
@@ -373,13 +373,13 @@ class ModelRunner:
         return Profile(graph, device.profile(graph, repeats))
 
     def _settle(self, progress: Progress | None = None) -> None:
-        """Gives devices what they lack by the placement of now."""
+        """Give devices what they lack in the present placement."""
         self._graphs.clear()
         parts = self._tensors.settle(self._graphs.largest, progress)
         self._pipeline.set_up(parts, self._tensors.used)
 
     def close(self) -> None:
-        """Ends the threads and lets go of the memory."""
+        """Stop the threads and release the memory."""
         self._pipeline.close()
         self.recovery.close()
         for device in self.devices:
@@ -389,7 +389,7 @@ class ModelRunner:
 
 
 def _all_below(numbers: NDArray[np.integer], limit: int) -> bool:
-    """Whether all are from 0 to below `limit`."""
+    """Return True if all are from 0 to below `limit`."""
     return _least(numbers) >= 0 and _greatest(numbers) < limit
 
 

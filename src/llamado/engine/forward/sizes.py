@@ -1,4 +1,4 @@
-"""What a model's parts take of memory and links, for placing them on devices."""
+"""Memory and bandwidth costs of model parts, used by layer placement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llamado.gguf.types import TensorType
 from llamado.models.base import Model
 
 _CONTEXT = 1024
-"""Cells that a predicted token attends to, and the least that attention is given a mask for."""
+"""Cells that a token attends to in predictions, and the least mask size of attention."""
 
 
 def model_sizes(
@@ -24,9 +24,9 @@ def model_sizes(
     type_v: TensorType = TensorType.F16,
     n_drafted: int = 0,
 ) -> ModelSizes:
-    """Sizes of a model that runs with a memory of these sizes and types (see Memory).
+    """Return the sizes of a model with a memory of these sizes and types (see Memory).
 
-    Working memory is estimated from above: inputs, and the activations that a layer has at the same time.
+    Working memory is an upper estimate: inputs, and the activations that a layer has at the same time.
     """
     hp = model.hparams
     weights = weight_sizes(file, model)
@@ -64,7 +64,7 @@ def model_sizes(
 
 
 def weight_sizes(file: ModelFile, model: Model) -> dict[Role, WeightSize]:
-    """Each role of each weight, with what the adapters add to it; one that serves twice is here twice."""
+    """Return the size of each role of each weight, including its adapters; a weight with two roles is listed twice."""
     found = {}
     for name, roles in model.roles.items():
         info = file.tensors[name]
@@ -78,7 +78,7 @@ def weight_sizes(file: ModelFile, model: Model) -> dict[Role, WeightSize]:
 
 
 def usual_weights(file: ModelFile, model: Model) -> tuple[TensorType, int]:
-    """The type that most bytes of the layers' matrices have, and the length of their rows: what speeds depend on."""
+    """Return the type of most bytes of the layers' matrices, and the length of their rows, for speed measurements."""
     n_bytes: dict[TensorType, int] = {}
     for name, roles in model.roles.items():
         info = file.tensors[name]

@@ -1,4 +1,4 @@
-"""Where the time of batches goes: computing, on links, waiting; of the last minute."""
+"""Times of batches over the last minute: computing, on links, waiting."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ _MOST = 4096
 
 
 class PartTime(NamedTuple):
-    """A part of a batch on one device."""
+    """The time of a part of a batch on one device."""
 
     ended: float
     """time.monotonic()"""
     device: int
     seconds: float
-    """From being sent, or from the end of the part before it there, to having its results."""
+    """From sending it, or from the end of the part before it there, to receiving its results."""
     waited: float
     """Seconds behind other batches, for the device's thread and on the device."""
     n_bytes: int
-    """Bytes that went there and came back."""
+    """Bytes in both directions."""
     trips: float = 1.0
-    """Round trips of messages among those seconds: half of one more where results go to the next device, and one less
-    where what it works on came from the one before, as seconds are then counted from its arrival.
+    """Round trips of messages within those seconds: half of one more if results go to the next device, and one less if
+    its inputs came from the previous device, because seconds are then counted from their arrival.
     """
     computed: float | None = None
-    """Seconds that it computed, where somebody told."""
+    """Seconds of computing, if the device reported them."""
 
 
 class BatchTime(NamedTuple):
-    """A batch from its start to its end."""
+    """The time of a batch from start to end."""
 
     ended: float
     seconds: float
     n_rows: int
-    """Rows of logits it gave."""
+    """Rows of logits."""
 
 
 class Times:
-    """Takes notes from many threads; each costs about a microsecond."""
+    """Collects times from many threads; each record costs about a microsecond."""
 
     def __init__(self) -> None:
         self._parts: deque[PartTime] = deque(maxlen=_MOST)
@@ -59,7 +59,9 @@ class Times:
         trips: float = 1.0,
         computed: float | None = None,
     ) -> None:
-        """A part came to its end that was handed to its device at `queued` and sent at `began` (time.monotonic())."""
+        """Record the end of a part that was queued for its device at `queued` and sent at `began`
+        (time.monotonic()).
+        """
         now = time.monotonic()
         with self._lock:
             first = max(began, min(self._ends.get(device, 0.0), now))
@@ -67,25 +69,25 @@ class Times:
             self._parts.append(PartTime(now, device, now - first, first - queued, n_bytes, trips, computed))
 
     def batch(self, began: float, n_rows: int) -> None:
-        """A batch came to its end."""
+        """Record the end of a batch."""
         now = time.monotonic()
         with self._lock:
             self._batches.append(BatchTime(now, now - began, n_rows))
 
     def forget(self) -> None:
-        """What was noted is of no use any more: layers are elsewhere."""
+        """Drop all records, because layers moved."""
         with self._lock:
             self._parts.clear()
             self._batches.clear()
 
     def parts(self) -> list[PartTime]:
-        """Those of the last minute, oldest first."""
+        """Return the parts of the last minute, oldest first."""
         after = time.monotonic() - _WINDOW
         with self._lock:
             return [part for part in self._parts if part.ended >= after]
 
     def batches(self) -> list[BatchTime]:
-        """Those of the last minute, oldest first."""
+        """Return the batches of the last minute, oldest first."""
         after = time.monotonic() - _WINDOW
         with self._lock:
             return [batch for batch in self._batches if batch.ended >= after]

@@ -1,4 +1,4 @@
-"""The tokens a sampler chain chooses among, cut down step by step."""
+"""Candidate tokens of a sampler chain, which each sampler reduces."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Ids = NDArray[np.integer[Any]]
 Places = NDArray[np.integer[Any]]
 
 Top = tuple[I32, F32]
-"""Ids and logits of the largest of a row, descending, equal logits by lower id."""
+"""Ids and logits of the largest logits of a row, in descending order, equal logits by lower id."""
 
 Found = Top | int | None
-"""The largest of a row, or the one drawn among them; None for a row with NaN or +inf in it."""
+"""The largest logits of a row, or the token drawn from them; None for a row with NaN or +inf."""
 
 
 class WantedOfRow(NamedTuple):
-    """What is asked of a row of logits: its `k` largest (k ≤ MOST_WANTED), or one drawn among them."""
+    """A request for one row of logits: its `k` largest (k ≤ MOST_WANTED), or one token drawn from them."""
 
     row: F32
     k: int
@@ -34,7 +34,7 @@ class WantedOfRow(NamedTuple):
 
 
 class RowFinder(Protocol):
-    """Finds what is wanted of rows. It need not draw: then it gives the largest."""
+    """Finds the largest logits of rows. It may ignore drawings and return the largest logits instead."""
 
     def __call__(
         self, rows: Sequence[F32], ks: Sequence[int], drawings: Sequence[Drawing | None] = ()
@@ -43,10 +43,10 @@ class RowFinder(Protocol):
 
 MOST_WANTED = 1024
 
-# No logit but -inf is beyond it, so differences of logits are numbers.
+# Logits are clamped to this, except -inf, so that differences of logits are numbers.
 HUGE = float(np.finfo(np.float32).max)
 
-# How many candidates are few enough to be kept sorted.
+# Most candidates that are kept sorted.
 _FEW = 1024
 
 
@@ -56,12 +56,12 @@ def top_rows_numpy(rows: Sequence[F32], ks: Sequence[int], drawings: Sequence[Dr
 
 
 def top_k(logits: F32, k: int) -> Top:
-    """The k largest: about 0.15 ms for k = 40 of 262,144."""
+    """Return the k largest: about 0.15 ms for k = 40 of 262,144."""
     n = logits.size
     k = min(k, n)
     ids: NDArray[np.intp] | None = None
-    # Any k values of the row bound the k-th largest from below, so the k-th largest of a sample lets most of the row
-    # be dropped by one comparison.
+    # Any k values of the row bound the k-th largest from below. So the k-th largest of a sample lets one comparison
+    # drop most of the row.
     stride = n // max(8 * k, 2048)
     if stride >= 4:
         sample = np.sort(logits[::stride])
@@ -85,7 +85,9 @@ def top_k(logits: F32, k: int) -> Top:
 
 
 def log_softmax_top(logits: F32, n: int, token: int) -> tuple[float, list[tuple[int, float]]]:
-    """Log-probability of `token` and the `n` most likely `(id, log-probability)` over all logits of a row."""
+    """Return the log-probability of `token` and the `n` most likely `(id, log-probability)` over all logits of
+    a row.
+    """
     high = float(logits.max())
     log_total = high + math.log(float(np.exp(logits - np.float32(high)).sum(dtype=np.float64)))
     ids, values = top_k(logits, n)
@@ -94,14 +96,14 @@ def log_softmax_top(logits: F32, n: int, token: int) -> tuple[float, list[tuple[
 
 
 def shortest_head(key: F32, weights: F32, target: float, *, beyond: bool, min_count: int) -> NDArray[np.intp]:
-    """Positions, ascending, of the shortest head of `key` in ascending order whose weights reach `target`.
+    """Return the positions, ascending, of the shortest head of `key` in ascending order whose weights reach `target`.
 
     `beyond`: the sum must exceed the target. Equal keys count by lower position. `key` is 0 or more. Only the bucket
-    in which the target falls is sorted: sorting a whole vocabulary takes ten times as long.
+    that contains the target is sorted: sorting a whole vocabulary takes ten times as long.
     """
     n_buckets = 4096
-    # Weights fall like exp(-key) or lie around an entropy of at most ln(n): 32 covers all mass that matters, and the
-    # last bucket takes the rest.
+    # Weights fall like exp(-key) or lie around an entropy of at most ln(n): 32 covers all relevant mass, and the last
+    # bucket takes the rest.
     bucket = np.minimum(key * np.float32(n_buckets / 32), np.float32(n_buckets - 1)).astype(np.intp)
     mass = np.cumsum(np.bincount(bucket, weights, n_buckets))
     count = np.cumsum(np.bincount(bucket, minlength=n_buckets))
@@ -121,8 +123,8 @@ def shortest_head(key: F32, weights: F32, target: float, *, beyond: bool, min_co
 class Candidates:
     """Tokens and their logits: *wide* or *few*.
 
-    Wide: float32 logits in order of id, `ids` None while none is cut. Few: float64 logits in descending order, equal
-    ones by lower id.
+    Wide: float32 logits in order of id; `ids` is None while no token is cut. Few: float64 logits in descending order,
+    equal ones by lower id.
     """
 
     def __init__(self) -> None:
@@ -130,9 +132,9 @@ class Candidates:
         self.logits: NDArray[np.floating[Any]] = np.empty(0)
         self.few = False
         self.hidden = 0
-        """Candidates of logit -inf that are not stored: llama.cpp keeps what is masked, and counts it."""
+        """Candidates of logit -inf that are not stored: llama.cpp keeps masked tokens and counts them."""
         self.mask: NDArray[np.uint32] | None = None
-        """Which tokens the constraint allows, whether or not the others are out already."""
+        """The tokens that the constraint allows, also while others are still candidates."""
         self._row: F32 | None = None
         self._masked: F32 | None = None
         self._patches: list[tuple[Ids, F32]] = []
@@ -141,7 +143,7 @@ class Candidates:
     # -- the row -----------------------------------------------------------------------------------------------------
 
     def begin(self, row: F32, mask: NDArray[np.uint32] | None) -> None:
-        """Take all tokens of a row, which is changed in place until `restore`; a read-only one is copied."""
+        """Take all tokens of a row, which is changed in place until `restore`; a read-only row is copied."""
         self.logits = self._row = row if row.flags.writeable else row.copy()
         self.ids = None
         self.few = False
@@ -151,7 +153,7 @@ class Candidates:
         self._banned.clear()
 
     def restore(self) -> None:
-        """Give the row its logits back."""
+        """Restore the original logits of the row."""
         while self._patches:
             ids, saved = self._patches.pop()
             assert self._row is not None
@@ -164,21 +166,21 @@ class Candidates:
 
     @property
     def size(self) -> int:
-        """How many candidates there are for llama.cpp, those of probability 0 included."""
+        """Number of candidates in llama.cpp's terms, including those of probability 0."""
         return self.logits.size + self.hidden
 
     def id_at(self, place: int) -> int:
         return place if self.ids is None else int(self.ids[place])
 
     def allows(self, token: int) -> bool:
-        """Whether the constraint does."""
+        """Return True if the constraint allows a token."""
         mask = self.mask
         return mask is None or (token >> 5 < mask.size and bool(int(mask[token >> 5]) >> (token & 31) & 1))
 
     # -- changing logits ---------------------------------------------------------------------------------------------
 
     def ban(self, tokens: Iterable[int]) -> None:
-        """Give some tokens of a whole row the logit -inf. Raises ComputeFailed where one has none below +inf."""
+        """Set some tokens of a whole row to logit -inf. Raises ComputeFailed if one of their logits is NaN or +inf."""
         logits = self.logits
         for token in tokens:
             own = logits[token]
@@ -188,9 +190,9 @@ class Candidates:
             logits[token] = -math.inf
 
     def change(self, tokens: Ids, new: Callable[[F64, Any], F64]) -> None:
-        """Set the logits of some tokens, each named once, as far as they are candidates.
+        """Set the logits of some tokens, each listed once, as far as they are candidates.
 
-        `new(logits, which)`: the new logits of `tokens[which]`.
+        `new(logits, which)`: returns the new logits of `tokens[which]`.
         """
         if self.ids is None:
             own = self.logits[tokens]
@@ -198,7 +200,7 @@ class Candidates:
                 raise no_numbers()
             changed = np.minimum(new(own.astype(np.float64), slice(None)), HUGE).astype(np.float32)
             if self.logits is self._row:
-                # In place: copying a large vocabulary would cost more than sampling it.
+                # in place: copying a large vocabulary would cost more than sampling it
                 self._patches.append((tokens, own))
             self.logits[tokens] = changed
             return
@@ -215,7 +217,7 @@ class Candidates:
     # -- cutting -----------------------------------------------------------------------------------------------------
 
     def keep(self, places: Places, *, min_keep: int = 0, hide: bool = False) -> None:
-        """Cut to these places, ascending. Those that go are forgotten, or with `hide` count as masked."""
+        """Keep only these positions, ascending. The others are dropped, or with `hide` count as masked."""
         if hide:
             self.hidden += self.logits.size - places.size
         else:
@@ -231,7 +233,7 @@ class Candidates:
             self.ids, self.logits, self.few = self.ids[order], self.logits[order].astype(np.float64), True
 
     def keep_top(self, k: int) -> None:
-        """Cut to the k largest, which makes them few."""
+        """Keep the k largest, sorted."""
         if self.few:
             self.cut(k)
             return
@@ -240,12 +242,12 @@ class Candidates:
         self.take(places, logits)
 
     def take(self, places: Places, logits: F32) -> None:
-        """Cut to these, which are in descending order."""
+        """Keep only these positions, given in descending order of their logits."""
         self.ids = places if self.ids is None else self.ids[places]
         self.logits, self.few = logits.astype(np.float64), True
 
     def cut(self, n: int) -> None:
-        """Cut few candidates to the n largest."""
+        """Keep the n largest of few candidates."""
         if n < self.logits.size:
             assert self.ids is not None
             self.ids, self.logits, self.hidden = self.ids[:n], self.logits[:n], 0
@@ -253,7 +255,7 @@ class Candidates:
             self.hidden = min(self.hidden, n - self.logits.size)
 
     def drop_top(self, n: int) -> None:
-        """Cut off the n largest."""
+        """Drop the n largest."""
         if self.few:
             assert self.ids is not None
             self.ids, self.logits = self.ids[n:], self.logits[n:]
@@ -268,21 +270,21 @@ class Candidates:
     # -- the constraint ----------------------------------------------------------------------------------------------
 
     def only(self, ids: NDArray[np.intp]) -> None:
-        """Cut a whole row to these tokens, ascending; the others count as masked.
+        """Reduce a whole row to these tokens, ascending; the others count as masked.
 
-        They stay wide however few they are, so that the draw goes through them as it would through a masked row.
+        The result stays wide for any number of tokens, so that the draw uses the same order as with a masked row.
         """
         self.hidden = self.logits.size - ids.size
         self.ids, self.logits = ids, self.logits[ids]
 
     def only_allowed(self) -> None:
-        """Give all tokens that the mask forbids the logit -inf."""
+        """Set all tokens that the mask forbids to logit -inf."""
         assert self.mask is not None
         words, n = self.mask, self.logits.size
         masked = self._masked
         if masked is None or masked.size != 32 * words.size:
             masked = self._masked = np.empty(32 * words.size, np.float32)
-        # Each byte of the mask picks eight addends, 0 or -inf: a third of the time that a vector of truths takes.
+        # Each byte of the mask selects eight addends, 0 or -inf: a third of the time of a boolean vector.
         np.take(_ADDENDS, words.view(np.uint8), axis=0, out=masked.reshape(-1, 8), mode="clip")
         if masked.size >= n:
             self.logits = np.add(self.logits, masked[:n], out=masked[:n])
@@ -291,7 +293,9 @@ class Candidates:
             self.logits = np.concatenate((self.logits[: masked.size] + masked, beyond))
 
     def keep_top_allowed(self, k: int, top: Top) -> bool:
-        """`only_allowed` and `keep_top` in one where k of the largest, `top`, are allowed; else False, nothing done."""
+        """Combine `only_allowed` and `keep_top` if at least k of the largest, `top`, are allowed. Otherwise change
+        nothing and return False.
+        """
         assert self.mask is not None
         words = self.mask
         if 32 * words.size < self.logits.size:
@@ -305,7 +309,7 @@ class Candidates:
 
 
 def no_numbers() -> ComputeFailed:
-    """What is raised where logits are NaN or +inf."""
+    """Return the error for logits that are NaN or +inf."""
     return ComputeFailed("the model gave logits that are not numbers; its file may be damaged")
 
 

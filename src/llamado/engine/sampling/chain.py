@@ -1,14 +1,14 @@
-"""From one row of logits to one token: llama.cpp's sampler chain.
+"""llama.cpp's sampler chain: choose one token from one row of logits.
 
-The semantics of each sampler are those of llama.cpp's `src/llama-sampler.cpp`, the chain is put together as in its
-`common/sampling.cpp`: logit bias first, then the samplers in the order asked for, then a draw from what is left.
-Three things differ on purpose:
+The semantics of each sampler are those of llama.cpp's `src/llama-sampler.cpp`. The chain is built as in its
+`common/sampling.cpp`: logit bias first, then the samplers in the requested order, then a draw from the remaining
+candidates. Three things differ on purpose:
 
-- ties are broken by the lower token id, so that a result never depends on how a sort happened to run;
-- a random number of a token is a pure function of the request's seed and the token's position in its sequence, so
-  neither neighbours in the batch, nor a restart in the middle of an answer, nor a discarded draft can shift it;
-- a constraint counts before all samplers, so that an answer follows the model's probabilities of what is allowed.
-  (llama.cpp draws first and once more where the token is forbidden.)
+- ties are broken by the lower token id, so that a result never depends on a sort's internals;
+- the random number of a token is a pure function of the request's seed and the token's position in its sequence, so
+  that neither neighbors in the batch, nor a restart in the middle of an answer, nor a discarded draft changes it;
+- a constraint applies before all samplers, so that an answer follows the model's probabilities of the allowed tokens.
+  (llama.cpp draws first, and once more if the token is forbidden.)
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ if TYPE_CHECKING:
 
 __all__ = ["Sampler", "SamplerVocabulary", "uniform"]
 
-# A mask of at most so many words that are not 0 is used as a list of tokens.
+# A mask with at most this many nonzero words is used as a list of tokens.
 _FEW_WORDS = 64
 
-# More of the largest logits than top-k keeps: some of them a constraint may forbid.
+# Additional logits beyond top-k, because a constraint may forbid some of the largest.
 _SPARE = 24
 
-# Samplers that look at nothing but a row of logits.
+# Samplers that use only a row of logits.
 _INDEPENDENT = frozenset({"top_k", "typ_p", "top_p", "min_p", "top_n_sigma", "temperature"})
 
-# Samplers whose work behind top-k a device can do (see Drawing), and which numbers stand for them.
+# Samplers that a device can run after top-k (see Drawing), and their numbers there.
 _CUTS = {"top_p": Cut.TOP_P, "min_p": Cut.MIN_P, "temperature": Cut.TEMPERATURE}
 
-# Samplers that need a whole row whatever the constraint, and leave the largest logit the largest.
+# Samplers that need a whole row with any constraint, and keep the largest logit the largest.
 _HARMLESS = frozenset({"top_k", "top_p", "min_p", "top_n_sigma"})
 
 
 class _Allowed(NamedTuple):
-    """What the constraint says about the next token."""
+    """The tokens that the constraint allows next."""
 
     mask: NDArray[np.uint32] | None
     """None: all tokens."""
     ids: NDArray[np.intp] | None = None
-    """The allowed ones, ascending, where they are few."""
+    """The allowed tokens, ascending, if there are few."""
 
 
 _EVERYTHING = _Allowed(None)
@@ -80,13 +80,13 @@ _EVERYTHING = _Allowed(None)
 class Sampler:
     """The sampler chain of one request.
 
-    For each token of the answer: `sample`, then `accept` with what it gave. `eog`: ids that end an answer.
-    `vocabulary`: without one DRY knows no sequence breakers and there is no infill. `matcher`: what limits the answer;
-    `get_ready` asks it ahead of time. `top_rows`: a faster kernel. `weights`: whether `candidates` is asked, for which
-    the kernel may not draw.
+    For each token of the answer call `sample`, then `accept` with its result. `eog`: ids that end an answer.
+    `vocabulary`: without one, DRY has no sequence breakers and there is no infill. `matcher`: the constraint of the
+    answer; `get_ready` queries it ahead of time. `top_rows`: a faster kernel. `weights`: True if `candidates` will be
+    called, which rules out drawing in the kernel.
 
-    Of many samplers' rows the largest logits can be found together: `prepare` says how many of which row it takes, or
-    how one of them is drawn, and `sample` gets what was found.
+    The largest logits of many samplers' rows can be found together: `prepare` returns how many of which row it needs,
+    or the parameters of a draw from them, and `sample` takes the result.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Sampler:
         n_first = next((i for i, name in enumerate(names) if name not in ("penalties", "dry")), len(names))
         self._first, self._rest = chain[:n_first], chain[n_first:]
         self._k_next = s.top_k if names[n_first : n_first + 1] == ["top_k"] else 0
-        # Then the whole chain is one arg-max, after what changes logits.
+        # then the whole chain is one arg-max, after the steps that change logits
         until = names[n_first : names.index("temperature")] if "temperature" in names else ["never"]
         dynamic = s.dynatemp_range > 0.0 and not s.mirostat
         self._greedy = s.temperature <= 0.0 and not dynamic and _HARMLESS.issuperset(until)
@@ -142,7 +142,7 @@ class Sampler:
         self._steps = None if weights else self._drawn_steps(names[n_first:])
         if self._greedy:
             self._steps = np.empty((0, 3))
-        # Where a row is drawn from as it is, nothing has to be set up for it.
+        # a row that is drawn from unchanged needs no candidates
         untouched = not (self._first or self._banned or self._bias_ids.size)
         k = 1 if self._greedy else self._k_next
         self._k_drawn = k if untouched and self._steps is not None and k <= MOST_WANTED else 0
@@ -155,7 +155,7 @@ class Sampler:
     def _step(
         self, name: str, s: Sampling, n_xtc: int, eog: Iterable[int], vocabulary: SamplerVocabulary | None
     ) -> Step | None:
-        """A sampler by its name; None where it is off. `n_xtc`: how many XTC samplers come before."""
+        """Return a sampler by name; None if it is off. `n_xtc`: number of XTC samplers before it."""
         match name:
             case "penalties":
                 lowers = s.repeat_penalty != 1.0 or s.frequency_penalty != 0.0 or s.presence_penalty != 0.0
@@ -180,7 +180,7 @@ class Sampler:
                 return samplers.min_p(s.min_p, s.min_keep) if s.min_p > 0.0 else None
             case "xtc":
                 on = s.xtc_probability > 0.0 and s.xtc_threshold <= 0.5
-                # The token's own draw has the first stream of random numbers.
+                # the first stream of random numbers is for the token's own draw
                 draw = samplers.xtc(s.xtc_probability, s.xtc_threshold, s.min_keep, self._seed, n_xtc + 1)
                 return draw if on else None
             case "temperature":
@@ -192,7 +192,9 @@ class Sampler:
         return None
 
     def _drawn_steps(self, names: Sequence[str]) -> NDArray[np.float64] | None:
-        """The steps of a Drawing that does what the samplers of these names do and draws; None where none does."""
+        """Return the steps of a Drawing that is equivalent to the samplers of these names and a draw; None if there is
+        none.
+        """
         s, rest = self._sampling, names[1:]
         drawn = names[:1] == ["top_k"] and isinstance(self._chooser, Draw) and _CUTS.keys() >= set(rest)
         dynamic = s.dynatemp_range > 0.0 and not s.mirostat
@@ -206,21 +208,21 @@ class Sampler:
         return np.array([(_CUTS[name], *values[name]) for name in rest], np.float64).reshape(-1, 3)
 
     def guess(self) -> Sampler:
-        """One that draws by the same random numbers, and by nothing that was said before."""
+        """Return a sampler with the same random numbers that ignores earlier tokens."""
         names = tuple(name for name in self._sampling.samplers if name in _INDEPENDENT)
         plain = replace(self._sampling, samplers=names, mirostat=0)
         top_rows = self._top_rows
         return Sampler(plain, seed=self._seed, n_vocab=self._n_vocab, eog=self._eog, top_rows=top_rows, weights=False)
 
     def start(self, tokens: Sequence[int]) -> None:
-        """Begin a sequence: these tokens, the prompt, count for penalties and DRY."""
+        """Begin a sequence with the prompt's tokens, which count for penalties and DRY."""
         if self._penalties is not None:
             self._penalties.start(tokens)
         if self._dry is not None:
             self._dry.start(tokens)
 
     def accept(self, token: int) -> None:
-        """Take note of the answer's next token."""
+        """Record the answer's next token."""
         if self._penalties is not None:
             self._penalties.accept(token)
         if self._dry is not None:
@@ -231,15 +233,15 @@ class Sampler:
             self._matcher.accept(token)
 
     def get_ready(self) -> None:
-        """Ask the constraint what may come next, while there is time; may be left out, or called again."""
+        """Query the constraint for the next token ahead of time. Optional; may be called again."""
         if self._allowed is None:
             self._allowed = self._ask()
 
     def prepare(self, row: F32, position: int) -> WantedOfRow | None:
         """Begin to choose the token at `position` of the sequence from its logits `[n_vocab]`.
 
-        Gives what `sample` takes of the row, None for nothing. `row` is changed from here to the end of
-        `sample`, which must follow; a read-only one is copied. Raises ComputeFailed, LlamadoError as `sample` does.
+        Return the part of the row that `sample` needs; None for nothing. `row` is changed from here to the end of
+        `sample`, which must follow; a read-only row is copied. Raises ComputeFailed and LlamadoError like `sample`.
         """
         if self._allowed is None:
             self._allowed = self._ask()
@@ -273,8 +275,8 @@ class Sampler:
     def sample(self, row: F32, position: int, found: Found = None) -> int:
         """Choose the token at `position` of the sequence from its logits `[n_vocab]`.
 
-        `found`: what `prepare` wanted. The row is as before when it returns. Raises ComputeFailed where the logits are
-        not numbers, LlamadoError where the constraint fails.
+        `found`: the result for the request that `prepare` returned. The row is unchanged on return. Raises
+        ComputeFailed if the logits are not numbers, LlamadoError if the constraint fails.
         """
         self._weights = None
         try:
@@ -294,7 +296,7 @@ class Sampler:
                 self._candidates.begin(row, None)
             if found is None and (self._wanted is not None or not float(row.max()) < math.inf):
                 raise no_numbers()
-            # Logits may be -inf, and options of any size: what overflows is out of reach, as it should be.
+            # logits may be -inf and options of any size; values that overflow are out of reach anyway
             with np.errstate(over="ignore", invalid="ignore"):
                 return self._run(self._allowed, position, found)
         finally:
@@ -318,14 +320,15 @@ class Sampler:
         for step in rest:
             step(candidates, position)
         if (candidates.logits[0] if candidates.few else candidates.logits.max()) == -math.inf:
-            return self._first_allowed()  # the request banned all there is
+            return self._first_allowed()  # the request banned all candidates
         place, self._weights = self._chooser.choose(candidates, uniform(self._seed, position))
         return candidates.id_at(place)
 
     def candidates(self, n: int, token: int) -> tuple[float, list[tuple[int, float]]]:
-        """Probability of `token` and the up to `n` most likely `(id, probability)` after the last `sample`'s chain.
+        """Return the probability of `token` and the up to `n` most likely `(id, probability)` after the last `sample`'s
+        chain.
 
-        Tokens the chain cut off have probability 0 and are left out.
+        Tokens that the chain cut have probability 0 and are left out.
         """
         weights, ids = self._weights, self._candidates.ids
         if weights is None:
@@ -355,7 +358,7 @@ class Sampler:
         return _Allowed(mask, ids)
 
     def _best(self, ids: NDArray[np.intp] | None, top: Top | None) -> int:
-        """The allowed token of the largest logit."""
+        """Return the allowed token with the largest logit."""
         candidates = self._candidates
         if ids is not None:
             return int(ids[candidates.logits[ids].argmax()])

@@ -1,8 +1,8 @@
-"""DRY, "don't repeat yourself": a penalty for tokens that would make a repetition longer.
+"""DRY, "don't repeat yourself": a penalty for tokens that would extend a repetition.
 
-Semantics of llama.cpp's `llama_sampler_dry`: where the last tokens were there before, the token that came next then is
-penalised by `multiplier * base ** (length - allowed_length)`, `length` being that of the repetition so far. No
-repetition reaches across a sequence breaker.
+Semantics of llama.cpp's `llama_sampler_dry`: if the last tokens occurred before, the token that followed them then is
+penalized by `multiplier * base ** (length - allowed_length)`, where `length` is the length of the repetition so far. No
+repetition extends across a sequence breaker.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from llamado.engine.sampling.candidates import HUGE, Candidates, Ids
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.sampling.samplers import SamplerVocabulary
 
-# llama.cpp's: bytes of a breaker, and tokens after its first, that count.
+# llama.cpp's limits: bytes of a breaker, and tokens after its first one
 MAX_BREAKER_BYTES = 40
 MAX_TAIL = 20
 
-# ln of the largest float32: exponents stop where the penalty would be beyond it.
+# ln of the largest float32: limits the exponent of the penalty
 _LOG_HUGE = 88.7228391
 
 Tail = tuple[int, ...]
 
 
 class Breakers:
-    """Which tokens begin a sequence breaker, and what tokens must follow to make it whole.
+    """Tokens that begin a sequence breaker, and the tokens that complete it.
 
-    A token may hold a breaker anywhere in its text, or its text may end with a breaker's beginning. Tokens are looked
-    at when they are met: most of a vocabulary never is.
+    A token may contain a breaker anywhere in its text, or its text may end with the beginning of a breaker. Tokens are
+    examined when they first occur: most of a vocabulary never does.
     """
 
     def __init__(self, breakers: Iterable[str], vocabulary: SamplerVocabulary) -> None:
@@ -45,12 +45,12 @@ class Breakers:
         self._encoded: dict[str, Tail] = {}
         self._tails: dict[int, dict[int, set[Tail]]] = {}
         self.single: set[int] = set()
-        """Tokens met so far that hold a whole breaker."""
+        """Tokens seen so far that contain a whole breaker."""
         self.reach = 0
-        """Length of the longest tail met so far."""
+        """Length of the longest tail seen so far."""
 
     def tails(self, token: int) -> dict[int, set[Tail]]:
-        """Sequences by their length, each of which makes a breaker whole after this token."""
+        """Return the token sequences that complete a breaker after this token, by length."""
         found = self._tails.get(token)
         if found is None:
             found = self._tails[token] = self._find(token)
@@ -80,10 +80,10 @@ class Breakers:
 
 
 class Dry:
-    """The look-back window of one sequence, prompt included; as a step it lowers logits.
+    """The look-back window of one sequence, including the prompt. As a step it lowers logits.
 
-    For each earlier place of the last token it knows how many tokens up to there equal the last ones. A further token
-    updates that from the places where the token occurs, by one comparison of the window.
+    For each earlier position of the last token it stores the length of the match between the tokens up to there and the
+    last tokens. Another token updates the matches at the positions of that token with one comparison of the window.
     """
 
     def __init__(self, sampling: Sampling, breakers: Breakers | None) -> None:
@@ -96,15 +96,15 @@ class Dry:
         self._breakers = breakers
         self._n = 0
         self._tokens = np.empty(0, np.int32)
-        self._runs = np.zeros(1, np.int32)  # of place i at [i + 1]: so many tokens up to there equal the last ones
-        self._places = np.empty(0, np.int64)  # where those are not 0, ascending
+        self._runs = np.zeros(1, np.int32)  # of position i at [i + 1]: length of the match that ends there
+        self._places = np.empty(0, np.int64)  # positions with a match, ascending
         self._scratch = np.empty((2, 0), np.int64)
-        # The last token at which a breaker begins, and the end of that breaker (the longest, of several).
+        # the last token at which a breaker begins, and the end of that breaker (the longest, if several)
         self._broken_at = self._broken_to = -1
 
     @property
     def _from(self) -> int:
-        """Where the window begins."""
+        """Start of the window."""
         return 0 if self._last_n < 0 else max(0, self._n - self._last_n)
 
     def start(self, tokens: Sequence[int]) -> None:
@@ -133,7 +133,7 @@ class Dry:
                     return
 
     def accept(self, token: int) -> None:
-        """Take note of the next token."""
+        """Record the next token."""
         if self._last_n > 0 and self._n >= 2 * self._last_n + 256:
             self._forget(self._n - self._last_n)
         n, runs = self._n, self._runs
@@ -153,7 +153,7 @@ class Dry:
             self._note_breaker(n, self._breakers)
 
     def _note_breaker(self, last: int, breakers: Breakers) -> None:
-        """See whether the token at `last`, the newest, makes a breaker whole."""
+        """Update the breaker position if the token at `last`, the newest, completes a breaker."""
         token = int(self._tokens[last])
         tails = breakers.tails(token)
         if 0 in tails:
@@ -172,7 +172,7 @@ class Dry:
                 return
 
     def _forget(self, n: int) -> None:
-        """Drop the n oldest tokens, which no window will hold again."""
+        """Drop the n oldest tokens, which are outside all future windows."""
         self._n -= n
         self._tokens[: self._n] = self._tokens[n : n + self._n]
         runs = self._runs[self._places + 1]
@@ -184,21 +184,21 @@ class Dry:
         self._broken_to -= n
 
     def _longest(self, tokens: Ids, lengths: Ids) -> tuple[Ids, Ids]:
-        """Each token once, with its greatest length."""
+        """Return each token once, with its greatest length."""
         most = int(tokens.max())
         if self._scratch.shape[1] <= most:
             self._scratch = np.empty((2, most + 1), np.int64)
         greatest, place = self._scratch
         greatest[tokens] = 0
         np.maximum.at(greatest, tokens, lengths)
-        # Of equal tokens one is the last to say where it is: sorting them would take ten times as long.
+        # of equal tokens the last one stores its position; sorting would take ten times as long
         places = np.arange(tokens.size)
         place[tokens] = places
         once = tokens[place[tokens] == places]
         return once, greatest[once]
 
     def penalties(self) -> tuple[Ids, np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
-        """The tokens that would make a repetition longer, each once, and what is taken off their logits."""
+        """Return the tokens that would extend a repetition, each once, and the reduction of their logits."""
         none = np.empty(0, np.int64), np.empty(0)
         n, begin, allowed = self._n, self._from, self._allowed
         if n - begin <= allowed:
@@ -230,9 +230,10 @@ class Dry:
 
 
 def _common_ends(tokens: list[int], places: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> list[int]:
-    """How many tokens up to each place (ascending, each holding the last token) equal those at the end.
+    """For each position (ascending, each with the last token) return the length of the match with the end of the
+    tokens.
 
-    The Z-algorithm from the end backwards: every token is compared a constant number of times.
+    Runs the Z-algorithm backwards from the end: every token is compared a constant number of times.
     """
     n = len(tokens)
     back = tokens[::-1]

@@ -1,4 +1,4 @@
-"""How the next token is drawn from the logits: names, defaults and limits are llama.cpp's."""
+"""Sampling parameters. Names, defaults and limits are llama.cpp's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from llamado.engine.errors import InvalidRequest
 from llamado.engine.sampling.rng import Seed
 
-# One letter per sampler, as in llama.cpp's `--sampling-seq`.
+# one letter per sampler, as in llama.cpp's `--sampling-seq`
 SAMPLER_LETTERS: Mapping[str, str] = {
     "e": "penalties",
     "d": "dry",
@@ -27,25 +27,25 @@ SAMPLER_LETTERS: Mapping[str, str] = {
 KNOWN_SAMPLERS = tuple(SAMPLER_LETTERS.values())
 DEFAULT_SAMPLERS = KNOWN_SAMPLERS[:9]
 
-# Other spellings llama.cpp accepts beside `top-k` and `topk` forms, which are derived below.
+# other spellings that llama.cpp accepts; the `top-k` and `topk` forms are derived below
 _SAMPLER_ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"} | {
     name.replace("_", joint): name for name in KNOWN_SAMPLERS for joint in ("_", "-", "")
 }
 
-# What one request may ask for, lest a token of it take long: chains and lists in use have a dozen members.
+# limits of one request, because a token of it must not take long; typical chains and lists have a dozen members
 MAX_CHAIN = 64
 MAX_BREAKERS = 256
 
 RANDOM_SEED = -1
-"""The one seed that asks for a fresh one."""
+"""The seed that requests a random one."""
 MAX_SEED = 4096  # characters of a text, digits of a number (Python writes up to 4,300)
 _LARGEST_SEED = 10**MAX_SEED
 
 
 def sampler_names(spec: str | Sequence[str]) -> tuple[str, ...]:
-    """Canonical sampler names from a list of names or a string of letters (`"edskypmxt"`).
+    """Return canonical sampler names from a list of names or a string of letters (`"edskypmxt"`).
 
-    Raises InvalidRequest for a sampler this engine does not know (llama-server drops those silently).
+    Raises InvalidRequest for an unknown sampler (llama-server drops those silently).
     """
     names = []
     for item in spec:
@@ -58,11 +58,12 @@ def sampler_names(spec: str | Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the next token is drawn from the logits; defaults are llama.cpp's (`common_params_sampling`)."""
+    """Sampling parameters of a request; defaults are llama.cpp's (`common_params_sampling`)."""
 
     seed: Seed | None = None
-    """What the random numbers come from: a whole number or a text, each its own; None and -1: a fresh one, which the
-    result reports. (llama.cpp, whose seeds have 32 bits, takes 4294967295 for -1.)"""
+    """Source of the random numbers: an integer or a text, each different. None and -1: a random seed, which the result
+    reports. (llama.cpp, whose seeds have 32 bits, treats 4294967295 as -1.)
+    """
     temperature: float = 0.8
     """≤ 0 is greedy."""
     top_k: int = 40
@@ -71,7 +72,7 @@ class Sampling:
     min_p: float = 0.05
     typical_p: float = 1.0
     repeat_last_n: int = 64
-    """How many tokens the penalties look back at; 0: none, -1: the whole sequence."""
+    """Tokens that the penalties look back at; 0: none, -1: the whole sequence."""
     repeat_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -81,13 +82,13 @@ class Sampling:
     min_keep: int = 0
     """Fewest candidates that top-p, min-p, typical and XTC leave."""
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
-    """The chain in its order; a sampler named twice is applied twice. With Mirostat only temperature counts."""
+    """The chain in its order; a sampler listed twice is applied twice. With Mirostat only temperature applies."""
 
     dynatemp_range: float = 0.0
-    """> 0: the temperature lies in `temperature ± range`, by how even the distribution is."""
+    """> 0: the temperature is within `temperature ± range`, depending on the entropy of the distribution."""
     dynatemp_exponent: float = 1.0
     top_n_sigma: float = -1.0
-    """> 0: keep logits within so many standard deviations of the largest."""
+    """> 0: keep logits within this many standard deviations of the largest."""
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
     """> 0.5: XTC is off."""
@@ -97,19 +98,19 @@ class Sampling:
     """< 1: DRY is off."""
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = 64
-    """How many tokens DRY looks back at; 0: DRY is off, -1: the whole sequence."""
+    """Tokens that DRY looks back at; 0: DRY is off, -1: the whole sequence."""
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    """Text that no repetition reaches across; the first 40 bytes of each count."""
+    """Texts that no repetition extends across; the first 40 bytes of each count."""
     mirostat: int = 0
     """0, 1 or 2."""
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
     adaptive_target: float = -1.0
-    """Probability that adaptive-p, if named in `samplers`, aims at; negative: it only draws."""
+    """Target probability of adaptive-p, if `samplers` has it; negative: it only draws."""
     adaptive_decay: float = 0.9
 
     def validate(self) -> None:
-        """Raise InvalidRequest for values no sampler can work with."""
+        """Raise InvalidRequest for values that no sampler supports."""
         for name in _NUMBERS:
             value = getattr(self, name)
             if not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Penalties for tokens that were there before: llama.cpp's repeat, frequency and presence penalty."""
+"""llama.cpp's repeat, frequency and presence penalties for tokens that occurred before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamado.engine.sampling.params import Sampling
 
 
 class Penalties:
-    """Counts of the last tokens of one sequence, prompt included; as a step it lowers those tokens' logits."""
+    """Counts of the last tokens of one sequence, including the prompt. As a step it lowers those tokens' logits."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._repeat = sampling.repeat_penalty
@@ -20,12 +20,12 @@ class Penalties:
         self._presence = sampling.presence_penalty
         self._extreme = abs(self._frequency) + abs(self._presence) > 1e20
         self._last_n = sampling.repeat_last_n
-        self._recent: list[int] = []  # the window at its end, sometimes more; empty where the window has no limit
+        self._recent: list[int] = []  # the window at its end, sometimes more; empty if the window is unlimited
         self._places: dict[int, int] = {}
         self._n = 0
         self._tokens = np.empty(0, np.int64)
         self._counts = np.empty(0, np.float64)
-        self._n_left = 0  # how many of the counts are 0, their tokens having left the window
+        self._n_left = 0  # number of counts that are 0 because their tokens left the window
 
     def start(self, tokens: Sequence[int]) -> None:
         """Begin a sequence with these tokens."""
@@ -34,7 +34,7 @@ class Penalties:
         self._index(Counter(recent))
 
     def accept(self, token: int) -> None:
-        """Take note of the next token."""
+        """Record the next token."""
         self._add(token)
         if self._last_n < 0:
             return

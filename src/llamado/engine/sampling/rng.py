@@ -1,11 +1,11 @@
-"""Random numbers that depend on a request's seed and a place in its sequence, and on nothing else."""
+"""Random numbers that depend only on a request's seed and a position in its sequence."""
 
 from __future__ import annotations
 
 import hashlib
 
 Seed = int | str
-"""What a request may give: a whole number of any size, or any text."""
+"""Seeds of requests: an integer of any size, or any text."""
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
@@ -18,7 +18,9 @@ def _mix(z: int) -> int:
 
 
 def seed_key(seed: Seed) -> int:
-    """The key of a seed's random numbers: itself where it fits 32 bits, else a hash of 63 bits and a bit above them."""
+    """Return the key of a seed's random numbers: the seed if it fits 32 bits, otherwise a 63-bit hash with bit
+    63 set.
+    """
     if isinstance(seed, int) and 0 <= seed < 1 << 32:
         return seed
     text = str(seed) if isinstance(seed, int) else f"text {seed}"
@@ -27,9 +29,9 @@ def seed_key(seed: Seed) -> int:
 
 
 def uniform(seed: int, position: int, stream: int = 0) -> float:
-    """A number in [0, 1) that depends on nothing but its arguments (splitmix64 read at index `position`).
+    """Return a number in [0, 1) that depends only on its arguments (splitmix64 read at index `position`).
 
-    Each `stream` is a sequence of its own; the token is drawn from the first.
+    Each `stream` is an independent sequence; the token is drawn from the first.
     """
     key = _mix((seed + _GOLDEN) & _MASK)
     if stream:

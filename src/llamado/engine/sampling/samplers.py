@@ -1,4 +1,4 @@
-"""The samplers of a chain; penalties and DRY, which remember tokens, have files of their own.
+"""The samplers of a chain. Penalties and DRY, which keep tokens, have files of their own.
 
 The semantics are those of llama.cpp's `src/llama-sampler.cpp`, with ties broken by the lower id. A candidate of logit
 -inf has probability 0 and adds nothing to any sum (llama.cpp's typical sampling and Mirostat get NaN from it).
@@ -24,7 +24,7 @@ Step = Callable[[Candidates, int], None]
 
 
 class SamplerVocabulary(Protocol):
-    """What DRY and infill ask of a tokenizer."""
+    """The part of a tokenizer that DRY and infill use."""
 
     @property
     def eos(self) -> int | None: ...
@@ -93,17 +93,19 @@ def min_p(p: float, min_keep: int) -> Step:
 
 
 def _entropy(logits: Floats, high: np.floating[Any]) -> tuple[Floats, Floats, float, float]:
-    """Weights of logits, their logarithms, the sum of the weights, and the entropy of the distribution in nats."""
+    """Return the weights of logits, their logarithms, the sum of the weights, and the entropy of the distribution in
+    nats.
+    """
     logp = logits - high
     weights = np.exp(logp)
     total = float(weights.sum(dtype=np.float64))
-    # sum p·(ln total − logp): the tokens of probability 0 add nothing, where logp may be -inf
+    # sum p·(ln total − logp): tokens of probability 0, whose logp may be -inf, add nothing
     known = float(np.sum(weights * logp, where=weights > 0, dtype=np.float64)) / total
     return weights, logp, total, math.log(total) - known
 
 
 def typical(p: float, min_keep: int) -> Step:
-    """Keep those whose surprise is nearest the entropy, until they exceed the probability p together."""
+    """Keep those whose surprise is nearest the entropy, until together they exceed the probability p."""
 
     def step(candidates: Candidates, _: int) -> None:
         logits = candidates.logits.astype(np.float32, copy=False)
@@ -134,7 +136,7 @@ def top_n_sigma(n: float) -> Step:
         if not math.isfinite(sigma):
             return
         high = float(finite[0] if candidates.few else finite.max())
-        floor = max(high - n * sigma, min(high, -HUGE))  # repeated penalties lead below -HUGE
+        floor = max(high - n * sigma, min(high, -HUGE))  # repeated penalties can lead below -HUGE
         places = np.flatnonzero(logits >= floor)
         if places.size < logits.size:
             candidates.keep(places, hide=True)
@@ -143,7 +145,7 @@ def top_n_sigma(n: float) -> Step:
 
 
 def xtc(probability: float, threshold: float, min_keep: int, seed: int, stream: int) -> Step:
-    """Sometimes cut off all of the candidates that reach the threshold but the least probable of them."""
+    """With some probability, drop all candidates that reach the threshold except the least probable of them."""
 
     def step(candidates: Candidates, position: int) -> None:
         logits = candidates.logits
@@ -162,7 +164,7 @@ def xtc(probability: float, threshold: float, min_keep: int, seed: int, stream: 
 
 
 LEAST_DIVISOR = 1e-30
-"""Of logits."""
+"""Smallest temperature that logits are divided by."""
 
 
 def _scale(candidates: Candidates, temperature: float) -> None:
@@ -171,7 +173,7 @@ def _scale(candidates: Candidates, temperature: float) -> None:
         best = int(logits.argmax())
         candidates.keep(np.array([best]), hide=True)
     elif temperature < LEAST_DIVISOR:
-        # Whatever is below the largest logit is out of reach; dividing would leave the range of numbers.
+        # only the largest logit is in reach; dividing would overflow
         candidates.keep(np.flatnonzero(logits == logits.max()), hide=True)
     else:
         candidates.logits = scaled = logits / logits.dtype.type(min(temperature, HUGE))
@@ -185,7 +187,7 @@ def temperature(value: float) -> Step:
 
 
 def dynamic_temperature(middle: float, reach: float, exponent: float) -> Step:
-    """Divide by a temperature within `middle ± reach`: the more even the probabilities, the higher."""
+    """Divide by a temperature within `middle ± reach`: the higher the entropy, the higher the temperature."""
     low, high = (min(max(value, -HUGE), HUGE) for value in (max(0.0, middle - reach), middle + reach))
 
     def step(candidates: Candidates, _: int) -> None:
@@ -206,12 +208,12 @@ def dynamic_temperature(middle: float, reach: float, exponent: float) -> Step:
     return step
 
 
-# How many of a whole vocabulary infill looks at.
+# most tokens of a vocabulary that infill compares
 _MOST_TEXTS = 2048
 
 
 class Infill:
-    """Prefer to end, and merge tokens that begin alike: for text that goes into a gap.
+    """Infill sampler: prefer to end, and merge tokens with a common beginning, for text that fills a gap.
 
     `eog`: ids that end an answer.
     """
@@ -229,7 +231,7 @@ class Infill:
             return
         total = float(np.exp(candidates.logits - high).sum(dtype=np.float64))
         if not candidates.few:
-            # Two limits count, 1/5 and 1/(number of texts + 1): the least probable tokens tell nothing.
+            # the limits are 1/5 and 1/(number of texts + 1), so the least probable tokens are irrelevant
             candidates.keep_top(_MOST_TEXTS)
         ids = candidates.ids
         assert ids is not None
@@ -250,10 +252,12 @@ class Infill:
         candidates.keep(kept[(share >= 1 / (n_text + 1)) | ends[kept]])
 
     def _merge(self, ids: NDArray[np.integer[Any]], probs: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-        """Probabilities where tokens whose text begins another's are one with it, the more probable."""
+        """Return probabilities in which tokens whose text is a prefix of another's are merged into the more probable
+        one.
+        """
         pieces = [self._vocabulary.piece(token) for token in ids.tolist()]
         known = set(pieces) - {b""}
-        begun: dict[bytes, list[int]] = {}  # by a piece: the places of those that begin with it
+        begun: dict[bytes, list[int]] = {}  # piece → positions of the pieces that begin with it
         for place, piece in enumerate(pieces):
             for length in range(1, len(piece) + 1):
                 if piece[:length] in known:

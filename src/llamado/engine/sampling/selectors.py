@@ -1,7 +1,7 @@
-"""The last step of a chain: which of the candidates that are left it is.
+"""The last step of a chain: choose one of the remaining candidates.
 
-`choose` returns the place among the candidates and the weights they were drawn by; `accept` comes with the token that
-was taken, `forced` says that there was no choice. What a chooser remembers follows from the accepted tokens alone.
+`choose` returns the position among the candidates and the weights it was drawn by. `accept` is called with the chosen
+token, `forced` if there was no choice. A chooser's state depends only on the accepted tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Weights = NDArray[np.floating[Any]]
 
 
 class Chooser(Protocol):
-    """Draws a token; `u` is a random number in [0, 1)."""
+    """Chooses a token; `u` is a random number in [0, 1)."""
 
     def choose(self, candidates: Candidates, u: float) -> tuple[int, Weights]: ...
 
@@ -40,7 +40,7 @@ def _weights(candidates: Candidates) -> Weights:
 
 
 class Draw:
-    """By probability."""
+    """Draws by probability."""
 
     def choose(self, candidates: Candidates, u: float) -> tuple[int, Weights]:
         weights = _weights(candidates)
@@ -54,7 +54,7 @@ class Draw:
 
 
 class Mirostat:
-    """Mirostat 1 and 2 (Basu et al. 2021): cuts so that the surprise of the tokens, in bits, comes to `tau`."""
+    """Mirostat 1 and 2 (Basu et al. 2021): cuts so that the tokens' average surprise, in bits, approaches `tau`."""
 
     def __init__(self, version: int, tau: float, eta: float, n_vocab: int) -> None:
         self._version = version
@@ -84,7 +84,7 @@ class Mirostat:
         self._pending = None
 
     def _cut_by_rank(self, candidates: Candidates) -> None:
-        """Version 1: as many as Zipf's law, fitted to the 100 most probable, says."""
+        """Version 1: keep as many as Zipf's law, fitted to the 100 most probable, predicts."""
         few = candidates.logits
         if not candidates.few:
             _, few = top_k(candidates.logits.astype(np.float32, copy=False), 100)
@@ -101,12 +101,12 @@ class Mirostat:
         try:
             k = (excess * 2.0**self._mu / (1 - self._n_vocab**-excess)) ** (1 / exponent)
         except (OverflowError, ZeroDivisionError):
-            # An even distribution, or one that falls exactly like 1/rank.
+            # an even distribution, or one that falls exactly like 1/rank
             return 1
         return int(min(k, float(self._n_vocab))) if k > 1 else 1
 
     def _cut_by_surprise(self, candidates: Candidates) -> None:
-        """Version 2: all whose surprise is at most mu, one at least."""
+        """Version 2: keep all whose surprise is at most mu, at least one."""
         logits = candidates.logits
         high = float(logits[0] if candidates.few else logits.max())
         total = float(np.exp(logits - logits.dtype.type(high)).sum(dtype=np.float64))
@@ -122,15 +122,15 @@ class Mirostat:
 
 
 class AdaptiveP:
-    """adaptive-p: prefers tokens near a probability, so that the chosen ones' average comes to `target`."""
+    """adaptive-p: prefers tokens near a probability, so that the chosen tokens' average approaches `target`."""
 
-    # Shape of the preference: quadratic near the aim, linear far from it.
+    # shape of the preference: quadratic near the aim, linear far from it
     WIDTH, PEAK, SHARPNESS = 0.3, 5.0, 10.0
 
     def __init__(self, target: float, decay: float) -> None:
         self._target = target
         decay = self._decay = min(max(decay, 0.0), 0.99)
-        # The averages begin as though all tokens before had been on target.
+        # the averages begin as if all earlier tokens had been on target
         self._sum, self._count = target / (1 - decay), 1 / (1 - decay)
         self._pending: tuple[int, float] | None = None  # a token and its probability
 

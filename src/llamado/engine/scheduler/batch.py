@@ -1,4 +1,4 @@
-"""What goes into the next batch: which slots, how many tokens of each, and which drafted ones along with them."""
+"""Batch planning: the slots of the next batch, the number of tokens of each, and their draft tokens."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.drafts.drafts import MOST, WINDOW, Drafts, Wish
+from llamado.engine.drafts.drafts import MOST, WINDOW, DraftManager, DraftRequest
 from llamado.engine.forward.contract import Forward, Scales
-from llamado.engine.scheduler.prefix import Sequences
+from llamado.engine.scheduler.prefix import SequenceCache
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.engine.scheduler.statistics import PACE_UNIT, Statistics
 from llamado.models.memory import Handle, Span
 
 _TOGETHER = 8
-"""Tokens of a sequence with states in a batch with drafted ones, at most: batches of all sizes up to it are exact (see
+"""Most tokens of a sequence with states in a batch with draft tokens: batches of all sizes up to it are exact (see
 Memory.place).
 """
 _ENOUGH = 192
-"""Tokens of prompts in a batch from which on more make none of them cheaper, or hardly."""
+"""Prompt tokens in a batch from which on more make none of them noticeably cheaper."""
 _PIECE = 32
-"""Large batches are of so many tokens, or of a multiple."""
-# How long a step should take at most while some slot is generating.
+"""Sizes of large batches are multiples of this."""
+# most seconds of a step while some slot is generating
 STEP_SECONDS = 0.15
 
 
 class BatchShare(NamedTuple):
-    """What one slot has in a batch."""
+    """The part of one slot in a batch."""
 
     slot: Slot
     task: Task
@@ -37,25 +37,25 @@ class BatchShare(NamedTuple):
     row: int | None
     """Its (first) row of the logits."""
     draft: list[int]
-    """Tokens evaluated on trust behind those, each with a row of its own."""
+    """Draft tokens behind those, each with a row of its own."""
     n_moves: int
-    """How often cells had been moved when it was started."""
+    """Number of cell moves when it was started."""
     end: int
     """Tokens of the sequence up to its first row."""
     epoch: int
-    """Of what was on trust when it was started (see Ahead)."""
+    """Epoch of the draft tokens when it was started (see PendingDraft)."""
     prompt_rows: slice = slice(0)
-    """Rows of the logits of tokens of the prompt, but for its last one."""
+    """Rows of the logits of tokens of the prompt, except its last one."""
 
     @property
     def stale(self) -> bool:
-        """Whether its rows are of another sequence than the slot has by now."""
+        """True if its rows are of another sequence than the slot has now."""
         task = self.slot.task
         return task is not self.task or self.end != self.slot.length or (not self.n and self.epoch != task.ahead.epoch)
 
 
 class ScheduledBatch(NamedTuple):
-    """What `Forward.start` gets, and whose it is; the arrays are overwritten by the next one."""
+    """Arguments of `Forward.start`, and the slots they are for. The next batch overwrites the arrays."""
 
     tokens: NDArray[np.int32]
     spans: list[Span]
@@ -66,56 +66,56 @@ class ScheduledBatch(NamedTuple):
 
 
 class Planner:
-    """Chooses from the slots that have tokens to be evaluated; see Engine for what the numbers mean."""
+    """Chooses from the slots that have tokens to evaluate; see Engine for the meaning of the numbers."""
 
     def __init__(
         self,
         forward: Forward,
         slots: Sequence[Slot],
-        sequences: Sequences,
+        sequences: SequenceCache,
         stats: Statistics,
         *,
         n_ctx: int,
         n_batch: int,
         prefill_chunk: int,
         cont_batching: bool,
-        drafts: Drafts | None,
+        drafts: DraftManager | None,
     ) -> None:
         self._forward = forward
         self._slots = slots
-        self._sequences = sequences
+        self._sequence_cache = sequences
         self._stats = stats
         self._n_ctx = n_ctx
         self._cont_batching = cont_batching
         self._max_batch = max(1, min(n_batch, forward.max_batch))
         self._busy_batch = max(1, min(prefill_chunk, self._max_batch))
         self._turn = 0
-        self._served: dict[Scales, int] = {}  # number of the last batch of slots with these scales, or when they came
+        self._served: dict[Scales, int] = {}  # number of the last batch of slots with these scales, or of their arrival
         self._n_launched = 0
         self.n_generating = 0
-        """Sequences that are being generated, those whose tokens are on their way included."""
+        """Generating sequences, including those whose tokens are in flight."""
         self._drafts = drafts
         self.overlaps = False
-        """Whether batches take their time, in which others can follow."""
-        # Tokens of a sequence that is being generated that may have to be read: its last one, and those behind a state
-        # that wrong drafts made it go back to.
+        """True if batches take time in which others can follow."""
+        # tokens of a generating sequence that may have to be read: its last one, and those behind a state that it went
+        # back to because of wrong drafts
         self._behind = MOST if drafts is not None and forward.memory.has_states else 1
         self._tokens = np.zeros(self._max_batch, np.int32)
 
     # -- choosing ----------------------------------------------------------------------------------------------------
 
     def plan(self) -> tuple[list[Slot], list[int]]:
-        """Slots of the next batch and how many tokens of each, decoding ones first. Raises DeviceLost.
+        """Return the slots of the next batch and the number of tokens of each, decoding ones first. Raises DeviceLost.
 
-        No tokens of each: all that is to be evaluated is on its way, and only drafted ones can go after it.
+        Zero tokens of each: everything to evaluate is in flight, and only draft tokens can follow.
         """
         slots, counts = self._plan_next()
-        return (slots, counts) if slots or self._drafts is None else self.on_trust()
+        return (slots, counts) if slots or self._drafts is None else self.plan_draft_only()
 
     def _plan_next(self) -> tuple[list[Slot], list[int]]:
         for slot in self._slots:
             if slot.load is not None:
-                self._sequences.receive(slot)
+                self._sequence_cache.receive(slot)
         active = [slot for slot in self._slots if slot.task is not None and slot.load is None]
         if len(active) > 1:
             active.sort(key=_age)
@@ -125,7 +125,7 @@ class Planner:
         self._served = {scales: self._served.get(scales, self._n_launched) for scales in groups}
         if len(groups) < 2:
             return self._plan_group(active)
-        # They take turns: who had a batch longest ago is next. One that has all of its tokens on their way, or has to
+        # Groups alternate: the least recently served is next. A group whose tokens are all in flight, or that has to
         # wait for room, lets the others pass.
         busy = sum(slot.task is not None and bool(slot.task.generated) for slot in active)
         for scales in sorted(groups, key=self._served.__getitem__):
@@ -137,11 +137,11 @@ class Planner:
     def _plan_group(
         self, active: list[Slot], *, n_groups: int = 1, n_generating: int = 0
     ) -> tuple[list[Slot], list[int]]:
-        """As `plan`, for slots that may share a batch, oldest first.
+        """Plan a batch for slots that may share one, oldest first.
 
-        `n_groups`, `n_generating`: how many groups of such slots there are, and slots in them that generate.
+        `n_groups`, `n_generating`: numbers of such groups, and of generating slots in all of them.
         """
-        sequences = self._sequences
+        sequences = self._sequence_cache
         slots: list[Slot] = []
         reading: list[Slot] = []
         n_flying = 0
@@ -149,7 +149,7 @@ class Planner:
             task = slot.task
             assert task is not None
             handle = slot.handle
-            if handle is not None and handle.used == slot.length:  # all of it is on its way
+            if handle is not None and handle.used == slot.length:  # all of it is in flight
                 n_flying += bool(task.generated)
                 continue
             if handle is None or not task.generated or slot.length - handle.used > self._behind:
@@ -159,7 +159,7 @@ class Planner:
                 slots.append(slot)
             elif sequences.make_room(slot):
                 slots.append(slot)
-        # Making room for one may have taken the cells of another.
+        # making room for one slot may have taken the cells of another
         slots = [slot for slot in slots if slot.handle is not None]
         if len(slots) > self._max_batch:
             self._turn = (self._turn + self._max_batch) % len(slots)
@@ -168,7 +168,7 @@ class Planner:
         n_generating = max(n_generating, self.n_generating)
         share = -(-self.n_generating * n_groups // self._forward.depth)
         if len(slots) > share > 0:
-            # Groups, so that every device has one to work on; who waited longest goes first.
+            # groups, so that every device has one to work on; the slot that waited longest goes first
             slots = sorted(slots, key=lambda slot: slot.task.t_last if slot.task is not None else 0.0)[:share]
         counts, spare = [], self._max_batch - len(slots)
         for slot in slots:
@@ -178,9 +178,9 @@ class Planner:
             return self._add_prompts(slots, counts, reading, n_generating)
         return slots, counts
 
-    def on_trust(self) -> tuple[list[Slot], list[int]]:
-        """Sequences whose drafted tokens are all on their way: more may be drafted behind those."""
-        memory = self._sequences.memory
+    def plan_draft_only(self) -> tuple[list[Slot], list[int]]:
+        """Return sequences whose draft tokens are all in flight: more may be drafted behind those."""
+        memory = self._sequence_cache.memory
         slots: list[Slot] = []
         for slot in self._slots:
             task, handle = slot.task, slot.handle
@@ -198,15 +198,15 @@ class Planner:
     def _add_prompts(
         self, slots: list[Slot], counts: list[int], reading: list[Slot], n_generating: int
     ) -> tuple[list[Slot], list[int]]:
-        """Slots that generate, and behind them as much of the prompts of others as the batch has room for.
+        """Add as much of the prompts of other slots as the batch has room for behind generating slots.
 
-        Room in the memory is given to the oldest first. Who has it is read in the order of `_due`, each whole before
-        the next: a prompt that shares its passes with others is read later, and none of them is read earlier.
+        Room in the memory is given to the oldest first. Prompts with room are read in the order of `_due`, each whole
+        before the next: a prompt that shares its passes with others is read later, and none of them is read earlier.
         """
         taken = sum(counts)
         room = min(self._max_batch, max(self._forward.chunk, taken + 1))
         if n_generating:
-            # Even with more slots generating than the smaller batch holds, prompts must move on.
+            # even if more slots generate than the smaller batch holds, prompts must proceed
             room = min(room, max(self._busy_tokens(), taken + 1))
         room -= taken
         if room <= 0:
@@ -215,16 +215,16 @@ class Planner:
         ready.sort(key=self._due)
         for slot in ready:
             if slots and slot.scales_now != slots[0].scales_now:
-                continue  # what it took from others reaches to where its adapter works
+                continue  # the cells it shares reach to the start of its adapter
             left = slot.pending
             count = min(slot.together, room)
             halves = len(ready) > 1 and slot is ready[0] and room < left < 2 * room
-            if halves:  # the second is not so small that another prompt should fill it up
+            if halves:  # the second half is not so small that another prompt should fill it up
                 count = min(count, -(-left // (2 * _PIECE)) * _PIECE)
             slots.append(slot)
             counts.append(count)
             room -= count
-            if count == left:  # whoever has all of its prompt read waits for this batch
+            if count == left:  # a slot whose prompt is complete waits for this batch
                 room = min(room, _ENOUGH - sum(counts) + taken)
             if room <= 0 or halves:
                 break
@@ -233,10 +233,12 @@ class Planner:
     def _give_room(
         self, slots: list[Slot], counts: list[int], reading: list[Slot]
     ) -> tuple[list[Slot], list[int], list[Slot]]:
-        """Cells for those that read prompts, the oldest first: slots that generate and still have theirs, and those
-        whose prompts can be read.
+        """Allocate cells for the slots that read prompts, oldest first.
+
+        Return the generating slots that still have their cells, their token counts, and the slots whose prompts can
+        be read.
         """
-        sequences = self._sequences
+        sequences = self._sequence_cache
         ready: list[Slot] = []
         for slot in reading:
             sequences.follow(slot)
@@ -249,7 +251,7 @@ class Planner:
                     slots = [slots[i] for i in keep]
                     counts = [counts[i] for i in keep]
                 if not got_room:
-                    break  # the younger ones would only take what this one waits for
+                    break  # younger ones would take the room that this one waits for
             if slot.recall:
                 sequences.recall(slot)
                 if slot.load is not None:
@@ -258,29 +260,31 @@ class Planner:
         return slots, counts, ready
 
     def _due(self, slot: Slot) -> float:
-        """When a slot's prompt would have been read had nobody else asked: nobody is passed by those who come later
-        than that.
+        """Return when a slot's prompt would have been read without any other request: requests that arrive after that
+        do not overtake it.
         """
         task, pace = slot.task, self._stats.prompt_pace
         assert task is not None
         return task.t_arrival + (slot.pending / pace if pace else 0.0)
 
     def _busy_tokens(self) -> int:
-        """Most tokens of a step that delays generating slots: as many as prompts were read in STEP_SECONDS lately."""
+        """Return the most tokens of a step that delays generating slots: the prompt tokens recently read in
+        STEP_SECONDS.
+        """
         pace = int(self._stats.prompt_pace * STEP_SECONDS) // PACE_UNIT * PACE_UNIT
         return min(self._busy_batch, max(pace, PACE_UNIT)) if pace else self._busy_batch
 
     # -- filling -----------------------------------------------------------------------------------------------------
 
     def fill(self, slots: list[Slot], counts: list[int]) -> ScheduledBatch:
-        """The batch for what `plan` chose, with drafted tokens where there is room. Raises DeviceLost."""
+        """Fill the batch that `plan` chose, with draft tokens if there is room. Raises DeviceLost."""
         n = 0
         tokens = self._tokens
         spans: list[Span] = []
         shares: list[BatchShare] = []
         outputs: list[int] = []
         n_prompt = 0
-        memory = self._sequences.memory
+        memory = self._sequence_cache.memory
         drafts = self._draft(slots, counts)
         for slot, count, draft in zip(slots, counts, drafts, strict=True):
             handle, task = slot.handle, slot.task
@@ -294,12 +298,12 @@ class Planner:
                 n += len(draft)
             elif not count:
                 continue
-            self._sequences.going_on(slot, count + len(draft))
+            self._sequence_cache.going_on(slot, count + len(draft))
             first, back = used + n_ahead, memory.n_before
             said = [*slot.tokens[max(used - back, 0) : used], *task.ahead.tokens[:n_ahead]] if back else []
             spans.append(Span(handle, first, count + len(draft), n_ahead, said[-back:]))
             row, n_before = None, len(outputs)
-            if task.wants_prompt_rows:
+            if task.needs_prompt_rows:
                 outputs.extend(range(n - count, n - (end == slot.length)))
             prompt_rows = slice(n_before, len(outputs))
             if end == slot.length:
@@ -316,12 +320,12 @@ class Planner:
         return ScheduledBatch(tokens[:n], spans, rows_out, slots[0].scales_now, shares, n_prompt)
 
     def _draft(self, slots: list[Slot], counts: list[int]) -> list[list[int]]:
-        """For each slot, tokens that probably follow, as many as there is room for and as are worth their time."""
+        """Return draft tokens for each slot, as many as there is room for and as are worth their time."""
         found: list[list[int]] = [[] for _ in slots]
         if self._drafts is None:
             return found
         room = (self._max_batch - sum(counts)) // len(slots)
-        wishes, wished = [], []
+        requests, drafting = [], []
         for i, (slot, count) in enumerate(zip(slots, counts, strict=True)):
             task, handle = slot.task, slot.handle
             assert task is not None and handle is not None
@@ -329,27 +333,27 @@ class Planner:
                 continue
             length = slot.length + len(task.ahead)
             most = min(WINDOW if self.overlaps else MOST, room, self._n_ctx - length - 1)
-            if self._sequences.memory.has_states:
+            if self._sequence_cache.memory.has_states:
                 most = min(most, _TOGETHER - count)
-            most = min(most, self._sequences.memory.room(handle, length, on_trust=not count))
+            most = min(most, self._sequence_cache.memory.room(handle, length, on_trust=not count))
             if task.budget >= 0:
                 most = min(most, task.budget - 1 - len(task.ahead))
             if most > 0:
-                if task.followed is None:
-                    task.followed = self._drafts.follow(task.ahead, task.sampler.guess())
+                if task.draft_state is None:
+                    task.draft_state = self._drafts.follow(task.ahead, task.sampler.guess())
                 place = task.n_prompt + len(task.generated)
-                wishes.append(Wish(task.followed, slot.tokens, slot.length, most, place))
-                wished.append(i)
+                requests.append(DraftRequest(task.draft_state, slot.tokens, slot.length, most, place))
+                drafting.append(i)
         drafts = self._drafts.propose(
-            wishes, self.n_generating, overlaps=self.overlaps, waiting=self.overlaps and not any(counts)
+            requests, self.n_generating, overlaps=self.overlaps, waiting=self.overlaps and not any(counts)
         )
-        for i, draft in zip(wished, drafts, strict=True):
+        for i, draft in zip(drafting, drafts, strict=True):
             if draft is not None:
                 found[i] = draft.tokens
         return found
 
     def started(self, batch: ScheduledBatch) -> None:
-        """The forward pass has it: batches are worked on in order, so for whatever is planned next it is done."""
+        """Record that the batch was started. Batches run in order, so for later plans it counts as done."""
         self._n_launched += 1
         self._served[batch.scales] = self._n_launched
         stats = self._stats

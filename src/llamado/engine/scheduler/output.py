@@ -1,4 +1,4 @@
-"""From logits to answers: the next token, the text it adds, and whether the answer is over with it."""
+"""From logits to answers: the next token, its text, and the end of the answer."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ log = logging.getLogger(__name__)
 
 
 class EngineVocabulary(samplers.SamplerVocabulary, Protocol):
-    """What the engine asks of a tokenizer."""
+    """The part of a tokenizer that the engine uses."""
 
     @property
     def eog(self) -> frozenset[int]: ...
 
     @property
     def control(self) -> NDArray[np.int32]:
-        """Tokens that steer the model rather than stand for text, ascending: messages begin and end with them."""
+        """Control tokens, ascending: they do not stand for text, and messages begin and end with them."""
         ...
 
     add_bos: bool
-    """Whether texts begin with a token of their own, which stays when a full context is shifted."""
+    """True if texts begin with a special token, which stays when a full context is shifted."""
 
     def piece(self, token: int, *, special: bool = False) -> bytes: ...
 
 
-class Answering:
-    """Lets answers go on and ends them; see Engine for `n_ctx` and `context_shift`, and Sequences for `shift`."""
+class OutputProcessor:
+    """Continues and ends answers; see Engine for `n_ctx` and `context_shift`, and SequenceCache for `shift`."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class Answering:
         self._top_rows = top_rows
 
     def find(self, tasks: Sequence[Task], rows: Sequence[F32]) -> list[Found]:
-        """What `advance` takes of rows of logits, found for all of them together."""
+        """Return the results that `advance` needs for rows of logits, computed for all of them together."""
         asked = []
         for i, (task, row) in enumerate(zip(tasks, rows, strict=True)):
             if task.generated or task.request.n_predict != 0:
-                with suppress(Exception):  # `advance` meets it again
+                with suppress(Exception):  # `advance` gets the same error
                     wanted = task.sampler.prepare(row, task.n_prompt + len(task.generated))
                     if wanted is not None:
                         asked.append((i, *wanted))
@@ -79,14 +79,14 @@ class Answering:
         return found
 
     def note_prompt(self, task: Task, first: int, rows: NDArray[np.float32]) -> None:
-        """Note the probabilities of tokens of a prompt, of the one behind place `first` and further ones."""
+        """Record the probabilities of a prompt's tokens, from the one after position `first` on."""
         for place, row in enumerate(rows, first + 1):
             task.prompt_probs[place] = self._raw_probs(task, row, task.request.prompt[place], special=True)
 
     def advance(self, slot: Slot, task: Task, row: F32, found: Found = None) -> int | None:
-        """Choose the token at the end of a sequence from its logits; None where the answer is over with it.
+        """Choose the next token of a sequence from its logits; return None if the answer ends with it.
 
-        `found`: what `find` gave, if it was asked.
+        `found`: the result of `find`, if it was called.
         """
         request = task.request
         now = time.perf_counter()
@@ -98,7 +98,7 @@ class Answering:
             if request.n_predict == 0:
                 self._finish(slot, task, "limit")
                 return None
-        # Its place in the whole answer, also where the context was shifted: no random number is used twice.
+        # the position in the whole answer, also after a context shift: no random number is used twice
         token = task.sampler.sample(row, task.n_prompt + len(task.generated), found)
         probs = self._probs(task, row, token) if request.n_probs else None
         task.sampler.accept(token)
@@ -131,7 +131,7 @@ class Answering:
 
         timings = task.timings() if request.timings_per_token else None
         index = len(task.generated) - 1
-        task.tell(Token(text, [token], None if probs is None else [probs], index, timings))
+        task.queue_event(Token(text, [token], None if probs is None else [probs], index, timings))
         if stop != "none":
             self._finish(slot, task, stop)
             return None
@@ -141,7 +141,7 @@ class Answering:
         return token
 
     def _shift(self, slot: Slot, task: Task) -> None:
-        """The context is full: drop some of it, by llama-server's rule for how much."""
+        """Drop part of a full context, by llama-server's rule for the amount."""
         request = task.request
         n_keep = task.n_prompt if request.n_keep < 0 else request.n_keep
         n_keep = max(0, min(n_keep + self._tokenizer.add_bos, self._n_ctx - 4))
@@ -163,7 +163,7 @@ class Answering:
         return self._named([(i, math.exp(logp), logp) for i, logp in [(token, own), *top]], special=special)
 
     def _named(self, found: Sequence[tuple[int, float, float]], *, special: bool) -> TokenProbs:
-        """A token's probability, which comes first of those found, and those of the likeliest ones."""
+        """Return a token's probability, the first of `found`, and those of the most likely tokens."""
         (token, prob, logprob), *others = found
         piece = partial(self._tokenizer.piece, special=special)
         return TokenProbs(TokenProb(token, piece(token), prob, logprob), TopTokens(others, piece))
@@ -201,4 +201,4 @@ class Answering:
             prompt_probs=self._prompt_probs(task),
         )
         self._queue.release(slot)
-        task.tell(Done(result))
+        task.queue_event(Done(result))

@@ -1,7 +1,7 @@
-"""The slots' sequences in the model's memory: who has room there, and what need not be computed again.
+"""The slots' sequences in the model's memory: allocation of cells, and reuse of known prefixes.
 
-Cells of a beginning that is known come from three places: the slot's last sequence, another slot (they are shared: both
-have them), or this machine's memory (see cache/prompt_cache.py).
+Cells of a known prefix come from the slot's last sequence, from another slot (the cells are shared), or from the prompt
+cache (see cache/prompt_cache.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
 from llamado.engine.cache.disk_cache import LEAST, DiskCache
-from llamado.engine.cache.prompt_cache import CellReader, ReadRate, Store
+from llamado.engine.cache.prompt_cache import CellReader, PromptStore, ReadRate
 from llamado.engine.cache.snapshots import NEAR, Snapshots, points
 from llamado.engine.errors import NoRoom
 from llamado.engine.forward.contract import Cells, Forward, Scales, piece_cells
@@ -25,38 +25,37 @@ from llamado.engine.scheduler.statistics import Statistics
 
 log = logging.getLogger(__name__)
 
-# Sharing a token's K and V costs microseconds, evaluating it up to milliseconds; below this many tokens the extra calls
-# are not worth it.
+# sharing a token's K and V costs microseconds, evaluating it up to milliseconds; below this many tokens the extra calls
+# are not worth it
 MIN_SHARED = 16
-# Sequences that lose fewer tokens than this are not kept in memory.
+# sequences that lose fewer tokens than this are not stored
 MIN_STORE = 64
-# Cells a sequence gets beyond those it needs now, at most, so that it seldom has to move.
+# most cells that a sequence gets beyond those it needs now, so that it seldom has to move
 HEADROOM = 1024
-# Pieces from disk that go to the devices between two steps, at most.
+# most pieces from disk that are sent to devices between two steps
 _PIECES = 4
-# For what is to be kept when the engine ends.
+# most seconds for saving when the engine ends
 _SAVE_SECONDS = 10.0
 
 
 class SnapshotOptions(NamedTuple):
-    """Where sequences of models that do not remember all tokens can go back to.
+    """Checkpoints of models that do not keep all tokens.
 
-    `most`: snapshots of a sequence in this machine's memory. `every`: so many tokens apart at most; 0: only where
-    messages end and prompts branch off.
+    `most`: checkpoints of a sequence in this machine's memory. `every`: most tokens between them; 0: only at the ends
+    of messages and where prompts branch off.
     """
 
     most: int = 32
     every: int = 8192
 
 
-class Sequences:
-    """What of each slot's sequence the memory has; of the engine's thread alone.
+class SequenceCache:
+    """Each slot's sequence in the model's memory. Only the engine's thread uses it.
 
-    `cache_ram`: MiB of memory for sequences that no slot holds any more (-1: no limit, 0: none). `idle_slots`: what
-    happens to those of idle slots when a request begins (see Engine). `snapshots`: where sequences can go back to (see
-    Engine). `control`: tokens that steer the model, ascending. `disk`: where sequences go for which there is no such
-    memory; `notify` is called when one of them has come closer. `note_loss` is told of a device that was lost where
-    nothing has to fail for it.
+    `cache_ram`: MiB of the prompt cache (-1: no limit, 0: none). `idle_slots`: treatment of idle slots when a request
+    begins (see Engine). `snapshots`: checkpoints (see Engine). `control`: control tokens, ascending. `disk`: the cache
+    on disk for evicted sequences; `notify` is called when a part of one was read. `note_loss` is called for a lost
+    device if nothing has to fail because of it.
     """
 
     def __init__(
@@ -87,10 +86,10 @@ class Sequences:
         memory = self.memory
         piece = piece_cells(memory.token_bytes)
         limit = None if cache_ram < 0 else cache_ram << 20
-        self.store: Store | None = None
+        self.store: PromptStore | None = None
         self._disk, self._notify = disk, notify
         if cache_ram:
-            self.store = store = Store(
+            self.store = store = PromptStore(
                 limit,
                 memory.token_bytes,
                 piece,
@@ -108,11 +107,11 @@ class Sequences:
     # -- beginning and losing them -----------------------------------------------------------------------------------
 
     def begin(self, slot: Slot, task: Task, prompt: NDArray[np.int32]) -> None:
-        """Give a slot to a request, and see which other slot has more of its prompt."""
+        """Give a slot to a request, and find the slot with the longest common prefix."""
         self._look_at_devices()
         n_keep = branch = 0
         if task.request.cache_prompt:
-            # The last token is always evaluated: its logits are not kept.
+            # the last token is always evaluated, because its logits are not kept
             scales = task.scales
             branch = min(slot.common_prefix(prompt, scales), prompt.size - 1)
             n_keep = self._reach(slot, branch)
@@ -141,8 +140,9 @@ class Sequences:
     def _find_leader(
         self, slot: Slot, prompt: NDArray[np.int32], scales: Scales, age: int, longest: int, stored: int
     ) -> int:
-        """The slot's leader: who has, or as an older request is reading, most of its prompt, if that is more than
-        `longest` tokens. `stored` of them need not be waited for. Gives after how many tokens it parts from all others.
+        """Set the slot's leader: the slot that has, or as an older request is reading, the longest common prefix of
+        more than `longest` tokens. `stored` of them need not be waited for. Return the longest common prefix with any
+        slot.
         """
         branch = 0
         for other in self._slots:
@@ -165,13 +165,13 @@ class Sequences:
         return branch
 
     def follow(self, slot: Slot) -> None:
-        """A request that lost its cells, or has none yet, begins as others do by now."""
+        """Find a leader again for a request that lost its cells, or has none yet."""
         if slot.handle is None and slot.leader is None and slot.recall:
             self._find_leader(slot, slot.tokens[: slot.length], slot.scales, slot.age, MIN_SHARED - 1, 0)
 
     def drop(self, slot: Slot) -> None:
-        """A slot's cells are free; a request that has the slot reads its sequence again."""
-        slot.untrust()
+        """Free a slot's cells; a request in the slot reads its sequence again."""
+        slot.discard_drafts()
         self._give_up(slot)
         slot.snapshots.cut(0)
         if slot.handle is not None:
@@ -182,14 +182,14 @@ class Sequences:
             slot.length = 0
 
     def forget(self) -> None:
-        """Every sequence is to be read again: devices change, or did."""
+        """Drop all cells because devices change; every sequence is read again."""
         self._void = True
         for slot in self._slots:
             slot.leader = None
             self.drop(slot)
 
     def _look_at_devices(self) -> None:
-        """Forget sequences in memory that other devices computed than those of now, whose bits may differ."""
+        """Clear the prompt cache if different devices, whose bits may differ, computed it."""
         if not self._void:
             return
         self._void = False
@@ -198,7 +198,7 @@ class Sequences:
             self.store.clear()
 
     def reset(self) -> None:
-        """Nothing is known about any cell."""
+        """Drop all sequences and cells."""
         self.memory.clear()
         for slot in self._slots:
             self._give_up(slot)
@@ -207,7 +207,7 @@ class Sequences:
             slot.length = 0
 
     def save(self) -> None:
-        """What slots and memory hold goes to disk, and no more is written there."""
+        """Write the sequences of slots and prompt cache to disk, and stop writing."""
         if self._disk is None:
             return
         self._look_at_devices()
@@ -221,7 +221,7 @@ class Sequences:
         self._go_back(slot, self._reach(slot, n_keep))
 
     def settle(self, slot: Slot) -> None:
-        """Drafted tokens of the slot's sequence were wrong, or are of no use any more; see Memory.settle."""
+        """Discard wrong or unused draft tokens of the slot's sequence; see Memory.settle."""
         if slot.handle is not None and not (slot.task is not None and slot.task.ahead):
             try:
                 self.memory.settle(slot.handle)
@@ -232,13 +232,15 @@ class Sequences:
                 slot.length = slot.used
 
     def _reach(self, slot: Slot, n: int) -> int:
-        """To how many first tokens, at most `n`, the slot's sequence can go back."""
+        """Return the longest prefix, at most `n` tokens, that the slot's sequence can go back to."""
         if slot.handle is None:
             return 0
         return max(self.memory.reach(slot.handle, n), self._snapshot_for(slot, n)[0])
 
     def _snapshot_for(self, slot: Slot, n: int) -> tuple[int, int]:
-        """To how many first tokens, at most `n`, a snapshot of the slot allows to go back, and of how many it is."""
+        """Return the longest prefix, at most `n` tokens, that a checkpoint of the slot allows, and the checkpoint's
+        token count.
+        """
         return max(((self.memory.tail_reach(known, n), known) for known in slot.snapshots.tails), default=(0, 0))
 
     def _go_back(self, slot: Slot, n: int) -> None:
@@ -249,18 +251,20 @@ class Sequences:
                 _, tail = self._snapshot_for(slot, n)
                 self.memory.go_back(handle, n, tail, slot.snapshots.tails[tail])
         except DeviceLost as error:
-            self._note_loss(error)  # all cells are void, and will be forgotten
+            self._note_loss(error)  # all cells are void, and will be dropped
             self.drop(slot)
         slot.snapshots.cut(n)
 
     def _mark(self, slot: Slot) -> None:
-        """Prompts branch off where messages begin and end, and where others did before: that is worth being kept."""
+        """Mark points of a prompt for checkpoints: where messages begin and end, and where earlier prompts branched
+        off.
+        """
         task, handle = slot.task, slot.handle
         if handle is None or task is None or task.truncated or not self.memory.has_tails:
             return
         prompt = slot.tokens[: task.n_prompt]
         if slot.used and slot.used + NEAR < task.n_prompt:
-            self.memory.mark(handle, slot.used)  # where the answer before ended
+            self.memory.mark(handle, slot.used)  # the end of the previous answer
         for point in points(prompt, self._control, self._every):
             if point > slot.used + NEAR or point >= task.n_prompt - NEAR:
                 self.memory.mark(handle, point)
@@ -268,7 +272,7 @@ class Sequences:
             self.memory.mark(handle, slot.branch)
 
     def going_on(self, slot: Slot, n: int) -> None:
-        """The slot's sequence is about to go on with `n` tokens: keep what it then could not go back to any more.
+        """Store checkpoints that the slot's sequence would lose by continuing with `n` tokens.
 
         Raises DeviceLost.
         """
@@ -290,10 +294,12 @@ class Sequences:
             except DeviceLost:
                 raise
             except Exception:
-                log.exception("a snapshot could not be kept")
+                log.exception("storing a context checkpoint failed")
 
     def _keep(self, slot: Slot, n_same: int = 0) -> None:
-        """A slot loses its sequence but for `n_same` tokens: put it into memory where that is worth its time."""
+        """Store a slot's sequence in the prompt cache, if that is worth its time, before all but `n_same` tokens are
+        lost.
+        """
         store, handle = self.store, slot.handle
         if store is None or handle is None or handle.used - n_same < MIN_STORE or slot.load is not None:
             return
@@ -315,16 +321,17 @@ class Sequences:
         except DeviceLost as error:
             self._note_loss(error)
         except Exception:
-            log.exception("a sequence could not be kept")
+            log.exception("storing a sequence in the prompt cache failed")
 
     # -- room --------------------------------------------------------------------------------------------------------
 
     def make_room(self, slot: Slot) -> bool:
-        """Cells for all tokens of the slot's sequence, taken from idle slots and, if need be, from younger requests.
+        """Allocate cells for all tokens of the slot's sequence, taken from idle slots and, if necessary, from younger
+        requests.
 
         A request that loses its cells keeps its tokens, and reads them again when there is room: it is late, but its
-        answer is the same. The oldest request always gets room, so all get done. What the slot's leader has of the
-        sequence is shared, instead of being computed. Raises DeviceLost.
+        answer is the same. The oldest request always gets room, so all requests complete. Cells of the slot's leader
+        are shared instead of being computed. Raises DeviceLost.
         """
         self._look_at_devices()
         task = slot.task
@@ -357,7 +364,7 @@ class Sequences:
             self.drop(victim)
 
     def empty(self, slot: Slot, n: int, scales: Scales) -> None:
-        """Room for `n` tokens in place of an idle slot's sequence. Raises NoRoom."""
+        """Replace an idle slot's sequence by room for `n` tokens. Raises NoRoom."""
         self._look_at_devices()
         self._keep(slot)
         self.drop(slot)
@@ -367,16 +374,16 @@ class Sequences:
         while (handle := self.memory.allocate(n)) is None:
             idle = [other for other in self._slots if other.idle and other.handle is not None]
             if not idle:
-                raise NoRoom(f"there is no room for {n} tokens beside the answers that are being written")
+                raise NoRoom(f"there is no room for {n} tokens beside the running answers")
             victim = min(idle, key=lambda other: other.t_last_used)
             self._keep(victim)
             self.drop(victim)
         slot.handle = handle
 
-    # -- beginnings that are known -----------------------------------------------------------------------------------
+    # -- known prefixes ----------------------------------------------------------------------------------------------
 
     def leader_done(self, slot: Slot) -> bool:
-        """Whether the beginning that is to be shared is there, or will not come."""
+        """Return True if the leader has the shared prefix, or will never have it."""
         assert slot.leader is not None
         leader, task = slot.leader
         if leader.load is not None:
@@ -387,8 +394,8 @@ class Sequences:
         return leader.handle.used >= wanted
 
     def _fork(self, slot: Slot, need: int, want: int) -> bool:
-        """Begin the slot's sequence with what its leader has of it, where that is more than the slot has; whether that
-        was so and there was room. Raises DeviceLost.
+        """Begin the slot's sequence with its leader's cells, if that gains enough tokens. Return True if it did and
+        there was room. Raises DeviceLost.
         """
         if slot.leader is None or slot.task is None:
             return False
@@ -401,7 +408,7 @@ class Sequences:
         if self.memory.reach(leader.handle, shared) != shared:
             at = self._snapshot_for(leader, shared)[1]
             tail = at, leader.snapshots.tails[at]
-        if slot.handle is not None:  # it would not have a place beside the new one
+        if slot.handle is not None:  # there would be no room for both
             self.memory.free(slot.handle)
             slot.handle = None
             self._count(slot.task, -known)
@@ -414,17 +421,17 @@ class Sequences:
         return True
 
     def _count(self, task: Task, n: int) -> None:
-        """So many tokens of a request's prompt need not be computed."""
+        """Count `n` tokens of a request's prompt as cached."""
         if not task.generated:
             task.n_cached += n
             self._stats.n_cached += n
 
     def recall(self, slot: Slot) -> None:
-        """Take from memory what the slot's sequence begins with, instead of computing it. Raises DeviceLost."""
+        """Restore the beginning of the slot's sequence from the prompt cache. Raises DeviceLost."""
         slot.recall = False
         task, handle = slot.task, slot.handle
         assert task is not None and handle is not None
-        # The last token is always evaluated: its logits are not kept.
+        # the last token is always evaluated, because its logits are not kept
         wanted = slot.tokens[: slot.length - 1]
         found = self.store.find(wanted, handle.used + MIN_SHARED, slot.scales) if self.store is not None else None
         if self._disk is not None:
@@ -445,10 +452,10 @@ class Sequences:
             self.memory.write(handle, at + n - handle.used, cells, skip=handle.used - at)
         self._count(task, shared - used)
 
-    # -- beginnings that come from disk ------------------------------------------------------------------------------
+    # -- prefixes from disk ------------------------------------------------------------------------------------------
 
     def receive(self, slot: Slot) -> None:
-        """Take what has been read from disk of the slot's sequence. Raises DeviceLost."""
+        """Take the pieces of the slot's sequence that were read from disk. Raises DeviceLost."""
         load, handle, task = slot.load, slot.handle, slot.task
         assert load is not None
         if handle is None or task is None or task.cancelled:
@@ -475,13 +482,13 @@ class Sequences:
         self._count(task, handle.used - load.first)
 
     def tidy(self) -> None:
-        """Forget what is read from disk for requests that are over."""
+        """Cancel reads from disk for requests that are over."""
         for slot in self._slots:
             if slot.load is not None and slot.task is None:
                 self._give_up(slot)
 
     def _give_up(self, slot: Slot) -> None:
-        """The slot's sequence does not wait for the disk any more."""
+        """Cancel the slot's read from disk."""
         if slot.load is not None:
             slot.load.cancel()
             slot.load = None

@@ -1,4 +1,4 @@
-"""Everything that was asked for and is not over yet: requests, and tasks that save, restore or erase a slot."""
+"""Queues of the engine: requests, and tasks that save, restore or erase a slot."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from llamado.errors import LlamadoError
 
 T = TypeVar("T")
 
-# Requests whose ends tell the pace, and the most seconds somebody is told to wait.
+# Requests that determine the pace, and the most seconds of a Retry-After.
 _PACE_REQUESTS, _LONGEST_WAIT = 64, 60
 
 
 class SlotTask:
-    """What somebody wants done with a slot once it is free."""
+    """A task for a slot, done once the slot is free."""
 
     __slots__ = ("future", "id_slot", "kind", "path", "t_submit")
 
@@ -41,7 +41,7 @@ class SlotTask:
 
 
 class CallQueue:
-    """Functions that other threads have the engine's thread run between two steps."""
+    """Functions of other threads that the engine's thread runs between two steps."""
 
     def __init__(self, wake: threading.Condition) -> None:
         self._wake = wake
@@ -52,7 +52,7 @@ class CallQueue:
         return bool(self._waiting)
 
     def call(self, function: Callable[[], T]) -> T:
-        """What the function returns or raises; waits until it ran."""
+        """Run a function on the engine's thread; return or raise its result."""
         future: Future[T] = Future()
         with self._wake:
             if self._closed is not None:
@@ -62,7 +62,7 @@ class CallQueue:
         return future.result()
 
     def run(self) -> DeviceLost | None:
-        """Run those that wait; the loss of a device that one of them came across."""
+        """Run the waiting functions. Return the loss of a device if one of them met it."""
         while self._waiting:
             function, future = self._waiting.popleft()
             try:
@@ -77,7 +77,7 @@ class CallQueue:
         return None
 
     def fail(self, error: LlamadoError, *, for_good: bool = False) -> None:
-        """End those that wait, and with `for_good` those to come."""
+        """Fail the waiting functions, and with `for_good` all future ones."""
         with self._wake:
             if for_good:
                 self._closed = error
@@ -86,9 +86,9 @@ class CallQueue:
 
 
 class Queue:
-    """Takes requests and slot tasks from any thread; all else is for the engine's thread.
+    """Accepts requests and slot tasks from any thread; everything else is for the engine's thread.
 
-    At most `most` requests wait for a slot. `wake` is notified of whatever the engine may be waiting for.
+    At most `most` requests wait for a slot. `wake` is notified of everything the engine may wait for.
     """
 
     def __init__(self, slots: Sequence[Slot], most: int) -> None:
@@ -98,27 +98,27 @@ class Queue:
         self._inbox: deque[Task] = deque()
         self._outbox: list[tuple[Task, Event]] = []
         self.tasks: dict[int, Task] = {}
-        """Requests that are not over, by their ids."""
+        """Requests that are not over, by id."""
         self._next_id = 0
         self.closing = False
         self.deadline = math.inf
-        """When those that were accepted are cut off, as time.monotonic() has it."""
+        """Time (time.monotonic()) at which running requests are cut off."""
         self.waiting: list[Task] = []
-        """Requests that wait for a slot; of the engine's thread alone."""
+        """Requests that wait for a slot. Engine's thread only."""
         self.slot_tasks: deque[SlotTask] = deque()
         self.n_over = 0
-        """Requests that left their slots."""
+        """Number of requests that left their slots."""
         self.ends: deque[float] = deque(maxlen=_PACE_REQUESTS)
-        """When the last requests were over."""
+        """End times of the last requests."""
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises QueueFull where one more request is too many."""
+        """Raise `QueueFull` if one more request is too many."""
         n_waiting = len(self.tasks) - len(self._slots)
         if n_waiting < self._most:
             return
-        # Those who are told to come back come back together: half of the queue should be gone by then.
+        # rejected clients come back together: half of the queue should be gone by then
         ends = self.ends
         seconds = (time.monotonic() - ends[0]) * max(1, self._most) / (2 * len(ends)) if ends else 1.0
         raise QueueFull(max(0, n_waiting), min(max(math.ceil(seconds), 1), _LONGEST_WAIT))
@@ -133,7 +133,7 @@ class Queue:
         seed: Seed,
         scales: Scales,
     ) -> Task:
-        """Raises EngineClosed."""
+        """Add a request. Raises EngineClosed."""
         with self.wake:
             self._check_open()
             task = self._enter(request, emit, taken, sampler, seed, scales)
@@ -142,7 +142,7 @@ class Queue:
         return task
 
     def add_slot_task(self, slot_task: SlotTask) -> None:
-        """Raises QueueFull and EngineClosed."""
+        """Add a task for a slot. Raises QueueFull and EngineClosed."""
         if len(self.slot_tasks) >= max(1, self._most):
             raise QueueFull(len(self.slot_tasks), 1)
         with self.wake:
@@ -169,7 +169,7 @@ class Queue:
         return task
 
     def cancel(self, task_id: int) -> None:
-        """A task that is over or unknown is ignored."""
+        """Cancel a task; one that is over or unknown is ignored."""
         with self.wake:
             task = self.tasks.get(task_id)
             if task is not None:
@@ -177,19 +177,19 @@ class Queue:
                 self.wake.notify()
 
     def close(self, timeout: float) -> None:
-        """Take nothing more, and cut off what is not done so many seconds from now."""
+        """Accept nothing more, and cut off everything that is not done in `timeout` seconds."""
         with self.wake:
             self.closing = True
             self.deadline = min(self.deadline, time.monotonic() + timeout)
             self.wake.notify()
 
     def notify(self) -> None:
-        """There is something to see, perhaps while there was nothing to do."""
+        """Wake the engine, which may be idle."""
         with self.wake:
             self.wake.notify()
 
-    def let_go(self, slot: Slot) -> None:
-        """A held slot is free again."""
+    def release_held(self, slot: Slot) -> None:
+        """Release a held slot."""
         with self.wake:
             slot.t_last_used = time.perf_counter()
             slot.held = False
@@ -199,12 +199,12 @@ class Queue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody waits for a slot."""
+        """True if nothing waits for a slot."""
         return not (self._inbox or self.waiting or self.slot_tasks)
 
     @property
     def has_news(self) -> bool:
-        """Whether requests came since `receive`."""
+        """True if requests arrived since `receive`."""
         return bool(self._inbox)
 
     @property
@@ -214,29 +214,29 @@ class Queue:
     def enter(
         self, request: Request, emit: Callable[[Event], None], *, sampler: Sampler, seed: Seed, scales: Scales
     ) -> Task:
-        """A request of the engine itself, which waits for no slot."""
+        """Add a request of the engine itself, which waits for no slot."""
         with self.wake:
             return self._enter(request, emit, None, sampler, seed, scales)
 
     def receive(self) -> None:
-        """See what came; `wake` is held."""
+        """Take over new requests; `wake` must be held."""
         self.waiting.extend(self._inbox)
         self._inbox.clear()
 
-    def hand_over(self, *, wait: bool = False) -> None:
-        """Hand the events that wait to whoever asked; with `wait` give them time to deal with them."""
+    def deliver(self, *, wait: bool = False) -> None:
+        """Send the waiting events to their receivers; with `wait` give these time to handle them."""
         if self._outbox:
             events = self._outbox.copy()
             self._outbox.clear()
             for task, event in events:
-                task.hand_over(event)
+                task.deliver(event)
             if wait:
                 for taken in {task.taken for task, _ in events if not task.cancelled}:
                     if taken is not None:
                         taken()
 
     def release(self, slot: Slot) -> None:
-        """The slot's request is over."""
+        """End the slot's request."""
         if slot.task is not None:
             self.tasks.pop(slot.task.id, None)
             self.ends.append(time.monotonic())
@@ -244,14 +244,14 @@ class Queue:
         slot.release()
 
     def fail(self, slot: Slot, error: LlamadoError) -> None:
-        """The slot's request ends with an error."""
+        """Fail the slot's request with an error."""
         task = slot.task
         assert task is not None
         self.release(slot)
-        task.tell(Failed(error))
+        task.queue_event(Failed(error))
 
     def drop_cancelled(self) -> bool:
-        """Whether there were any."""
+        """Drop cancelled requests. Return True if there were any."""
         changed = False
         for slot in self._slots:
             if slot.task is not None and slot.task.cancelled:
@@ -265,21 +265,21 @@ class Queue:
             changed = True
         return changed
 
-    def turn_down(self, error: LlamadoError, seconds: float, since: float) -> None:
-        """End those that have waited so long for a slot; what they waited before `since` does not count."""
+    def reject_waiting(self, error: LlamadoError, seconds: float, since: float) -> None:
+        """Reject tasks that have waited `seconds` for a slot, not counting the time before `since`."""
         now = time.monotonic()
         for task in [task for task in self.waiting if now - max(task.t_submit, since) >= seconds]:
             self.waiting.remove(task)
             self.tasks.pop(task.id, None)
-            task.tell(Failed(error))
+            task.queue_event(Failed(error))
         late = [slot_task for slot_task in self.slot_tasks if now - max(slot_task.t_submit, since) >= seconds]
         for slot_task in late:
             self.slot_tasks.remove(slot_task)
-        self.hand_over()
+        self.deliver()
         _fail_all(deque(late), error)
 
     def fail_all(self, error: LlamadoError) -> None:
-        """End everything, in slots or not."""
+        """Fail everything, in slots or not."""
         for slot in self._slots:
             if slot.task is not None:
                 self.fail(slot, error)
@@ -289,12 +289,12 @@ class Queue:
         self.waiting = []
         for task in waiting:
             self.tasks.pop(task.id, None)
-            task.tell(Failed(error))
+            task.queue_event(Failed(error))
         _fail_all(self.slot_tasks, error)
 
 
 def _fail_all(slot_tasks: deque[SlotTask], error: LlamadoError) -> None:
-    """None of these is done."""
+    """Fail all of these tasks."""
     while slot_tasks:
-        with suppress(Exception):  # nobody waits for it any more
+        with suppress(Exception):  # it was cancelled
             slot_tasks.popleft().future.set_exception(error)

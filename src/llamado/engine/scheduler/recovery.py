@@ -1,4 +1,4 @@
-"""Getting going again after a device is gone, and after it came back."""
+"""Recovery of the engine after a device is lost, and after it came back."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from llamado.errors import LlamadoError
 
 log = logging.getLogger(__name__)
 
-# Pauses between attempts to get a lost device back, in seconds: they grow with the time it has been away, of which a
-# device that is there again loses no more than this share by waiting for the next attempt.
+# Pauses between reconnection attempts, in seconds. They grow with the time since the loss, so that waiting for the next
+# attempt delays the return of a device by at most this share.
 _FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 0.1, 5.0, 0.25
-# Seconds between two attempts to move layers back, where the first failed.
+# seconds between attempts to move layers back, after a failed one
 _FIRST_REST, _LONGEST_REST = 5.0, 600.0
-# How long the engine sleeps before it looks for requests that came, were cancelled or have waited long enough.
+# seconds between checks for requests that arrived, were cancelled or have waited long enough
 _LOOK_SECONDS = 0.02
 
 
-class Recovery:
-    """Knows which device is gone, and pauses the engine's thread until there is none.
+class EngineRecovery:
+    """Tracks lost devices, and pauses the engine's thread while there is one.
 
-    `failover`: seconds after which the lost layers go elsewhere (None: never). `wait`: seconds after which requests
-    that wait for a slot meanwhile are turned down.
+    `failover`: seconds after which the lost layers move to other devices (None: never). `wait`: seconds after which
+    requests that wait for a slot meanwhile are rejected.
     """
 
     def __init__(
@@ -41,21 +41,22 @@ class Recovery:
         self._failover, self._wait = failover, wait
         self._void: DeviceLost | None = None
         self.fault: Fault | None = None
-        """What the engine waits for, for those who ask."""
+        """The loss that the engine waits for, for status requests."""
         self._returning: _Returning | None = None
 
     def note(self, lost: DeviceLost) -> None:
-        """The engine came across a loss."""
+        """Record a loss."""
         self._void = lost
 
     def gone(self) -> DeviceLost | None:
-        """The device that is gone, whether the forward pass has noticed it yet or only one of its batches."""
+        """Return the present loss, detected by the forward pass or by one of its batches."""
         return self._forward.lost() or self._void
 
     def pause(self, lost: DeviceLost, forget: Callable[[], None], changed: Callable[[], None]) -> None:
-        """Forget all cells, and try until all devices are there, or the engine closes; answers go on where they were.
+        """Drop all cells, and retry until all devices are back, or the engine closes; answers continue at their last
+        token.
 
-        `changed` is called whenever there is news for those who look at the engine.
+        `changed` is called whenever the visible state changes.
         """
         log.error("%s; answers wait until it is back", lost.as_logged())
         self.fault = Fault(lost.device, lost.why, time.time())
@@ -67,9 +68,9 @@ class Recovery:
             attempt = _Attempt(self._forward, elsewhere=late)
             self._idle_until(lambda attempt=attempt: not attempt.is_alive(), began, changed)  # type: ignore[misc]
             if attempt.is_alive():
-                return  # closing; what it waits for is not ours to wait for
+                return  # closing; the attempt need not be waited for
             if attempt.error is None:
-                self._say_how_it_goes_on(time.monotonic() - began)
+                self._log_outcome(time.monotonic() - began)
                 break
             if isinstance(attempt.error, DeviceLost):
                 self.fault = self.fault._replace(device=attempt.error.device, why=attempt.error.why)
@@ -87,21 +88,21 @@ class Recovery:
                 self._returning = _Returning(self._forward, self._queue)
             self._returning.needed.set()
 
-    def _say_how_it_goes_on(self, seconds: float) -> None:
+    def _log_outcome(self, seconds: float) -> None:
         away = self._forward.away()
         if not away:
-            log.warning("all devices are there again after %.1f s", seconds)
+            log.warning("all devices are back after %.1f s", seconds)
             return
         names = " and ".join(device.device for device in away)
-        log.warning("going on without %s after %.1f s; as soon as it is back it has its layers again", names, seconds)
+        log.warning("continuing without %s after %.1f s; its layers move back when it returns", names, seconds)
 
     @property
     def returned(self) -> bool:
-        """Whether a device whose layers went elsewhere can have them again."""
+        """True if a device whose layers moved to others can have them back."""
         return self._returning is not None and self._returning.ready.is_set()
 
     def move_back(self, forget: Callable[[], None]) -> None:
-        """Forget all cells, and give devices that came back their layers; answers go on where they were."""
+        """Drop all cells, and give returned devices their layers; answers continue at their last token."""
         assert self._returning is not None
         began = time.monotonic()
         forget()
@@ -110,17 +111,17 @@ class Recovery:
             self._forward.move_back()
             moved = True
         except LlamadoError as error:
-            log.warning("layers stay where they are: %s", error)
+            log.warning("layers not moved back: %s", error)
         except Exception:
             log.exception("moving layers back failed")
         if moved and not self._forward.away():
-            log.warning("all devices are there again: moving back took %.1f s", time.monotonic() - began)
+            log.warning("all devices are back: moving layers took %.1f s", time.monotonic() - began)
         self._returning.go_on(moved)
 
     def _idle_until(self, over: Callable[[], bool], began: float, changed: Callable[[], None]) -> None:
-        """Turn down or forget requests as they come of age or are cancelled, until `over` or the engine closes.
+        """Reject requests that have waited too long and drop cancelled ones, until `over` or the engine closes.
 
-        `began`: when the device was lost; what requests waited before, for others to be done, does not count.
+        `began`: when the device was lost; earlier waiting for other requests does not count.
         """
         queue = self._queue
         while not over() and not queue.closing:
@@ -130,23 +131,23 @@ class Recovery:
             queue.drop_cancelled()
             assert self.fault is not None
             error = Unavailable(self.fault.message)
-            queue.turn_down(error, self._wait, began)
+            queue.reject_waiting(error, self._wait, began)
             if time.monotonic() - began >= self._wait:
                 self._calls.fail(error)
             changed()
 
 
 class _Returning(threading.Thread):
-    """Calls devices back whose layers went elsewhere, whenever there are any; `ready`: some can have their layers."""
+    """Thread that reconnects devices whose layers moved to others. `ready`: some can have their layers back."""
 
     def __init__(self, forward: Forward, queue: Queue) -> None:
         super().__init__(name="llamado-return", daemon=True)
         self._forward, self._queue = forward, queue
         self.needed = threading.Event()
-        """Set when layers went elsewhere."""
+        """Set when layers moved to other devices."""
         self.ready = threading.Event()
         self._answered = threading.Event()
-        self._rest = 0.0  # seconds before the next move, after one that failed: each costs everybody's cells
+        self._rest = 0.0  # seconds before the next move after a failed one: each move voids all cells
         self.start()
 
     def run(self) -> None:
@@ -166,7 +167,7 @@ class _Returning(threading.Thread):
             except Exception as error:
                 if str(error) != said:
                     said = str(error)
-                    log.warning("a device is back, and cannot be used: %s", said, exc_info=not _is_ours(error))
+                    log.warning("a device is back, but cannot be used: %s", said, exc_info=not _is_ours(error))
                 continue
             self._pause(self._rest)
             self._answered.clear()
@@ -181,7 +182,7 @@ class _Returning(threading.Thread):
             time.sleep(min(1.0, seconds))
 
     def go_on(self, moved: bool) -> None:
-        """The engine did what it could."""
+        """Continue after the engine tried to move layers."""
         self._rest = 0.0 if moved else min(max(_FIRST_REST, 2 * self._rest), _LONGEST_REST)
         self.ready.clear()
         self._answered.set()
@@ -192,7 +193,7 @@ def _is_ours(error: Exception) -> bool:
 
 
 class _Attempt(threading.Thread):
-    """One attempt of a forward pass to get its devices back, on a thread of its own: it may take long."""
+    """One attempt of a forward pass to get its devices back, on a thread of its own because it may take long."""
 
     def __init__(self, forward: Forward, *, elsewhere: bool) -> None:
         super().__init__(name="llamado-restore", daemon=True)

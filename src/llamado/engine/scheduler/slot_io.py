@@ -1,7 +1,7 @@
-"""Work on slots besides requests: saving them to files, restoring and erasing them.
+"""Saving, restoring and erasing slots.
 
-Files take long, steps must not: a thread of its own reads and writes the file, and has the engine's thread move a few
-cells at a time between two steps. Meanwhile the slot is held, and no request gets it.
+Files take long, and steps must not wait for them: a thread reads or writes the file, and lets the engine's thread move
+a few cells at a time between two steps. Meanwhile the slot is held, and no request gets it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llamado.engine.forward.contract import CellKind, Cells, Forward, Scales, pi
 from llamado.engine.request import Done, Event, Failed, Request
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import Sampling
-from llamado.engine.scheduler.prefix import Sequences
+from llamado.engine.scheduler.prefix import SequenceCache
 from llamado.engine.scheduler.queue import CallQueue, Queue, SlotTask
 from llamado.engine.scheduler.slots import Slot
 from llamado.errors import LlamadoError
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 Tokens = NDArray[np.int32]
 
-# How often a device may be lost while a slot is saved or restored.
+# most losses of devices while a slot is saved or restored
 _ATTEMPTS = 5
 
 
@@ -41,29 +41,29 @@ class CellsGone(EngineError):
 
 
 class SlotHold:
-    """A slot that a job has to itself.
+    """Exclusive access of a job to a slot.
 
-    All but `release` run on the engine's thread, and raise DeviceLost or CellsGone.
+    All methods except `release` run on the engine's thread, and raise DeviceLost or CellsGone.
     """
 
-    def __init__(self, slot: Slot, forward: Forward, sequences: Sequences, queue: Queue) -> None:
+    def __init__(self, slot: Slot, forward: Forward, sequences: SequenceCache, queue: Queue) -> None:
         slot.held = True
         self._slot = slot
         self._forward = forward
         self._memory = forward.memory
-        self._sequences = sequences
+        self._sequence_cache = sequences
         self._queue = queue
 
     def tokens(self) -> Tokens:
-        """The sequence."""
+        """Return the sequence."""
         return self._slot.tokens[: self._slot.used].copy()
 
     def scales(self) -> Scales:
-        """How strong adapters are in its cells."""
+        """Return the adapter scales of its cells."""
         return self._slot.scales
 
     def rebuild(self, tokens: Tokens) -> Future[None]:
-        """Have the cells of a sequence computed again."""
+        """Compute the cells of a sequence again."""
         done: Future[None] = Future()
 
         def emit(event: Event) -> None:
@@ -75,43 +75,43 @@ class SlotHold:
         request = Request(prompt=tokens.tolist(), n_predict=0)
         sampler = Sampler(Sampling(), seed=0, n_vocab=self._forward.n_vocab)
         task = self._queue.enter(request, emit, sampler=sampler, seed=0, scales=self._slot.scales)
-        self._sequences.begin(self._slot, task, tokens)
+        self._sequence_cache.begin(self._slot, task, tokens)
         return done
 
     def read(self, start: int, n: int) -> Cells:
-        """Cells of the sequence."""
+        """Read cells of the sequence."""
         return self._memory.read(self._handle(start + n), start, n)
 
     def read_tail(self, n: int) -> Cells:
-        """What layers that do not keep all tokens have of the first `n`."""
+        """Read the state of layers that do not keep all tokens, after the first `n`."""
         return self._memory.read_tail(self._handle(n), n) if n else np.empty(0, np.uint8)
 
     def points(self) -> list[int]:
-        """Of how many tokens there are snapshots that `snapshot` gives, besides that of all."""
+        """Return the token counts of the checkpoints that `snapshot` returns, besides that of all tokens."""
         handle = self._handle(0) if self._slot.handle is not None else None
         here = [] if handle is None or not self._memory.has_tails else self._memory.tails(handle)
         return sorted({n for n in (*here, *self._slot.snapshots.tails) if n < self._slot.used})
 
     def snapshot(self, n: int) -> Cells:
-        """What layers that do not keep all tokens had after the first `n`."""
+        """Return the state of layers that do not keep all tokens, after the first `n`."""
         known = self._slot.snapshots.tails.get(n)
         return self.read_tail(n) if known is None else known
 
     def put_snapshot(self, n: int, tail: Cells) -> None:
-        """Such a snapshot of the sequence that was written, where there is room for it."""
+        """Store a checkpoint of the written sequence, if there is room for it."""
         snapshots = self._slot.snapshots
         if snapshots.lacks(n) and snapshots.make_room(tail.size):
             snapshots.put(n, tail)
 
     def make_room(self, n: int, scales: Scales) -> None:
-        """Forget the sequence and get `n` cells for one with these scales.
+        """Drop the sequence and allocate `n` cells for one with these scales.
 
-        Raises NoRoom where running answers have them.
+        Raises NoRoom if running answers have them.
         """
-        self._sequences.empty(self._slot, n, scales)
+        self._sequence_cache.empty(self._slot, n, scales)
 
     def write(self, tokens: Tokens, cells: Cells) -> None:
-        """The sequence goes on with these tokens, whose cells these are."""
+        """Append tokens and their cells to the sequence."""
         slot, handle = self._slot, self._handle(0)
         used = handle.used
         self._memory.write(handle, tokens.size, cells)
@@ -119,7 +119,7 @@ class SlotHold:
         slot.length = handle.used
 
     def write_tail(self, n: int, tail: Cells) -> None:
-        """The tail of the `n` tokens that are written behind it."""
+        """Write the tail of the `n` tokens that are written after it."""
         if n:
             self._memory.write_tail(self._handle(0), n, tail)
 
@@ -130,12 +130,12 @@ class SlotHold:
         return handle
 
     def release(self) -> None:
-        """The job is done; any thread."""
-        self._queue.let_go(self._slot)
+        """End the job. Any thread."""
+        self._queue.release_held(self._slot)
 
 
 class Job(threading.Thread):
-    """Saves or restores one slot."""
+    """Thread that saves or restores one slot."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Job(threading.Thread):
             except (DeviceLost, CellsGone):
                 if attempt == _ATTEMPTS - 1:
                     raise
-                # The sequence is known: its cells are made anew when the device is there again.
+                # the sequence is known: its cells are computed again when the device is back
                 self._calls.call(lambda: self._held.rebuild(tokens)).result()
         raise AssertionError
 

@@ -1,4 +1,4 @@
-"""Slots: the places where requests are worked on, and what is known of the tokens in their KV cells."""
+"""Slots and the requests in them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.cache.disk_cache import Load
+from llamado.engine.cache.disk_cache import DiskRead
 from llamado.engine.cache.snapshots import Snapshots
-from llamado.engine.drafts.ahead import Ahead
-from llamado.engine.drafts.drafts import Followed
+from llamado.engine.drafts.drafts import DraftState
+from llamado.engine.drafts.pending_draft import PendingDraft
 from llamado.engine.forward.contract import Activated, Scales, alike, scales_at
 from llamado.engine.request import Event, Progress, Request, SlotSnapshot, Timings, TokenProbs
 from llamado.engine.sampling.chain import Sampler
@@ -23,16 +23,16 @@ from llamado.models.memory import Handle
 log = logging.getLogger(__name__)
 
 _ROWS = 32
-"""Tokens of a prompt in a batch of which each gets logits: those of a large batch take gigabytes."""
+"""Prompt tokens in a batch if each gets logits: those of a large batch take gigabytes."""
 _MUCH = 64
-"""Tokens of a sequence that are worth a slot of their own."""
+"""Least tokens of a sequence that deserve a slot of their own."""
 
 
 class Task:
-    """A request on its way from `submit` to its last event."""
+    """A request from `submit` to its last event."""
 
     __slots__ = (
-        "ahead", "answer", "cancelled", "emit", "followed", "generated", "id", "n_cached", "n_processed", "n_prompt",
+        "ahead", "answer", "cancelled", "draft_state", "emit", "generated", "id", "n_cached", "n_processed", "n_prompt",
         "outbox", "probs", "probs_at", "prompt_probs", "request", "sampler", "scales", "seed", "t_arrival", "t_first",
         "t_last", "t_start", "t_submit", "taken", "truncated",
     )  # fmt: skip
@@ -49,7 +49,7 @@ class Task:
         outbox: list[tuple[Task, Event]],
         scales: Scales = (),
     ) -> None:
-        """`outbox`: where events wait until there is time to tell them."""
+        """`outbox`: list of events that wait to be sent."""
         self.outbox = outbox
         self.id = id
         self.request = request
@@ -63,12 +63,12 @@ class Task:
         self.generated: list[int] = []
         self.probs: list[TokenProbs] = []
         self.prompt_probs: dict[int, TokenProbs] = {}
-        """By their places in the prompt."""
+        """By position in the prompt."""
         self.probs_at: list[int] = []
-        """Where in the text each of `probs` begins."""
-        self.ahead = Ahead()
-        self.followed: Followed | None = None
-        """What sources of drafts know of it; None before the first is asked."""
+        """Position in the text at which each of `probs` begins."""
+        self.ahead = PendingDraft()
+        self.draft_state: DraftState | None = None
+        """Its draft state; None before the first draft."""
         self.n_prompt = len(request.prompt)
         self.n_cached = 0
         self.n_processed = 0
@@ -76,11 +76,11 @@ class Task:
         self.t_submit = time.monotonic()
         self.t_arrival = time.perf_counter()
         self.truncated = False
-        """Whether part of the sequence was dropped to make room."""
+        """True if part of the sequence was dropped to make room."""
 
     @property
-    def wants_prompt_rows(self) -> bool:
-        """Whether the logits of all tokens that are evaluated next are wanted."""
+    def needs_prompt_rows(self) -> bool:
+        """True if the logits of all tokens that are evaluated next are needed."""
         return self.request.prompt_probs and not self.generated
 
     @property
@@ -89,31 +89,31 @@ class Task:
         n = self.request.n_predict
         return n if n < 0 else max(0, n - len(self.generated))
 
-    def tell(self, event: Event) -> None:
-        """Have an event handed to whoever asked, once there is time (Queue.hand_over)."""
+    def queue_event(self, event: Event) -> None:
+        """Queue an event for its receiver (see Queue.deliver)."""
         self.outbox.append((self, event))
 
-    def tell_progress(self, processed: int, now: float) -> None:
-        """Have the progress of the prompt handed over: `processed` tokens of it are in the cache."""
+    def queue_progress(self, processed: int, now: float) -> None:
+        """Queue a Progress event: `processed` tokens of the prompt are in the cache."""
         timings = None
         if self.request.timings_per_token:
             timings = self.timings()._replace(prompt_ms=1e3 * (now - self.t_start))
         elapsed = round(1e3 * (now - self.t_start))
-        self.tell(Progress(self.n_prompt, self.n_cached, processed, elapsed, timings))
+        self.queue_event(Progress(self.n_prompt, self.n_cached, processed, elapsed, timings))
 
-    def hand_over(self, event: Event) -> None:
-        """Hand an event to whoever asked."""
+    def deliver(self, event: Event) -> None:
+        """Send an event to its receiver."""
         if self.cancelled:
             return
         try:
             self.emit(event)
         except Exception:
-            # Whoever asked cannot be told any more.
+            # the receiver cannot get any more events
             log.exception("the receiver of task %d failed; the task is dropped", self.id)
             self.cancelled = True
 
     def timings(self) -> Timings:
-        """As llama-server measures them: the prompt's time ends with the first token."""
+        """Return timings as llama-server measures them: the prompt's time ends with the first token."""
         generating = bool(self.generated)
         return Timings(
             cache_n=self.n_cached,
@@ -127,11 +127,11 @@ class Task:
 
 
 class Slot:
-    """A place for one request at a time, and the sequence it leaves behind for later requests to continue.
+    """A slot for one request at a time, and the sequence it keeps for later requests to continue.
 
-    `tokens[:length]` is the sequence, `tokens[:used]` the part of it that the memory has under `handle`. So
-    `length - used` tokens are to be evaluated: 1 while decoding, more while a prompt (or a sequence that the memory
-    lost) is read. `scales`: how strong adapters are in what it has; that of other scales is of no use to it.
+    `tokens[:length]` is the sequence, `tokens[:used]` the part of it that the memory has under `handle`. So `length -
+    used` tokens have to be evaluated: 1 while decoding, more while a prompt (or a sequence that the memory lost) is
+    read. `scales`: adapter scales of its cells; cells of other scales are not reused.
     """
 
     __slots__ = (
@@ -147,29 +147,29 @@ class Slot:
         self.handle: Handle | None = None
         self.scales: Scales = ()
         self.branch = 0
-        """After how many tokens its prompt left another one."""
+        """Length of its prompt's common prefix with another one."""
         self.snapshots = Snapshots()
-        """Of its sequence."""
+        """Checkpoints of its sequence."""
         self.task: Task | None = None
         self.last_task: Task | None = None
         self.leader: tuple[Slot, Task | None] | None = None
-        """A slot, and its request, that holds or is reading the same beginning of a prompt: it will be shared."""
-        self.load: Load | None = None
-        """What is read from disk of its sequence, and nothing goes on before."""
+        """A slot, with its request, that holds or is reading the same prefix, which will be shared."""
+        self.load: DiskRead | None = None
+        """The read of its sequence from disk, which has to finish first."""
         self.held = False
-        """Whether it is being saved or restored: no request may have it then."""
+        """True while it is saved or restored: no request may have it then."""
         self.recall = False
-        """Whether the sequence's cells may be among those kept in memory, where nobody has looked yet."""
+        """True if the prompt cache may have the sequence's cells, and was not searched yet."""
         self.t_last_used = 0.0
 
     @property
     def idle(self) -> bool:
-        """Whether a request may have it."""
+        """True if a request may have it."""
         return self.task is None and not self.held
 
     @property
     def age(self) -> int:
-        """Task id of its request: lower came first; -1 where it has none."""
+        """Task id of its request: lower came first; -1 without a request."""
         return self.task.id if self.task is not None else -1
 
     @property
@@ -182,30 +182,31 @@ class Slot:
 
     @property
     def scales_now(self) -> Scales:
-        """Those that its next token is computed with."""
+        """The scales that its next token is computed with."""
         return scales_at(self.scales, self.used)
 
     @property
     def together(self) -> int:
-        """How many of the pending tokens may be in one batch: those with the same scales as the first of them."""
+        """Number of pending tokens that may be in one batch: those with the same scales as the first of them."""
         used, most = self.used, self.length
         if isinstance(self.scales, Activated) and used < self.scales.start:
             most = min(most, self.scales.start)
-        if self.task is not None and self.task.wants_prompt_rows:
+        if self.task is not None and self.task.needs_prompt_rows:
             most = min(most, used + _ROWS)
         return most - used
 
     def common_prefix(self, prompt: NDArray[np.int32], scales: Scales, length: int | None = None) -> int:
-        """How many first tokens of the prompt are in the cells (or in the first `length` tokens of the sequence).
+        """Return how many first tokens of the prompt are in the cells (or in the first `length` tokens of the
+        sequence).
 
-        Those alone that are computed with the same scales.
+        Only tokens computed with the same scales count.
         """
         n = alike(scales, self.scales, min(self.used if length is None else length, prompt.size))
         differing = np.flatnonzero(self.tokens[:n] != prompt[:n])
         return int(differing[0]) if differing.size else n
 
     def begin(self, task: Task, prompt: NDArray[np.int32]) -> None:
-        """Start on a request, for which the sequence's cells were taken back to what is of use."""
+        """Start a request, after the sequence's cells were taken back to the common prefix."""
         self.task = self.last_task = task
         self.scales = task.scales
         self.tokens[: prompt.size] = prompt
@@ -221,29 +222,29 @@ class Slot:
     def shift(self, n_keep: int, n_discard: int) -> None:
         """Drop `n_discard` tokens behind the first `n_keep`.
 
-        Those behind them get other positions, so their cells are made anew: K turned by the difference would not be the
-        bits that these tokens have by themselves.
+        The tokens behind them get new positions, so their cells are computed again: rotated K would not have the bits
+        of K computed at these positions.
         """
-        self.untrust()
-        if self.task is not None and self.task.followed is not None:
-            self.task.followed.forget()
+        self.discard_drafts()
+        if self.task is not None and self.task.draft_state is not None:
+            self.task.draft_state.forget()
         if isinstance(self.scales, Activated) and self.scales.start > n_keep:
             start = max(n_keep, self.scales.start - n_discard)
             self.scales = Activated(self.scales, start) if start else tuple(self.scales)
         self.tokens[n_keep : self.length - n_discard] = self.tokens[n_keep + n_discard : self.length].copy()
         self.length -= n_discard
 
-    def untrust(self) -> None:
-        """What was drafted behind the sequence, and is on its way, does not count."""
+    def discard_drafts(self) -> None:
+        """Drop draft tokens in flight."""
         if self.task is not None:
             self.task.ahead.drop()
 
     def release(self) -> None:
-        """The request is over; what is in the cells stays."""
-        self.untrust()
-        if self.task is not None and self.task.followed is not None:
+        """End the request; the cells stay."""
+        self.discard_drafts()
+        if self.task is not None and self.task.draft_state is not None:
             said = [] if self.task.truncated else self.tokens[: self.length].tolist()
-            self.task.followed.end(said, self.task.n_prompt)
+            self.task.draft_state.end(said, self.task.n_prompt)
         self.task = None
         self.leader = None
         self.length = self.used
@@ -263,12 +264,12 @@ class Slot:
 
 
 def choose_slot(slots: Sequence[Slot], task: Task, prompt: NDArray[np.int32], similarity: float) -> Slot | None:
-    """The slot for a request; None while it must wait.
+    """Return the slot for a request; None while it must wait.
 
-    As llama-server chooses: the idle slot whose cells share the longest beginning with the prompt, where that is more
-    than `similarity` of the prompt; else the one idle for longest. But where taking the most similar slot would throw
-    away more than half of what it holds, the slot idle for longest is taken, and where it would throw away much and
-    there is a slot that holds nothing, that one; the common beginning is shared.
+    Like llama-server, choose the idle slot whose cells share the longest prefix with the prompt, if that is more than
+    `similarity` of the prompt; otherwise the slot that is idle for longest. But if the most similar slot would lose
+    more than half of its sequence, take the slot that is idle for longest, and if it would lose much and there is an
+    empty slot, take that one; the common prefix is shared then.
     """
     idle = [slot for slot in slots if slot.idle]
     if task.request.id_slot >= 0:

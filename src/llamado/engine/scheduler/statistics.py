@@ -1,24 +1,24 @@
-"""Numbers for `/metrics`, gathered on the engine's thread: each costs well under a microsecond."""
+"""Statistics for `/metrics`, collected on the engine's thread: each record costs well under a microsecond."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.request import Counters, Histogram, Timings
 
-# Seconds: a first token comes after milliseconds on a warm cache and after minutes behind a long queue.
+# Seconds: a first token takes milliseconds with a warm cache and minutes in a long queue.
 _WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 _TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0)
 
-# Prompt tokens that a step takes at least for its pace to say anything.
+# least prompt tokens of a step whose pace is measured
 PACE_UNIT = 16
 
 
 class Buckets:
-    """A histogram that grows."""
+    """A mutable histogram."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -36,9 +36,9 @@ class Buckets:
 
 
 class Statistics:
-    """What requests and batches were like, and how many there were."""
+    """Counts and histograms of requests and batches."""
 
-    def __init__(self, drafts: Drafts | None = None) -> None:
+    def __init__(self, drafts: DraftManager | None = None) -> None:
         self._drafts = drafts
         self.first_token = Buckets(_WAITS)
         self.inter_token = Buckets(_BETWEEN)
@@ -48,10 +48,10 @@ class Statistics:
         self.n_decode = self.n_busy = self.n_tokens_max = 0
         self.prompt_seconds = self.predicted_seconds = 0.0
         self.prompt_pace = 0.0
-        """Tokens of prompts per second, lately."""
+        """Recent prompt tokens per second."""
 
     def evaluated(self, n_prompt: int, seconds: float, n_busy: int) -> None:
-        """A batch with `n_prompt` tokens of prompts was evaluated, while so many slots were at work."""
+        """Record a batch with `n_prompt` prompt tokens, with `n_busy` slots at work."""
         self.n_decode += 1
         self.n_busy += n_busy
         if not n_prompt:
@@ -63,7 +63,7 @@ class Statistics:
             self.prompt_pace = 0.7 * self.prompt_pace + 0.3 * pace if self.prompt_pace else pace
 
     def finished(self, n_generated: int, timings: Timings) -> None:
-        """An answer came to its end."""
+        """Record the end of an answer."""
         self.predicted_seconds += 1e-3 * timings.predicted_ms
         self.n_steps += max(0, n_generated - 1)
 

@@ -1,4 +1,4 @@
-"""The text of one answer: bytes of tokens in, complete characters out, stop strings found and cut off."""
+"""The text of one answer: decodes the bytes of tokens to complete characters, and cuts at stop strings."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from collections.abc import Sequence
 class AnswerText:
     """Assembles the text of one answer.
 
-    Stop strings are found wherever they fall: inside a token, across tokens, across the bytes of a character. The text
-    ends before the stop string that begins first (of those that begin together, the one named first), as in
-    llama-server; text that may still become a stop string is held back until it cannot.
+    Stop strings are found anywhere: inside a token, across tokens, across the bytes of a character. The text ends
+    before the stop string that begins first (if several begin together, the one listed first), as in llama-server. Text
+    that may still become a stop string is held back.
     """
 
     def __init__(self, stop: Sequence[str] = (), n_indent: int = 0) -> None:
         self._stop = tuple(word for word in stop if word)
         self._n_indent = n_indent
         self._indent: int | None = None
-        """Indentation seen in the current line; None where it does not matter any more."""
-        # Bytes that can be no UTF-8 become U+FFFD at once, an incomplete character waits.
+        """Indentation seen in the current line; None if it is irrelevant now."""
+        # invalid UTF-8 becomes U+FFFD at once, an incomplete character waits
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._whole = True
-        """Whether no character is incomplete."""
+        """True if no character is incomplete."""
         self._held = ""
         self._parts: list[str] = []
         self.length = 0
-        """Characters so far, held ones included."""
+        """Characters so far, including held ones."""
         self.stopping_word = ""
         self.outdented = False
-        """A line began with less than `n_indent` blanks; the text ends before its first other character."""
+        """A line began with fewer than `n_indent` blanks; the text ends before its first other character."""
         self.has_new_line = False
 
     @property
@@ -40,7 +40,7 @@ class AnswerText:
         return self._parts[0] if self._parts else ""
 
     def push(self, piece: bytes) -> str:
-        """Take the next token's bytes; returns the text that is certain now. Sets `stopping_word` at a stop string."""
+        """Add the next token's bytes; return the text that is certain now. Sets `stopping_word` at a stop string."""
         if self._whole and piece.isascii():
             text = piece.decode("ascii")
         else:
@@ -67,7 +67,7 @@ class AnswerText:
         return self._release(held[: len(held) - n_open])
 
     def finish(self) -> str:
-        """The answer ends here: returns what was held back, an incomplete character as U+FFFD."""
+        """End the answer: return the held text, with an incomplete character as U+FFFD."""
         text = self._held + ("" if self.stopping_word else self._decoder.decode(b"", True))
         self._held = ""
         return self._release(text)
@@ -98,7 +98,7 @@ class AnswerText:
 
 
 def _open_match(text: str, word: str) -> int:
-    """Length of the longest end of `text` that begins `word` without completing it."""
+    """Length of the longest suffix of `text` that is a proper prefix of `word`."""
     for n in range(min(len(word) - 1, len(text)), 0, -1):
         if text.endswith(word[:n]):
             return n

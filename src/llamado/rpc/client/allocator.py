@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from llamado.devices.device import DeviceError
-from llamado.devices.first_fit import Life, place
+from llamado.devices.first_fit import Lifetime, place
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import TensorFlag
 from llamado.ggml.tensor import Tensor
@@ -49,7 +49,7 @@ def plan(graph: Graph, size_of: Callable[[Tensor], int], alignment: int) -> Plan
     """Offsets such that tensors that are needed at the same time do not overlap."""
     lives = activations(graph)
     size, offsets = place(
-        [Life(first, last, size_of(tensor)) for tensor, (first, last) in lives.items()],
+        [Lifetime(first, last, size_of(tensor)) for tensor, (first, last) in lives.items()],
         alignment=alignment,
         linger=_LINGER,
     )

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from llamado.devices.device import Bytes, DeviceError, DeviceLost, Loaded
+from llamado.devices.device import Bytes, DeviceError, DeviceLost, LoadProgress
 from llamado.rpc.client.heartbeat import Heartbeat, LivenessMonitor, Patience
 from llamado.rpc.describe import SentRequests, debugging
 from llamado.rpc.endpoint import Endpoint
@@ -190,7 +190,7 @@ class WorkerConnection:
             if not self._depth:
                 self._flush()
 
-    def send_bulk(self, head: bytes, data: Bytes, progress: Loaded | None = None) -> None:
+    def send_bulk(self, head: bytes, data: Bytes, progress: LoadProgress | None = None) -> None:
         """Sends a request and the data behind it, straight from where the data is."""
         with self.sending:
             self.send(head)

@@ -23,7 +23,7 @@ from llamado.devices.device import (
     DeviceFull,
     DeviceLost,
     KernelQuota,
-    Loaded,
+    LoadProgress,
     OperationTime,
 )
 from llamado.ggml.graph import Graph
@@ -251,7 +251,7 @@ class RemoteDevice:
         return self._connection.round_trip
 
     @property
-    def clears(self) -> bool:
+    def zeroes_memory(self) -> bool:
         """ggml's workers clear memory byte by byte."""
         return not self.own
 
@@ -305,7 +305,7 @@ class RemoteDevice:
     def load(
         self,
         weights: Sequence[tuple[Tensor, Bytes]],
-        progress: Loaded | None = None,
+        progress: LoadProgress | None = None,
     ) -> list[Buffer]:
         """Sends weights, straight from where their bytes are; returns when the worker has them.
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from llamado.devices.device import Bytes, Loaded
+from llamado.devices.device import Bytes, LoadProgress
 from llamado.rpc.client.connection import WorkerConnection
 from llamado.rpc.client.upload import Weight
 from llamado.rpc.wire import SHA256_BYTES, Bind, Bound, Offer, Offered
@@ -49,7 +49,7 @@ class OwnWeights:
         """Whether the worker maps a weight, if that lies in its page as it does in the file."""
         return self._asked.get(name) == _MAPPED
 
-    def bind(self, weights: Sequence[Weight], progress: Loaded | None) -> list[Weight]:
+    def bind(self, weights: Sequence[Weight], progress: LoadProgress | None) -> list[Weight]:
         """Has the worker put there what it has of these, all of which were expected; those that it does not have."""
         left: list[Weight] = []
         groups: list[list[Weight]] = [[]]

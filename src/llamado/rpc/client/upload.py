@@ -7,7 +7,7 @@ from collections.abc import MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from llamado.devices.device import Bytes, Loaded
+from llamado.devices.device import Bytes, LoadProgress
 from llamado.rpc.client.connection import WorkerConnection
 from llamado.rpc.hashing import LANES, fnv1a_many
 from llamado.rpc.wire import (
@@ -35,7 +35,7 @@ class Weight(NamedTuple):
 def send_weights(
     connection: WorkerConnection,
     weights: Sequence[Weight],
-    progress: Loaded | None,
+    progress: LoadProgress | None,
     hashes: MutableMapping[str, int],
     threshold: int,
 ) -> None:
@@ -82,6 +82,6 @@ def send_weights(
     connection.call(DeviceCount(), Number)  # answered when all before it is done
 
 
-def _send(connection: WorkerConnection, weight: Weight, cache_flag: int, progress: Loaded | None) -> None:
+def _send(connection: WorkerConnection, weight: Weight, cache_flag: int, progress: LoadProgress | None) -> None:
     head = write_request(SetTensor(weight.tensor, cache_flag, 0, weight.data.nbytes))
     connection.send_bulk(head, weight.data, progress)

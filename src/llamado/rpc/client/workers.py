@@ -10,7 +10,7 @@ from collections.abc import MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from llamado.devices.device import Device, DeviceLost
-from llamado.devices.registry import DeviceOptions, Unreachable, Waiting
+from llamado.devices.registry import DeviceOptions, Unreachable, WaitCallback
 from llamado.errors import LlamadoError
 from llamado.gguf.types import TensorType
 from llamado.rpc.client.connection import VersionMismatch
@@ -73,7 +73,7 @@ class Workers:
         with ThreadPoolExecutor(max(1, len(self._endpoints)), "llamado-connect") as pool:
             return self._numbered(list(pool.map(one, self._endpoints)))
 
-    def devices(self, wait: float = 0.0, waiting: Waiting | None = None) -> list[RemoteDevice]:
+    def devices(self, wait: float = 0.0, waiting: WaitCallback | None = None) -> list[RemoteDevice]:
         """The devices of all workers, those that do not answer waited for `wait` seconds.
 
         Raises WorkersUnreachable, naming all that do not answer.
@@ -116,7 +116,7 @@ class Workers:
                 number += 1
         return found
 
-    def _when_there(self, wait: float, waiting: Waiting) -> list[list[RemoteDevice] | Unreachable]:
+    def _when_there(self, wait: float, waiting: WaitCallback) -> list[list[RemoteDevice] | Unreachable]:
         """The devices of all workers once all of them are there at the same time, or `wait` seconds are over.
 
         Raises WorkersUnreachable for those that no waiting helps: of another version, or not trusted.

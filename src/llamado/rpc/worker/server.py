@@ -19,7 +19,7 @@ from pathlib import Path
 
 from llamado.devices import limits
 from llamado.devices.device import Device
-from llamado.devices.registry import DeviceOptions, backend, kinds_here
+from llamado.devices.registry import DeviceOptions, backend, local_kinds
 from llamado.errors import LlamadoError
 from llamado.gguf.sources.stored import model_folders
 from llamado.rpc.describe import debugging
@@ -374,7 +374,7 @@ def run_worker(options: WorkerOptions) -> int:
 
 def _open(options: WorkerOptions) -> list[Device]:
     """The devices that are offered. Raises WorkerError."""
-    here = kinds_here()
+    here = local_kinds()
     known = ", ".join(kind.upper() for kind in here)
     kinds: dict[str, None] = {}
     for name in options.devices or here:

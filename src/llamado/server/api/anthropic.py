@@ -214,7 +214,7 @@ class MessagesFormat:
             content.append({"type": "thinking", "thinking": reader.reasoning, "signature": ""})
         if reader.content:
             content.append({"type": "text", "text": reader.content})
-        for call in reader.whole_calls:  # `input` is an object, so there is no place for a part of one
+        for call in reader.complete_calls:  # `input` is an object, so there is no place for a part of one
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
         usage = {**_input_usage(result.n_prompt, result.n_cached), "output_tokens": result.n_predicted}
         body = {**self._message(content), **_stop_reason(self._asked, result, reader), "usage": usage}

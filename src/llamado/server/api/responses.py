@@ -26,7 +26,7 @@ from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import table, text, written
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import EVENTS
-from llamado.text.dialects.answer import AnswerReader, CallSoFar, Part, random_id
+from llamado.text.dialects.answer import AnswerReader, Part, PartialCall, random_id
 from llamado.text.dialects.dialect import Content, Reasoning
 
 
@@ -402,7 +402,7 @@ def _text_part(said: str) -> dict[str, Any]:
     return {"type": "output_text", "annotations": [], "logprobs": [], "text": said}
 
 
-def _call_item(call: CallSoFar) -> dict[str, Any]:
+def _call_item(call: PartialCall) -> dict[str, Any]:
     # llama-server puts `call_` before an id here; one that the model gave with it keeps it as it is.
     call_id = call.id if call.id.startswith("call_") else f"call_{call.id}"
     return {

@@ -1,4 +1,4 @@
-"""One answer of a chat while it is read: content, thoughts and tool calls, in pieces and whole."""
+"""Read one answer of a chat: content, thoughts and tool calls, in pieces and as a whole."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LETTERS = string.digits + string.ascii_letters
 
 
 def random_id(n: int = 32) -> str:
-    """Letters and digits that nobody guesses."""
+    """Return random letters and digits that cannot be guessed."""
     return "".join(secrets.choice(_LETTERS) for _ in range(n))
 
 
 @dataclass(slots=True)
-class CallSoFar:
-    """A tool call so far."""
+class PartialCall:
+    """The part of a tool call that was read so far."""
 
     id: str
     name: str
@@ -30,10 +30,10 @@ class CallSoFar:
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """A piece of a tool call; `head` where it is the first."""
+    """A piece of a tool call; `head` is set on the first one."""
 
     index: int
-    call: CallSoFar
+    call: PartialCall
     head: bool
     arguments: str
 
@@ -42,30 +42,32 @@ Part = Content | Reasoning | CallPart
 
 
 class AnswerReader:
-    """Feeds one answer's text to its parser and keeps what came out."""
+    """Feeds one answer's text to its parser and collects the pieces."""
 
     def __init__(self, parser: Parser, given: Sequence[Content | Reasoning] = ()) -> None:
-        """`given`: the beginning of the answer that the client gave; a whole answer holds it too."""
+        """`given`: the beginning of the answer that the client supplied; it is part of the whole answer."""
         self._parser = parser
         self._texts: list[str] = []
         self._thoughts: list[str] = []
-        self.calls: list[CallSoFar] = []
+        self.calls: list[PartialCall] = []
         self._by_index: dict[int, int] = {}
         self._cut = False
         self._take(given)
 
     def push(self, text: str) -> list[Part]:
-        """Take more text; returns what is certain now."""
+        """Take more text; return the pieces that are final now."""
         return self._take(self._parser.push(text)) if text else []
 
     def finish(self, cut: bool = False) -> list[Part]:
-        """The answer is over; returns what was held back. `cut`: a limit ended it, so a broken call is no content."""
+        """End the answer; return the text that was held back. `cut`: a limit ended it, so a broken call is not
+        content.
+        """
         self._cut = cut
         return self._take(self._parser.finish(cut))
 
     @property
-    def whole_calls(self) -> list[CallSoFar]:
-        """The calls without the last one if a limit ended the answer in its arguments."""
+    def complete_calls(self) -> list[PartialCall]:
+        """The calls, without the last one if a limit ended the answer in its arguments."""
         if self._cut and self.calls and not _is_object(self.calls[-1].arguments):
             return self.calls[:-1]
         return self.calls
@@ -79,7 +81,7 @@ class AnswerReader:
         return "".join(self._thoughts)
 
     def message(self) -> dict[str, Any]:
-        """The whole answer as a message of OpenAI's chat API."""
+        """Return the whole answer as a message of OpenAI's chat API."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self._thoughts:
             message["reasoning_content"] = self.reasoning
@@ -105,7 +107,7 @@ class AnswerReader:
         head = at is None
         if at is None:
             at = self._by_index[piece.index] = len(self.calls)
-            self.calls.append(CallSoFar(piece.id or random_id(), piece.name or ""))
+            self.calls.append(PartialCall(piece.id or random_id(), piece.name or ""))
         call = self.calls[at]
         call.arguments += piece.arguments
         return CallPart(at, call, head, piece.arguments)
@@ -119,7 +121,7 @@ def _is_object(text: str) -> bool:
 
 
 def delta(part: Part) -> dict[str, Any]:
-    """A piece of an answer as a delta of OpenAI's chat streams."""
+    """Return a piece of an answer as a delta of OpenAI's chat streams."""
     if isinstance(part, Content):
         return {"content": part.text}
     if isinstance(part, Reasoning):

@@ -1,4 +1,4 @@
-"""Grammar of values that stand as bare text between tags: a schema's strings without quotes and escapes."""
+"""Grammar of values written as bare text between tags: a schema's strings without quotes and escapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llamado.text.grammar.json_schema.numbers import limits
 ANY_TEXT = "/(?s:.*)/"
 _MAX_DEPTH = 12
 _MAX_CHOICES = 1_000
-# Values of other types beside strings; what is in objects and arrays is left to the model.
+# Values of types other than strings; the contents of objects and arrays are up to the model.
 _OTHERS = {
     "null": '"null"',
     "boolean": '"true" | "false"',
@@ -26,7 +26,7 @@ _OTHERS = {
 
 
 def choices(schema: Any, root: Any, depth: int = 0) -> list[Any] | None:
-    """The only values that a schema allows, if there are few; None if it does not list them."""
+    """Return the only values that a schema allows, if they are few; None if it does not list them."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None
     found: list[list[Any]] = []
@@ -51,7 +51,7 @@ def choices(schema: Any, root: Any, depth: int = 0) -> list[Any] | None:
 
 
 def text_expression(schema: Any, root: Any, depth: int = 0) -> str:
-    """A terminal's Lark expression for the bare texts that stand for a schema's instances."""
+    """Return a terminal's Lark expression for the bare texts of a schema's instances."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return ANY_TEXT
     values = choices(schema, root)
@@ -72,7 +72,7 @@ def text_expression(schema: Any, root: Any, depth: int = 0) -> str:
 
 
 def spelled(value: Any) -> str:
-    """A value as bare text."""
+    """Return a value as bare text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -88,7 +88,7 @@ def _all(parts: list[str]) -> str:
 
 
 def _string(schema: Mapping[str, Any]) -> str:
-    """The texts that a schema's own keywords allow."""
+    """Return a Lark expression for the texts that a schema's own keywords allow."""
     parts = []
     for part in (schema, FORMAT_LIMITS.get(str(schema.get("format")), {})):
         counts = limits(part)
@@ -96,7 +96,7 @@ def _string(schema: Mapping[str, Any]) -> str:
             parts.append(f"/(?s:.{{{counts.get('minLength', 0)},{counts.get('maxLength', '')}}})/")
         pattern = part.get("pattern")
         if isinstance(pattern, str):
-            expression = searched(pattern)
+            expression = search_expression(pattern)
             parts += [] if expression is None else [expression]
     whole = FORMATS.get(str(schema.get("format")))
     if whole is not None:
@@ -104,8 +104,10 @@ def _string(schema: Mapping[str, Any]) -> str:
     return _all(parts or [ANY_TEXT])
 
 
-def searched(pattern: str) -> str | None:
-    """A Lark expression for the texts in which a pattern is found; None if it has anchors elsewhere than around it."""
+def search_expression(pattern: str) -> str | None:
+    """Return a Lark expression for the texts that contain a match of a pattern; None if it has anchors except around
+    it.
+    """
     ways = []
     for way in _alternatives(pattern):
         start, end = way.startswith("^"), way.endswith("$") and not _is_escaped(way, len(way) - 1)
@@ -132,7 +134,9 @@ def _is_escaped(pattern: str, at: int) -> bool:
 
 
 def _plain(pattern: str) -> list[tuple[int, str, int]]:
-    """The characters of a pattern that are no escapes and in no class: place, character, groups around it."""
+    """Return the characters of a pattern that are not escaped and not in a class: position, character, depth of
+    groups.
+    """
     found, depth, at = [], 0, 0
     while at < len(pattern):
         character = pattern[at]

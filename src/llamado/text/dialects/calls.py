@@ -1,6 +1,6 @@
-"""The ways in which most families write tool calls: JSON objects, a name before JSON, a name before tagged values.
+"""Common formats of tool calls: JSON objects, a name before JSON, a name before tagged values.
 
-Each is described by its tags; reading calls and the grammar of calls both follow from that description.
+Each format is described by its tags. Both the reader and the grammar of calls are derived from that description.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from llamado.text.grammar.json_schema.loosen import check_enforced, loosened
 from llamado.text.grammar.source import GrammarError, Trigger
 
 MAX_HEAD = 1024
-"""Characters of a call before its name is certain."""
+"""Most characters of a call before its name is certain."""
 
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True)
 class Tools:
-    """The tools of a request, by name: the schemas of their parameters."""
+    """The tools of a request: the schema of the parameters of each by its name."""
 
     schemas: Mapping[str, Mapping[str, Any]]
     strict: bool = False
-    """Whether one of the tools' schemas must be enforced."""
+    """True if the schema of any tool must be enforced."""
     loosened: tuple[str, ...] = ()
-    """What is not enforced of the schemas: each tool's name, the place and the keyword."""
+    """The parts of the schemas that are not enforced: each tool's name, the location and the keyword."""
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]], strict: Collection[str] | None = None) -> Tools:
-        """From OpenAI's list; schemas are loosened where they cannot be enforced.
+        """Build from OpenAI's list; relax schemas that cannot be enforced.
 
-        `strict`: names of the tools that are refused instead; None: those that say so. Raises GrammarError.
+        `strict`: names of the tools that are refused instead; None: those with `strict` set. Raises GrammarError.
         """
         schemas: dict[str, Mapping[str, Any]] = {}
         loosened_parts: list[str] = []
@@ -72,21 +72,21 @@ class Tools:
 
 
 class Outcome(Enum):
-    """What became of reading a call."""
+    """Result of reading a call."""
 
     NONE = 0
-    """It was none; nothing was taken or shown."""
+    """Not a call; nothing was taken or emitted."""
     CALL = 1
     BROKEN = 2
-    """One began and was malformed; what followed is text."""
+    """A call began and was malformed; the remaining text is content."""
 
 
 class Calls(Protocol):
-    """How a family writes calls."""
+    """The format in which a family writes calls."""
 
     @property
     def triggers(self) -> tuple[Trigger, ...]:
-        """What begins a call in the middle of an answer."""
+        """The texts that begin a call in the middle of an answer."""
         ...
 
     @property
@@ -95,16 +95,16 @@ class Calls(Protocol):
         ...
 
     def read(self, reader: Reader, tools: Tools, drop: Sequence[str] = ()) -> Reading[None]:
-        """Read content and calls to the end; `drop`: tags around content, which are no part of it."""
+        """Read content and calls to the end; `drop`: tags around content that are not part of it."""
         ...
 
     def grammar(self, tools: Tools, parallel: bool) -> str:
-        """Lark rules of one or more calls; the first is `calls`."""
+        """Return Lark rules of one or more calls; the first is `calls`."""
         ...
 
 
 def quoted(text: str) -> str:
-    """A Lark expression for a text; "" for none."""
+    """Return a Lark expression for a text; "" for an empty one."""
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
@@ -117,10 +117,10 @@ def alternatives(names: Sequence[str]) -> str:
 
 
 def members_in_order(rule: str, members: Mapping[str, str], required: Set[str], separator: str) -> list[str]:
-    """Rules by which members stand in their order, those of `required` always and each of the others or not.
+    """Return rules for members in their order: those of `required` are mandatory, the others optional.
 
-    `members`: Lark for each member by its name, `separator`: Lark for what stands between two. `{rule}_first` is all of
-    them, `{rule}_after_K` what may follow the first K.
+    `members`: Lark for each member by its name; `separator`: Lark for the text between two. `{rule}_first` matches all
+    of them, `{rule}_after_K` the members that may follow the first K.
     """
     rules = []
     names = list(members)
@@ -145,20 +145,20 @@ SPACE = r"SPACE: /[ \t\n]{0,8}/"
 
 
 def required_names(schema: Mapping[str, Any]) -> set[str]:
-    """The members that an object must have."""
+    """Return the members that an object must have."""
     wanted = schema.get("required")
     return {name for name in wanted if isinstance(name, str)} if isinstance(wanted, list) else set()
 
 
 def schema_body(schema: Mapping[str, Any]) -> str:
-    """A rule for arguments that fit the schema."""
+    """Return a rule for arguments that match the schema."""
     if schema.get("type") is None and "properties" in schema:
         schema = {"type": "object", **schema}
     return "%json " + json.dumps(schema, ensure_ascii=False)
 
 
 def member_body(schema: Mapping[str, Any], name: str) -> str:
-    """A rule for one of the arguments by itself; its references lead to places in the tool's whole schema."""
+    """Return a rule for a single argument; its references point into the tool's whole schema."""
     member = schema["properties"][name]
     if not _has_references(member):
         return schema_body(member if isinstance(member, Mapping) else {})
@@ -177,7 +177,7 @@ def _has_references(node: Any) -> bool:
 
 
 def _moved(node: Any, place: str) -> Any:
-    """A schema whose references hold when it stands at `place` of another one."""
+    """Return a schema with references adjusted for its new location `place` in another one."""
     if isinstance(node, list):
         return [_moved(one, place) for one in node]
     if not isinstance(node, Mapping):
@@ -190,15 +190,15 @@ def _moved(node: Any, place: str) -> Any:
     return out
 
 
-def words(*tags: str) -> tuple[Trigger, ...]:
+def word_triggers(*tags: str) -> tuple[Trigger, ...]:
     return tuple(Trigger("word", tag) for tag in dict.fromkeys(tag.strip() for tag in tags))
 
 
 def read_gap(reader: Reader, *next_tags: str) -> Reading[None]:
-    """Take whitespace behind a call where nothing follows, or another call."""
+    """Take whitespace after a call if the text ends or another call follows."""
     reader.mark()
     yield from reader.space()
-    if (yield from reader.over()) or (yield from reader.sees(*next_tags)):
+    if (yield from reader.over()) or (yield from reader.peek(*next_tags)):
         reader.accept()
     else:
         reader.reject()
@@ -227,20 +227,20 @@ class JsonCalls:
     also_starts: tuple[str, ...] = ()
     array: bool = False
     several: bool = False
-    """Whether objects may follow each other between one `start` and `end` without an array."""
+    """True if several objects may follow each other between one `start` and `end` without an array."""
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
     id: tuple[str, ...] = ()
     late_id: bool = False
-    """Whether the id comes behind the arguments, which have to wait for it."""
+    """True if the id follows the arguments, which then have to wait for it."""
     name_is_key: bool = False
-    """Whether an object is {name: arguments}."""
+    """True if an object is {name: arguments}."""
     written_id: str = ""
     """A regular expression of the ids in the grammar."""
 
     @property
     def triggers(self) -> tuple[Trigger, ...]:
-        return words(self.start, *self.also_starts)
+        return word_triggers(self.start, *self.also_starts)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -264,7 +264,7 @@ class JsonCalls:
                 yield from read_gap(reader, *starts.tags)
 
     def section(self, reader: Reader, tools: Tools) -> Reading[Outcome]:
-        """What stands behind `start`."""
+        """Read the text after `start`."""
         opening = "[" if self.array else ""
         first = True
         while True:
@@ -309,12 +309,12 @@ class JsonCalls:
 
 
 def read_object(reader: Reader, tools: Tools, shape: JsonCalls, before: str = "") -> Reading[Outcome]:
-    """Read a call written as an object, behind the text `before` and whitespace."""
+    """Read a call written as an object, after the text `before` and whitespace."""
     return (yield from _ObjectCall(reader, tools, shape).read(before))
 
 
 class _ObjectCall:
-    """A call while it is read as an object: its name and id as soon as they are known, and arguments that wait for
+    """Reads one call written as an object. The name and id are emitted as soon as they are known; arguments wait for
     them.
     """
 
@@ -322,9 +322,9 @@ class _ObjectCall:
         self._reader, self._tools, self._shape = reader, tools, shape
         self._name: str | None = None
         self._id: str | None = None
-        self._depth = 1  # 2 in an inner "function"; 0 behind the object
+        self._depth = 1  # 2 in an inner "function"; 0 after the object
         self._started = False
-        self._raw = ""  # what was taken for good and not shown: all up to the end of `_held`
+        self._raw = ""  # text that was accepted and not emitted: up to the end of `_held`
         self._held: list[str] | None = None  # arguments that wait for the name or the id
 
     def read(self, before: str) -> Reading[Outcome]:
@@ -359,7 +359,7 @@ class _ObjectCall:
         return Outcome.BROKEN if self._raw else Outcome.NONE
 
     def _member(self) -> Reading[bool]:
-        """Read a key and what belongs to it; False where a call has no such member."""
+        """Read a key and its value; False if a call has no such member."""
         reader, shape = self._reader, self._shape
         if len(reader.read()) > MAX_HEAD:
             return False
@@ -387,10 +387,10 @@ class _ObjectCall:
             return good
         if key in shape.arguments and not self._started and self._held is None:
             return (yield from self._arguments())
-        return (yield from read_value(reader, _nowhere, MAX_HEAD))
+        return (yield from read_value(reader, _discard, MAX_HEAD))
 
     def _arguments(self) -> Reading[bool]:
-        """Show the arguments as they come, or hold them back while it is not known whose they are."""
+        """Emit the arguments as they arrive, or hold them back until the call's name and id are known."""
         reader = self._reader
         if self._name is not None and (self._id is not None or not self._shape.late_id):
             reader.accept()
@@ -420,7 +420,7 @@ class _ObjectCall:
 
 
 def _read_arguments(reader: Reader, show: Show) -> Reading[bool]:
-    """Show an object of arguments; one that was put into a string comes out of it."""
+    """Emit an object of arguments; one that is encoded as a string is decoded."""
     if (yield from reader.char()) != '"':
         return (yield from read_value(reader, show))
     parts: list[str] = []
@@ -437,29 +437,29 @@ def _read_arguments(reader: Reader, show: Show) -> Reading[bool]:
     return good
 
 
-def _nowhere(text: str) -> None:
+def _discard(text: str) -> None:
     pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedCalls:
-    """Calls that are a name between tags and a JSON object behind it."""
+    """Calls that are a name between tags, followed by a JSON object."""
 
     start: str
     """Before the first call: a section's tag or the call's own."""
     each: str = ""
-    """Before each call of a section; "": `start` is."""
+    """Before each call of a section; "": same as `start`."""
     before_name: str = ""
     name_end: str
     also_name_ends: tuple[str, ...] = ()
     id_tag: str = ""
-    """Behind the name, before an id, which `name_end` ends."""
+    """After the name, before an id that `name_end` ends."""
     id_first: str = ""
     """Between an id and the name."""
     name_pattern: str = ""
-    """What stands for the name: a regular expression with the group `name`, whose whole is the id."""
+    """The text in place of the name: a regular expression with the group `name`; its whole match is the id."""
     written_id: str = ""
-    """A regular expression of the ids in the grammar; with `name_pattern`: what follows the name."""
+    """A regular expression of the ids in the grammar; with `name_pattern`: of the text after the name."""
     fence: tuple[str, str] = ("", "")
     """Around the arguments."""
     end: str = ""
@@ -468,7 +468,7 @@ class NamedCalls:
 
     @property
     def triggers(self) -> tuple[Trigger, ...]:
-        return words(self.start, *self.also_starts)
+        return word_triggers(self.start, *self.also_starts)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -496,7 +496,7 @@ class NamedCalls:
                 yield from read_gap(reader, *starts.tags)
 
     def section(self, reader: Reader, tools: Tools, begun: bool) -> Reading[Outcome]:
-        """What stands behind `start`; `begun`: the tag of the first call was taken with it."""
+        """Read the text after `start`; `begun`: the tag of the first call was taken with it."""
         first = True
         while True:
             outcome = yield from self.call(reader, tools, "" if first and begun else self.each)
@@ -590,11 +590,11 @@ class NamedCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class TaggedCalls:
-    """Calls whose arguments stand each between tags, as bare text."""
+    """Calls whose arguments are bare texts, each between tags."""
 
     start: str
     each: str = ""
-    """Before each call of a section; "": `start` is."""
+    """Before each call of a section; "": same as `start`."""
     before_name: str = ""
     """Between the tag before a call and its name."""
     name_end: str
@@ -602,23 +602,23 @@ class TaggedCalls:
     """Before an argument's name."""
     argument_name_end: str
     string_name_end: str = ""
-    """Behind an argument's name where the value is a string, in families that say so."""
+    """After an argument's name if the value is a string, in families that mark strings."""
     value: str = ""
-    """Before a value, where more than the name's end is."""
+    """Before a value, if more than the end of the name precedes it."""
     value_end: str
     name_close: str = ""
-    """Behind the arguments."""
+    """After the arguments."""
     end: str = ""
     section_end: str = ""
     also_starts: tuple[str, ...] = ()
     trim: bool = True
-    """Whether line feeds around values are formatting."""
+    """True if line feeds around values are formatting."""
     quote: tuple[str, str] = ("", "")
-    """What may stand around a value that has tags in it."""
+    """Quotes that may enclose a value that contains tags."""
 
     @property
     def triggers(self) -> tuple[Trigger, ...]:
-        return words(self.start, *self.also_starts)
+        return word_triggers(self.start, *self.also_starts)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -644,7 +644,7 @@ class TaggedCalls:
                 yield from read_gap(reader, *starts.tags)
 
     def section(self, reader: Reader, tools: Tools, taken: str, begun: bool) -> Reading[Outcome]:
-        """What stands behind `start`; `taken`: a tag that stands nearer to the name."""
+        """Read the text after `start`; `taken`: a tag closer to the name that was taken."""
         first = True
         while True:
             outcome = yield from self.call(reader, tools, "" if first and begun else self.each, taken if first else "")
@@ -736,14 +736,14 @@ class TaggedCalls:
             calls = sequence(quoted(self.start), "SPACE", call, more, section_end)
         else:
             calls = sequence(call, more)
-        for start in self.also_starts:  # a call that lacks the tag in front
+        for start in self.also_starts:  # a call without the tag in front
             if start == self.before_name:
                 bare = sequence(quoted(start), "one", self.name_close and quoted(self.name_close))
                 calls += " | " + sequence(bare, self.end and f"(SPACE {quoted(self.end)})?", more)
         return "\n".join((f"calls: {calls}", one, *rules, SPACE))
 
     def _arguments(self, at: str, schema: Mapping[str, Any]) -> tuple[str, list[str]]:
-        """A rule's name, and rules, for all arguments; few ones in any order, many in the schema's."""
+        """Return a rule's name, and rules, for all arguments: few in any order, many in the schema's order."""
         given = schema.get("properties")
         properties: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
         required = required_names(schema)
@@ -769,7 +769,7 @@ class TaggedCalls:
         return f"arguments_{at}_{(1 << len(names)) - 1}", rules
 
     def _argument(self, at: str, name: str, schema: Any, root: Mapping[str, Any]) -> list[str]:
-        """Rules for one argument; the first is `argument_{at}`."""
+        """Return rules for one argument; the first is `argument_{at}`."""
         kinds = types(schema, root)
         line = "\n" if self.trim else ""
         ending = line + self.value_end

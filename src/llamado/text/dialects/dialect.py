@@ -1,4 +1,4 @@
-"""What all dialects share: what a chat asks for, how its prompt and answer are treated, and pieces of an answer."""
+"""Types that all dialects share: conversations, prepared prompts, and pieces of an answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call, or more of it: the first piece of call `index` has its name and id, all add to its arguments."""
+    """A tool call, or more of it: the first piece of call `index` has its name and id, and all add to its arguments."""
 
     index: int
     arguments: str
@@ -38,28 +38,32 @@ Piece = Content | Reasoning | ToolCall
 
 
 class Parser(Protocol):
-    """Takes an answer's text as it comes and gives its pieces."""
+    """Takes an answer's text as it arrives and returns its pieces."""
 
     def push(self, text: str) -> list[Piece]:
-        """More text; returns what is certain now."""
+        """Take more text; return the pieces that are final now."""
         ...
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        """The answer is over; returns what was held back. `cut`: a limit ended it, so a broken call is no content."""
+        """End the answer; return the text that was held back. `cut`: a limit ended it, so a broken call is not
+        content.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """A message of the assistant that the answer goes on with."""
+    """A message of the assistant that the answer continues."""
 
     content: str | None = None
-    """None: it has not got beyond its thoughts."""
+    """None: it has only thoughts so far."""
     reasoning: str = ""
 
     @classmethod
     def of(cls, message: Mapping[str, Any], part: str | None = None) -> Self:
-        """What goes on of a message: its `part` content or reasoning_content (None: the last that it has)."""
+        """Return the part of a message that is continued: its `part` content or reasoning_content (None: its
+        last one).
+        """
         content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
         if part == "reasoning_content" or (part is None and reasoning and not content):
             return cls(None, reasoning)
@@ -70,26 +74,26 @@ class Continued:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """A conversation and what is wanted of the answer (OpenAI's names)."""
+    """A conversation and the options of its answer (with OpenAI's names)."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     strict_tools: Collection[str] | None = None
-    """Names of the tools that are refused if their schemas cannot be enforced; None: those that say `strict`."""
+    """Names of the tools that are refused if their schemas cannot be enforced; None: those with `strict` set."""
     tool_choice: str = "auto"
-    """auto, none, required, or a tool's name behind `function:`."""
+    """auto, none, required, or a tool's name after `function:`."""
     parallel_tool_calls: bool | None = None
-    """None: where the template can show several calls of one turn."""
+    """None: yes, if the template supports several calls in one turn."""
     json_schema: Mapping[str, Any] | bool | None = None
-    """What the content must be an instance of."""
+    """The schema of the content."""
     grammar: GrammarSource | None = None
-    """A grammar of the client's own for the content."""
+    """A grammar of the client for the content."""
     add_generation_prompt: bool = True
     continued: Continued | None = None
-    """The beginning of the answer as the client wants it; it is put behind the prompt."""
+    """The beginning of the answer as given by the client; it is appended to the prompt."""
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] = "auto"
     enable_thinking: bool | None = None
-    """None: as the template does."""
+    """None: the template's default."""
     parse_tool_calls: bool = True
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the template (`chat_template_kwargs`)."""
@@ -97,32 +101,32 @@ class Conversation:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A conversation made ready: its prompt, what limits the answer, and how the answer is read."""
+    """A prepared conversation: its prompt, the constraint of the answer, and its parser."""
 
     prompt: str
-    """Ends with what is continued."""
+    """Ends with the continued text."""
     dialect: str
     """llama-server's `chat_format`: peg-native for most families."""
     family: str = "Content-only"
-    """Our name of the family, e.g. "Hermes 2 Pro"."""
+    """llamado's name of the family, e.g. "Hermes 2 Pro"."""
     parser: Callable[[], Parser]
-    """A fresh parser for each answer."""
+    """Creates a new parser for each answer."""
     generation_prompt: str = ""
-    """The end of the prompt that opens the answer, what is continued included; the parser knows of it."""
+    """The end of the prompt that opens the answer, including continued text; the parser takes it into account."""
     given: tuple[Content | Reasoning, ...] = ()
-    """What is continued, as the beginning of the answer."""
+    """The continued text, as the beginning of the answer."""
     grammar: GrammarSource | None = None
-    """Of what is generated: it does not cover `generation_prompt`, nor thoughts."""
+    """Grammar of the generated text: it covers neither `generation_prompt` nor thoughts."""
     triggers: tuple[Trigger, ...] = ()
     """Not empty: the grammar is lazy."""
     strict: bool = True
-    """Whether an answer must not be generated without the grammar, should it be impossible to compile."""
+    """True if no answer may be generated when the grammar cannot be compiled."""
     loosened: tuple[str, ...] = ()
-    """What is not enforced of the tools' schemas: each tool's name, the place and the keyword."""
+    """The parts of the tools' schemas that are not enforced: each tool's name, the location and the keyword."""
     stops: tuple[str, ...] = ()
     preserved: tuple[str, ...] = ()
-    """Special tokens, as text, that the parser must see."""
+    """Special tokens, as text, that the parser must receive."""
     thinking: tuple[str, str] | None = None
-    """The tags around thoughts, where the model can think."""
+    """The tags around thoughts, if the model can think."""
     thinking_open: bool = False
-    """Whether the prompt has opened the thoughts."""
+    """True if the prompt has opened the thoughts."""

@@ -1,4 +1,4 @@
-"""A family of models: how its template is recognised and how its answers are written."""
+"""A family of models: how its template is recognized, and the format of its answers."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from llamado.text.dialects.thinking import Thinking
 Message = Mapping[str, Any]
 
 
-class Reads(Protocol):
-    """A family's own way of reading a whole answer."""
+class ReadsAnswer(Protocol):
+    """A family's own reader of a whole answer."""
 
     def __call__(self, reader: Reader, tools: Tools, format: str) -> Reading[None]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How one family's answers are written."""
+    """The format of one family's answers."""
 
     name: str
-    knows: Callable[[str], bool]
-    """Whether a template, by its source, belongs to the family."""
+    matches: Callable[[str], bool]
+    """Returns True if a template, given by its source, belongs to the family."""
     calls: Calls | None = None
     thinking: Thinking | None = None
     """Tags around thoughts; None: found in the template."""
     adjust: Callable[[Sequence[Message]], Sequence[Message]] | None = None
-    """Messages as the template wants them."""
+    """Converts messages to the form that the template needs."""
     content: tuple[str, str] | None = None
     """Tags around content."""
-    reads: Reads | None = None
-    """Reads answers that are not thoughts, content and calls in a row."""
+    reads: ReadsAnswer | None = None
+    """Reads answers that are not simply thoughts, content and calls in this order."""
     starts_answer: str = ""
-    """What opens the answer in the prompt, where `reads` begins behind it."""
+    """The text that opens the answer in the prompt, if `reads` begins after it."""
     calls_prefix: str = ""
-    """Lark expression of what may stand between thoughts and calls."""
+    """Lark expression of text that may stand between thoughts and calls."""
     content_prefix: str = ""
-    """Lark expression of what stands before content that a schema rules."""
-    opens: tuple[str, str] | None = None
-    """What a prompt may end with where the template forgets to open the answer, and what opens it."""
+    """Lark expression of the text before content that a schema constrains."""
+    missing_opening: tuple[str, str] | None = None
+    """The end of a prompt whose template fails to open the answer, and the text that opens it."""
     before_content: str = ""
-    """What stands between thoughts and content in an answer that is continued."""
+    """The text between thoughts and content in an answer that is continued."""
     before_answer: str = ""
-    """What `reads` is to read first where content is continued."""
+    """The text that `reads` reads first if content is continued."""
     calls_end_thoughts: bool = False
-    """Whether the models call without having closed their thoughts."""
+    """True if the models call tools without closing their thoughts."""
     preserved: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
     dialect: str = "peg-native"

@@ -1,4 +1,4 @@
-"""A chat's conversation → its prompt, the limits on its answer, and how the answer is read."""
+"""Convert a chat's conversation to its prompt, the constraint of its answer, and the parser of the answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from llamado.text.dialects.calls import Tools
 from llamado.text.dialects.dialect import Content, Continued, Conversation, Prepared, Reasoning
-from llamado.text.dialects.families.generic import generic_grammar, instructed, read_generic, spelled_out
+from llamado.text.dialects.families.generic import generic_grammar, read_generic, with_calls_as_text, with_tools_as_text
 from llamado.text.dialects.family import Family, Message
 from llamado.text.dialects.reading import Reader, Reading, ReadingParser, Tags
 from llamado.text.dialects.registry import family_of
@@ -24,42 +24,42 @@ from llamado.text.template.chat import ChatTemplate
 _CHARACTERS = string.digits + string.ascii_letters
 _random = random.SystemRandom()
 
-_PLAIN = Family(name="Content-only", knows=lambda source: True)
+_PLAIN = Family(name="Content-only", matches=lambda source: True)
 
 
 def call_id() -> str:
-    """An id for a call whose model gives none: 32 random letters and digits, as llama-server's."""
+    """Return an id for a call without one: 32 random letters and digits, like llama-server."""
     return "".join(_random.choices(_CHARACTERS, k=32))
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What was found out about a template."""
+class _TemplateInfo:
+    """The properties found of a template."""
 
     family: Family
     thinking: Thinking | None
 
 
-_known: WeakKeyDictionary[ChatTemplate, _Known] = WeakKeyDictionary()
+_infos: WeakKeyDictionary[ChatTemplate, _TemplateInfo] = WeakKeyDictionary()
 
 
-def _look_up(template: ChatTemplate) -> _Known:
-    known = _known.get(template)
-    if known is None:
+def _look_up(template: ChatTemplate) -> _TemplateInfo:
+    info = _infos.get(template)
+    if info is None:
         family = family_of(template.source) or _PLAIN
-        known = _known[template] = _Known(family, family.thinking or find_thinking(template))
-    return known
+        info = _infos[template] = _TemplateInfo(family, family.thinking or find_thinking(template))
+    return info
 
 
 def thinks(template: ChatTemplate) -> bool:
-    """Whether answers to a template's prompts may begin with thoughts."""
+    """Return True if answers to a template's prompts may begin with thoughts."""
     return _look_up(template).thinking is not None
 
 
 def prepare(template: ChatTemplate, conversation: Conversation, new_id: Callable[[], str] = call_id) -> Prepared:
-    """Make a conversation ready for the engine; `new_id` names calls. Raises TemplateError."""
-    known = _look_up(template)
-    family, thinking = known.family, known.thinking
+    """Prepare a conversation for the engine; `new_id` creates ids of calls. Raises TemplateError."""
+    info = _look_up(template)
+    family, thinking = info.family, info.thinking
     wanted = conversation.tools and conversation.tool_choice != "none"
     tools = Tools.of(conversation.tools if wanted else (), conversation.strict_tools)
     generic = bool(tools.schemas) and family.calls is None
@@ -70,9 +70,9 @@ def prepare(template: ChatTemplate, conversation: Conversation, new_id: Callable
 
     messages: Sequence[Message] = conversation.messages
     if family.calls is None:
-        messages = spelled_out(messages)
+        messages = with_calls_as_text(messages)
     if generic:
-        messages = instructed(messages, conversation.tools, required)
+        messages = with_tools_as_text(messages, conversation.tools, required)
     if family.adjust is not None:
         messages = family.adjust(messages)
     prompt, opening = _render(
@@ -80,12 +80,12 @@ def prepare(template: ChatTemplate, conversation: Conversation, new_id: Callable
     )
 
     if (
-        family.opens is not None
+        family.missing_opening is not None
         and conversation.add_generation_prompt
         and not opening
-        and prompt.endswith(family.opens[0])
+        and prompt.endswith(family.missing_opening[0])
     ):
-        opening = family.opens[1]
+        opening = family.missing_opening[1]
         prompt += opening
 
     before = ""
@@ -111,7 +111,7 @@ def prepare(template: ChatTemplate, conversation: Conversation, new_id: Callable
         thinking = replace(thinking, also_ends=tuple(trigger.value for trigger in family.calls.triggers))
     parallel = conversation.parallel_tool_calls
     if parallel is None:
-        # A model that was never taught tools, or is told which one to call, would call for ever.
+        # A model that was not trained with tools, or must call a given one, would never stop calling.
         named = conversation.tool_choice.startswith("function:")
         parallel = not (generic or named) and bool(tools.schemas and template.caps["supports_parallel_tool_calls"])
     grammar, lazy = _grammar(family, conversation, callable_tools, generic, required, parallel)
@@ -155,7 +155,7 @@ def _render(
     tools: Sequence[Mapping[str, Any]],
     thinks: bool,
 ) -> tuple[str, str]:
-    """The prompt, and the end of it that opens the answer."""
+    """Return the prompt, and the end of it that opens the answer."""
     extra = {"enable_thinking": thinks, **conversation.template_options}
     if conversation.enable_thinking is not None:
         extra["enable_thinking"] = conversation.enable_thinking
@@ -167,7 +167,7 @@ def _render(
 
 
 def _opened(opening: str, continued: Continued, thinking: Thinking | None, family: Family) -> str:
-    """The opening of an answer that has begun: its thoughts, and its content where it has got that far."""
+    """Return the opening of an answer that has begun: its thoughts, and its content if it has any."""
     if thinking is not None:
         start = thinking.written[0]
         at = opening.find(thinking.start.strip())
@@ -190,7 +190,7 @@ def _given(conversation: Conversation, thinking: Thinking | None) -> tuple[Conte
 def _grammar(
     family: Family, conversation: Conversation, tools: Tools, generic: bool, required: bool, parallel: bool
 ) -> tuple[GrammarSource | None, bool]:
-    """The answer's grammar, and whether it is lazy."""
+    """Return the answer's grammar, and True if it is lazy."""
     schema = conversation.json_schema
     response = "" if schema is None else f"response: %json {json.dumps(schema)}\n"
     shown = "response"

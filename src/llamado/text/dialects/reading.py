@@ -1,8 +1,8 @@
-"""Reading an answer while it comes: parsers written as generators that pause where they need more text.
+"""Incremental reading of an answer: parsers written as generators that pause while they need more text.
 
-What a parser decides depends on the text alone, never on where it was cut: whatever could still become a tag is held
-back. What is held back is bounded (by the tags, the tools' names and `MAX_SPACE`), so a push costs what its text is
-long.
+A parser's result depends on the text only, never on how it was cut into pieces: text that may still become a tag is
+held back. The length of the held text is bounded (by the tags, the tools' names and `MAX_SPACE`), so that the cost of a
+push is proportional to the length of its text.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ T = TypeVar("T")
 Reading = Generator[None, None, T]
 """A part of a parser: each `yield` waits for more text."""
 
-MAX_SPACE = 256  # whitespace taken between parts of a call; more of it is no formatting
+MAX_SPACE = 256  # whitespace taken between parts of a call; more of it is not formatting
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class TextCut(Exception):
-    """The text was cut off where a parser needs more of it; what was not shown by then is dropped."""
+    """The text was cut off where a parser needs more of it; text that was not emitted by then is dropped."""
 
 
 class Tags:
-    """Texts that end a stretch of plain text. None is the beginning of another."""
+    """Texts that end a stretch of plain text. None is a prefix of another."""
 
     def __init__(self, *tags: str) -> None:
         self.tags = tuple(dict.fromkeys(tag for tag in tags if tag))
@@ -35,8 +35,8 @@ class Tags:
         self._firsts = "".join({tag[0] for tag in self.tags})
         self.pattern = re.compile("|".join(re.escape(tag) for tag in self.tags) if self.tags else r"(?!)")
 
-    def begun(self, text: str, start: int) -> int:
-        """How many characters at the end of `text[start:]` could be the beginning of a tag."""
+    def partial_length(self, text: str, start: int) -> int:
+        """Return how many characters at the end of `text[start:]` may be the beginning of a tag."""
         at = max(start, len(text) - self.longest + 1)
         tail = text[at:]
         for first in self._firsts:
@@ -54,13 +54,13 @@ class Tags:
 
 
 class Reader:
-    """The text that came and was not read yet, and the pieces found so far."""
+    """The text that arrived and was not read yet, and the pieces found so far."""
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         self.text = ""
         self.at = 0
         self.calls = 0
-        """How many calls were begun."""
+        """Number of calls that were begun."""
         self.out: list[Piece] = []
         self._ended = False
         self._cut = False
@@ -78,7 +78,7 @@ class Reader:
         self.text += text
 
     def end(self, cut: bool = False) -> None:
-        """There will be no more text; `cut`: because of a limit, so what it breaks off in is no content."""
+        """Mark the end of the text; `cut`: a limit ended it, so an incomplete part is not content."""
         self._ended = True
         self._cut = cut
 
@@ -88,7 +88,7 @@ class Reader:
         return len(self.text) - (self._marks[0] if self._marks else self.at)
 
     def more(self) -> Reading[bool]:
-        """Wait for more text; False: there will be none. Raises TextCut."""
+        """Wait for more text; False at the end. Raises TextCut."""
         if not self._ended:
             yield
         if self._cut:
@@ -96,18 +96,18 @@ class Reader:
         return not self._ended
 
     def over(self) -> Reading[bool]:
-        """Whether everything was read and nothing will come."""
+        """Return True if everything was read and the text has ended."""
         while self.at >= len(self.text):
             if not (yield from self.more()):
                 return True
         return False
 
     def drop(self) -> None:
-        """Forget what was not shown."""
+        """Drop the text that was not emitted."""
         self.at = len(self.text)
         self._marks.clear()
 
-    # trial reading: from `mark` on nothing may be shown before `accept` or `reject`
+    # trial reading: from `mark` on nothing may be emitted before `accept` or `reject`
 
     def mark(self) -> None:
         self._marks.append(self.at)
@@ -116,17 +116,17 @@ class Reader:
         self._marks.pop()
 
     def reject(self) -> None:
-        """Back to the mark."""
+        """Go back to the mark."""
         self.at = self._marks.pop()
 
     def read(self) -> str:
-        """What was taken since the mark."""
+        """Return the text taken since the mark."""
         return self.text[self._marks[-1] : self.at]
 
-    # looking and taking
+    # peeking and taking
 
-    def sees(self, *literals: str) -> Reading[str | None]:
-        """Which of the literals comes next, if any; nothing is taken. A longer one goes before its beginning."""
+    def peek(self, *literals: str) -> Reading[str | None]:
+        """Return the literal that comes next, if any; nothing is taken. Longer literals precede their prefixes."""
         while True:
             left = len(self.text) - self.at
             rest = None
@@ -148,14 +148,14 @@ class Reader:
                 return None
 
     def take(self, *literals: str) -> Reading[str | None]:
-        """As `sees`, and take it."""
-        found = yield from self.sees(*literals)
+        """Like `peek`, and take it."""
+        found = yield from self.peek(*literals)
         if found is not None:
             self.at += len(found)
         return found
 
     def char(self) -> Reading[str]:
-        """The next character, not taken; "" at the end."""
+        """Return the next character without taking it; "" at the end."""
         while self.at >= len(self.text):
             if not (yield from self.more()):
                 return ""
@@ -173,7 +173,7 @@ class Reader:
                 return taken
 
     def until(self, tags: Tags, show: Callable[[str], None]) -> Reading[str | None]:
-        """Show the text up to the first of the tags and take that tag; None: the text ended without one."""
+        """Emit the text up to the first of the tags and take that tag; None: the text ended without one."""
         search = tags.pattern.search
         while True:
             match = search(self.text, self.at)
@@ -182,7 +182,7 @@ class Reader:
                     show(self.text[self.at : match.start()])
                 self.at = match.end()
                 return match[0]
-            stop = len(self.text) - tags.begun(self.text, self.at)
+            stop = len(self.text) - tags.partial_length(self.text, self.at)
             if stop > self.at:
                 show(self.text[self.at : stop])
                 self.at = stop
@@ -193,7 +193,7 @@ class Reader:
                 return None
 
     def word(self, tags: Tags, limit: int) -> Reading[tuple[str, str] | None]:
-        """Take at most `limit` characters and the tag behind them; None, and nothing taken: no tag is so near."""
+        """Take at most `limit` characters and the tag behind them; None (nothing taken) if no tag is that close."""
         while True:
             match = tags.pattern.search(self.text, self.at, self.at + limit + tags.longest)
             if match is not None:
@@ -216,17 +216,17 @@ class Reader:
             self.out.append(Reasoning(text))
 
     def call(self, name: str, id: str | None = None) -> None:
-        """A call begins."""
+        """Begin a call."""
         self.out.append(ToolCall(self.calls, "", name, id or self._new_id()))
         self.calls += 1
 
     def arguments(self, text: str) -> None:
-        """More of the last call's arguments."""
+        """Add to the last call's arguments."""
         if text:
             self.out.append(ToolCall(self.calls - 1, text))
 
     def rest(self) -> Reading[None]:
-        """Everything that comes is content."""
+        """Emit all remaining text as content."""
         while True:
             if self.at < len(self.text):
                 self.content(self.text[self.at :])
@@ -239,7 +239,7 @@ class Reader:
 
 
 class ReadingParser:
-    """A `Parser` that runs a reading; what the reading leaves is content."""
+    """A `Parser` that runs a reader; text that the reader leaves is content."""
 
     def __init__(self, read: Callable[[Reader], Reading[None]], new_id: Callable[[], str], before: str = "") -> None:
         """`before`: text of the prompt that belongs to the answer."""
@@ -258,7 +258,7 @@ class ReadingParser:
 
     @property
     def held(self) -> int:
-        """Characters that came and are not certain yet."""
+        """Characters that arrived and are not final yet."""
         return self._reader.held
 
     def push(self, text: str) -> list[Piece]:
@@ -284,7 +284,7 @@ class ReadingParser:
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Pieces with neighbours of the same kind as one."""
+    """Return pieces with neighbors of the same kind merged."""
     out: list[Piece] = []
     for _, group in groupby(pieces, _kind):
         run = list(group)

@@ -1,8 +1,9 @@
-"""All families, in the order in which a template is tried: the more particular first."""
+"""All families, in the order in which templates are tested: more specific ones first."""
 
 from __future__ import annotations
 
 from llamado.text.dialects.families import (
+    by_tags,
     deepseek,
     functionary,
     gemma,
@@ -12,7 +13,6 @@ from llamado.text.dialects.families import (
     lfm,
     llama,
     mistral,
-    others,
 )
 from llamado.text.dialects.family import Family
 
@@ -20,15 +20,15 @@ FAMILIES: tuple[Family, ...] = (
     mistral.MINISTRAL,
     harmony.HARMONY,
     functionary.V32,
-    others.KIMI,
-    others.COHERE_MOE,
+    by_tags.KIMI,
+    by_tags.COHERE_MOE,
     lfm.LFM,
-    others.GIGACHAT,
+    by_tags.GIGACHAT,
     deepseek.V32,
     deepseek.V4,
     gemma.OLD_GEMMA,
     gemma.GEMMA,
-    others.MINICPM,
+    by_tags.MINICPM,
     hermes.STEP,
     hermes.QWEN_CODER,
     hermes.SEED,
@@ -36,26 +36,26 @@ FAMILIES: tuple[Family, ...] = (
     glm.LING,
     glm.LAGUNA,
     glm.GLM,
-    others.MINIMAX_M2,
-    others.SOLAR,
-    others.COMMAND_R,
-    others.COMMAND_R_PLUS,
+    by_tags.MINIMAX_M2,
+    by_tags.SOLAR,
+    by_tags.COMMAND_R,
+    by_tags.COMMAND_R_PLUS,
     deepseek.R1,
     deepseek.V31,
     mistral.SMALL,
     mistral.NEMO,
-    others.NEMOTRON,
-    others.APERTUS,
-    others.FIREFUNCTION,
-    others.GRANITE,
+    by_tags.NEMOTRON,
+    by_tags.APERTUS,
+    by_tags.FIREFUNCTION,
+    by_tags.GRANITE,
     functionary.V31,
-    others.APRIEL,
+    by_tags.APRIEL,
     hermes.HERMES,
-    others.MINIMAX_M1,
+    by_tags.MINIMAX_M1,
     llama.LLAMA,
 )
 
 
 def family_of(source: str) -> Family | None:
-    """The family of a template, None where it is of none."""
-    return next((family for family in FAMILIES if family.knows(source)), None)
+    """Return the family of a template; None if it has none."""
+    return next((family for family in FAMILIES if family.matches(source)), None)

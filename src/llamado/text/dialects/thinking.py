@@ -1,4 +1,4 @@
-"""Thoughts in front of an answer: which tags a template puts around them, and reading them."""
+"""Thoughts before an answer: finding the tags of a template, and reading thoughts."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ _ANSWER = "llamadoanswer"
 
 @dataclass(frozen=True)
 class Thinking:
-    """The tags around thoughts and the whitespace that belongs to them rather than to what they stand around."""
+    """The tags around thoughts, and the whitespace that belongs to the tags rather than to the text around them."""
 
     start: str
     end: str
     after_start: int = 1
-    """How many white characters behind `start` are formatting."""
+    """Whitespace characters after `start` that are formatting."""
     after_end: int = 2
     also_ends: tuple[str, ...] = ()
-    """Tags that end thoughts, too, and are not taken: calls that come without the closing tag."""
+    """Tags that also end thoughts, and are not taken: calls without the closing tag."""
 
     spelled: tuple[str, str] = ("", "")
-    """What stands around thoughts in a prompt, where it is more than the tags."""
+    """The texts around thoughts in a prompt, if they are more than the tags."""
 
     @property
     def written(self) -> tuple[str, str]:
-        """What stands around thoughts in a prompt."""
+        """The texts around thoughts in a prompt."""
         return self.spelled[0] or self.start, self.spelled[1] or self.end
 
     def read(self, reader: Reader, format: str = "auto") -> Reading[bool]:
-        """Read thoughts where the text begins with some; whether there were any tags.
+        """Read thoughts if the text begins with them; return True if there were tags.
 
-        `format` none leaves them in the content with their tags, deepseek-legacy does so as well.
+        With `format` none they stay in the content with their tags, with deepseek-legacy in both.
         """
         if not (yield from reader.take(self.start)):
             return False
-        echo = reader.content if format in ("none", "deepseek-legacy") else _nowhere
+        echo = reader.content if format in ("none", "deepseek-legacy") else _discard
         echo(self.start)
         echo((yield from reader.space(self.after_start)))
-        blank: list[str] | None = []  # whitespace at the beginning: thoughts of nothing else are none
+        blank: list[str] | None = []  # whitespace at the beginning; thoughts of whitespace only are dropped
 
         def show(text: str) -> None:
             nonlocal blank
@@ -73,14 +73,14 @@ class Thinking:
         return True
 
 
-def _nowhere(text: str) -> None:
+def _discard(text: str) -> None:
     pass
 
 
 def find_thinking(template: ChatTemplate) -> Thinking | None:
-    """The thoughts' tags of a template; None: it knows no thoughts.
+    """Return the tags of a template's thoughts; None if it has no thoughts.
 
-    Which whitespace goes with them shows in how the template writes thoughts of the past.
+    The whitespace that belongs to them is found from how the template writes earlier thoughts.
     """
     for start, end in STYLES:
         if end in template.source or (start in template.source and start != "<think>"):

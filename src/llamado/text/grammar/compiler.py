@@ -1,7 +1,7 @@
-"""Grammars, schemas and budgets for thinking made into masks over a model's tokens, by llguidance.
+"""Compile grammars, schemas and thinking budgets to masks over a model's tokens, with llguidance.
 
-A `GrammarCompiler` belongs to one vocabulary. What it makes is a `Constraint`: `start()` gives the state of one
-answer, whose `mask()` says which tokens may come next.
+A `GrammarCompiler` belongs to one vocabulary. It compiles to a `Constraint`: `start()` returns the state of one answer,
+and the state's `mask()` returns the tokens that are allowed next.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ __all__ = ["Constraint", "GrammarCompiler", "Matcher"]
 Mask = NDArray[np.uint32]
 
 MAX_TEXT = 1 << 19  # characters of a grammar
-_CACHED = 6  # compiled grammars kept: one may grow to 14 MB while it is used, until LIMITS stop it
-_CACHED_TEXT = 1 << 20  # and the characters of their texts in all
+_CACHED = 6  # compiled grammars kept: each may grow to 14 MB while it is used, until LIMITS stop it
+_CACHED_TEXT = 1 << 20  # and the characters of all their texts
 
 
 class Matcher(Protocol):
     """The state of one answer."""
 
     def mask(self) -> Mask | None:
-        """Which tokens may come next: bit `i % 32` of word `i // 32` stands for token i; None: all may.
+        """Return the tokens that are allowed next: bit `i % 32` of word `i // 32` is token i; None: all are allowed.
 
         The array is valid until the next call. Raises ConstraintError.
         """
         ...
 
     def accept(self, token: int) -> None:
-        """Take note of the answer's next token. Raises ConstraintError for one that the mask excludes."""
+        """Advance by the answer's next token. Raises ConstraintError for a token that the mask excludes."""
         ...
 
 
@@ -56,16 +56,16 @@ class Constraint(Protocol):
     """A limit on answers; one may serve many requests at the same time."""
 
     def start(self) -> Matcher:
-        """The state at the beginning of an answer."""
+        """Return the state at the beginning of an answer."""
         ...
 
     def end_reasoning(self) -> bool:
-        """End the thoughts of the answers that are thinking now; False where none is. Any thread may call it."""
+        """End the thoughts of all answers that are thinking; False if there are none. May be called from any thread."""
         ...
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model's vocabulary; cheap to make, safe to use from several threads."""
+    """Compiles grammars for one model's vocabulary; cheap to create, safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.vocabulary = GuidedVocabulary(tokenizer)
@@ -75,10 +75,10 @@ class GrammarCompiler:
     def compile(
         self, source: GrammarSource, *, triggers: Sequence[Trigger] = (), generation_prompt: str = ""
     ) -> Constraint:
-        """A constraint from a grammar.
+        """Return a constraint for a grammar.
 
-        With `triggers` the grammar is lazy: all is allowed until one of them was generated. Otherwise
-        `generation_prompt`, the end of the prompt that the grammar covers, is taken as generated. Raises GrammarError.
+        With `triggers` the grammar is lazy: everything is allowed until one of them was generated. Otherwise
+        `generation_prompt`, the end of the prompt that the grammar covers, counts as generated. Raises GrammarError.
         """
         grammar = self._compiled(source)
         if triggers:
@@ -90,7 +90,7 @@ class GrammarCompiler:
     def with_reasoning(
         self, inner: Constraint | None, *, start: str, end: str, open: bool, budget: int = -1, message: str = ""
     ) -> Constraint:
-        """`inner` for what is not thought, with thoughts between the tags `start` and `end` before it.
+        """Return `inner` for the text after thoughts, with thoughts between the tags `start` and `end` before it.
 
         `open`: the prompt has opened the thoughts. After `budget` tokens of thought (-1: no limit), or when
         `end_reasoning()` is called, `message` and `end` are forced. Raises GrammarError.

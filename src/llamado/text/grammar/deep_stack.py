@@ -1,4 +1,4 @@
-"""Compiling on a thread with a deep stack: llguidance recurses over nested grammars, which would end the process."""
+"""Compile on a thread with a deep stack: llguidance recurses into nested grammars and could overflow the stack."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _one_at_a_time = threading.Lock()
 
 
 def with_deep_stack(work: Callable[[], _T]) -> _T:
-    """Do something on a thread of its own that has much stack; one at a time, so that bombs cost one core."""
+    """Run a function on a new thread with a large stack; one at a time, so that malicious grammars cost one
+    core only.
+    """
     results: list[_T] = []
     errors: list[BaseException] = []
 

@@ -1,6 +1,6 @@
-"""GBNF, llama.cpp's grammar format (grammars/README.md, src/llama-grammar.cpp), read into a tree.
+"""GBNF, llama.cpp's grammar format (grammars/README.md, src/llama-grammar.cpp), parsed to a tree.
 
-What the real one refuses is refused here: undefined rules, left recursion, more than 2,000 repetitions.
+Grammars that llama.cpp refuses are refused here: undefined rules, left recursion, more than 2,000 repetitions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llamado.text.grammar.source import GrammarError
 MAX_REPETITIONS = 2_000  # MAX_REPETITION_THRESHOLD
 MAX_DEPTH = 200  # of parentheses
 MAX_CODE_POINT = 0x10FFFF
-FAILED = "Failed to initialize samplers: failed to parse grammar"  # what llama-server answers, and no more
+FAILED = "Failed to initialize samplers: failed to parse grammar"  # the whole message in llama-server
 
 _SPACES = re.compile(r"(?:[ \t]|#[^\r\n]*)*+")
 _BLANKS = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*+")
@@ -35,7 +35,7 @@ class Literal:
 
 @dataclass(frozen=True, eq=False)
 class Chars:
-    """One character of these code points: ascending ranges, both ends in them, without surrogates."""
+    """One character of these code points: ascending inclusive ranges without surrogates."""
 
     ranges: Ranges
 
@@ -49,7 +49,7 @@ class Ref:
 
 @dataclass(frozen=True, eq=False)
 class TokenRef:
-    """One token by its id, or any token but that."""
+    """One token by its id, or any other token."""
 
     token: int
     negated: bool
@@ -67,7 +67,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """At least `least` times, at most `most` (None: no limit)."""
+    """At least `least` and at most `most` repetitions (None: no limit)."""
 
     item: Node
     least: int
@@ -78,13 +78,13 @@ Node = Literal | Chars | Ref | TokenRef | Sequence | Choice | Repeat
 
 
 Rules = dict[str, Node]
-"""By name; an answer is an instance of `root`."""
+"""Rules by their names; an answer is an instance of `root`."""
 
 
 def parse(text: str, token: Callable[[str], int | None]) -> Rules:
-    """The rules of a GBNF grammar; `token` gives the id of what is written `<like this>`, None where it is not one.
+    """Return the rules of a GBNF grammar; `token` returns the id of a token written `<like this>`, or None.
 
-    Raises GrammarError, which names the line.
+    Raises GrammarError with the line number.
     """
     return _Parser(text, token).parse()
 
@@ -96,8 +96,8 @@ class _Parser:
         self._token = token
         self._rules: Rules = {}
         self._depth = 0
-        self._synthetic = 0  # rules that llama.cpp would have made of groups and repetitions so far
-        self._references: dict[str, int] = {}  # where a rule is first named
+        self._synthetic = 0  # rules that llama.cpp would have created of groups and repetitions so far
+        self._references: dict[str, int] = {}  # where a rule is first referenced
         self._places: dict[str, int] = {}  # where a rule begins
 
     def parse(self) -> Rules:
@@ -199,7 +199,7 @@ class _Parser:
 
     def _sequence(self, nested: bool) -> Node:
         items: list[Node] = []
-        weight = 1  # how many rules llama.cpp would repeat
+        weight = 1  # number of rules that llama.cpp would repeat
         repeatable = False
         while self._at < len(self._text):
             char = self._peek()
@@ -267,14 +267,14 @@ class _Parser:
                 self._at += 1
                 high = ord(self._char())
             if low > high:
-                raise self._error(f"the range from {chr(low)!r} to {chr(high)!r} is the wrong way round")
+                raise self._error(f"the range from {chr(low)!r} to {chr(high)!r} is reversed")
             ranges.append((low, high))
         self._at += 1
         if not ranges and not negated:
             return _NOTHING
         chars = Chars(_complement(_clean(ranges)) if negated else _clean(ranges))
         if not chars.ranges:
-            raise self._error("no character is in this set")
+            raise self._error("this set of characters is empty")
         return chars
 
     def _token_reference(self) -> Node:
@@ -303,7 +303,7 @@ class _Parser:
         self._at += 1
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise self._error(f"more than {MAX_DEPTH} parentheses inside one another")
+            raise self._error(f"more than {MAX_DEPTH} nested parentheses")
         self._synthetic += 1
         self._space(newlines=True)
         node = self._choice(nested=True)
@@ -334,7 +334,7 @@ class _Parser:
         if most is not None and most > MAX_REPETITIONS:
             most = None
         if most is not None and most < least:
-            raise self._error(f"at least {least} and at most {most} repetitions: nothing can be both")
+            raise self._error(f"at least {least} and at most {most} repetitions are impossible")
         return least, most
 
     def _repeat(self, items: list[Node], least: int, most: int | None, weight: int) -> int:
@@ -359,7 +359,7 @@ def _is_word(char: str) -> bool:
 
 
 def _clean(ranges: list[tuple[int, int]]) -> Ranges:
-    """Sorted, joined, without surrogates, which are no characters."""
+    """Sort and merge ranges, and remove surrogates, which are not characters."""
     out: list[tuple[int, int]] = []
     parts = [(low, min(high, 0xD7FF)) for low, high in ranges] + [(max(low, 0xE000), high) for low, high in ranges]
     for low, high in sorted(part for part in parts if part[0] <= part[1]):
@@ -382,7 +382,7 @@ def _complement(ranges: Ranges) -> Ranges:
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The nodes a node is made of."""
+    """Return the direct parts of a node."""
     if isinstance(node, Sequence):
         return node.items
     if isinstance(node, Choice):
@@ -391,9 +391,9 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def left_recursion(rules: Rules) -> str | None:
-    """A rule that can come to itself before anything else, or None.
+    """Return a rule that can begin with itself, or None.
 
-    As in llama.cpp a rule counts as possibly empty where one of its own alternatives is.
+    As in llama.cpp, a rule counts as possibly empty if one of its own alternatives is empty.
     """
     begins = {name: list(dict.fromkeys(_leftmost(node, rules))) for name, node in rules.items()}
     done: set[str] = set()
@@ -420,7 +420,7 @@ def left_recursion(rules: Rules) -> str | None:
 
 
 def _leftmost(node: Node, rules: Rules) -> Iterator[str]:
-    """The rules that an instance of the node may begin with."""
+    """Yield the rules that an instance of the node may begin with."""
     if isinstance(node, Ref):
         yield node.name
     elif isinstance(node, Choice):

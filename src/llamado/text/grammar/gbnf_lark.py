@@ -1,10 +1,10 @@
-"""A GBNF grammar → llguidance's Lark, where a lexer stands between the bytes and the rules.
+"""Translate a GBNF grammar to llguidance's Lark, which has a lexer between the bytes and the rules.
 
-llguidance cuts the text into lexemes, always as long ones as it can; GBNF knows no lexemes. Parts of the grammar that
-are regular become lexemes, as large ones as possible, since those are fast: thousands of tokens pass through one state
-of an automaton. Where the longest lexeme is not always the right one, because the grammar could go on with a character
-that a lexeme could also take, the lexemes that could take it are cut smaller, in the end into single characters. So
-the language is exactly GBNF's, whatever the grammar.
+llguidance cuts the text into lexemes that are as long as possible; GBNF has no lexemes. Regular parts of the grammar
+become lexemes, which are as large as possible because they are fast: thousands of tokens pass through one state of an
+automaton. If the longest lexeme is not always the right one, because the grammar could continue with a character that a
+lexeme could also take, the lexemes that could take it are cut smaller, in the end into single characters. So the
+language is exactly GBNF's for every grammar.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ from llamado.text.grammar.source import GrammarError
 from llamado.text.grammar.vocabulary import GuidedVocabulary
 
 MAX_TEXT = 1 << 18  # characters
-MAX_POSITIONS = 1_200  # of characters in lexemes that are looked at for overlaps; beyond, all become single characters
+MAX_POSITIONS = (
+    1_200  # of characters in lexemes that are checked for overlaps; above that, all become single characters
+)
 MAX_ROUNDS = 60
 MAX_STEPS = 500_000  # from one position or part to the next in all these rounds: about half a second
-MAX_PARTS = 5_000  # of rules, after everything regular has become lexemes
+MAX_PARTS = 5_000  # of rules, after all regular parts have become lexemes
 MAX_RULES = 3_000
-MAX_LEXEME = 1_000_000  # characters of a lexeme when everything in it is written out
-MAX_REFERENCES = 100  # of regular rules one after another
-_NESTED = 6  # parentheses inside one another that Lark reads without trouble
+MAX_LEXEME = 1_000_000  # characters of a lexeme with everything in it expanded
+MAX_REFERENCES = 100  # consecutive references of regular rules
+_NESTED = 6  # nested parentheses that Lark parses without problems
 
 
 def gbnf_grammar(text: str, vocabulary: GuidedVocabulary) -> str:
-    """llguidance's Lark for a GBNF grammar. Raises GrammarError."""
+    """Return llguidance's Lark for a GBNF grammar. Raises GrammarError."""
     if len(text) > MAX_TEXT:
         raise GrammarError(f"{FAILED}: {len(text)} characters are too many; at most {MAX_TEXT} are allowed")
     rules = parse(text, vocabulary.named_token)
@@ -62,11 +64,11 @@ def gbnf_grammar(text: str, vocabulary: GuidedVocabulary) -> str:
 
 
 class _TooLarge(Exception):
-    """Overlaps cannot be looked for in reasonable time."""
+    """Overlaps cannot be found in reasonable time."""
 
 
 def _with_controls(node: Node, vocabulary: GuidedVocabulary) -> Node:
-    """The node with texts that spell a control token accepting the token as well."""
+    """Return the node so that texts that spell a control token also accept the token."""
     if isinstance(node, Literal):
         parts: list[Node] = []
         for part in vocabulary.control_parts(node.text):
@@ -96,7 +98,9 @@ def _walk(node: Node) -> Iterator[Node]:
 
 
 def _regular(rules: Rules) -> dict[str, tuple[int, int]]:
-    """Rules that no recursion and no token is in, and that are not too large: regular expressions; their extents."""
+    """Return the rules that are regular expressions, with their extents: without recursion and tokens, and not too
+    large.
+    """
     waiting: dict[str, int] = {}
     users: dict[str, list[str]] = {}
     ready = []
@@ -125,7 +129,7 @@ def _regular(rules: Rules) -> dict[str, tuple[int, int]]:
 
 
 def _extent(node: Node, known: dict[str, tuple[int, int]]) -> tuple[int, int]:
-    """How many characters a regular expression has when it is written out, and how many references lie in a row."""
+    """Return the characters of an expanded regular expression, and its number of nested references."""
     if isinstance(node, Ref):
         size, depth = known[node.name]
         return size, depth + 1
@@ -137,7 +141,7 @@ def _extent(node: Node, known: dict[str, tuple[int, int]]) -> tuple[int, int]:
     return size * times, max((depth for _, depth in parts), default=0)
 
 
-# What is left of a rule once its regular parts are lexemes.
+# Parts of a rule after its regular parts have become lexemes.
 
 
 @dataclass(frozen=True)
@@ -176,13 +180,13 @@ _Part = _Lexeme | _Rule | _Token | _Row | _Options | _Times
 
 
 class _Lexing:
-    """Which parts of a grammar are lexemes."""
+    """Decides which parts of a grammar are lexemes."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.regular = _regular(rules)
         self.all_single = False
-        self.steps = 0  # taken in search of overlaps
+        self.steps = 0  # taken in the search for overlaps
         self._cut: set[int] = set()  # ids of nodes that must not be a lexeme as a whole
         self._joined: dict[tuple[int, ...], Node] = {}
         self._chars: dict[str, Node] = {}
@@ -198,7 +202,7 @@ class _Lexing:
         raise _TooLarge
 
     def parts(self) -> dict[str, _Part]:
-        """What the rules are made of that `root` needs."""
+        """Return the parts of the rules that `root` needs."""
         out: dict[str, _Part] = {}
         todo = ["root"]
         while todo:
@@ -244,7 +248,7 @@ class _Lexing:
         return self._chars.setdefault(char, Chars(((ord(char), ord(char)),)))
 
     def _neighbours(self, items: tuple[Node, ...]) -> list[Node]:
-        """The items with runs of lexemes made one."""
+        """Return the items with runs of lexemes merged."""
         out: list[Node] = []
         run: list[Node] = []
         for item in items:
@@ -293,7 +297,7 @@ def _size(part: _Part) -> int:
 
 @dataclass
 class _Automaton:
-    """A lexeme's positions: Glushkov's automaton, sets of positions as bits of an int."""
+    """A lexeme's positions: Glushkov's automaton, with sets of positions as bits of an int."""
 
     nullable: bool
     first: int
@@ -302,7 +306,7 @@ class _Automaton:
 
 @dataclass
 class _Follow:
-    """What may come first in a rule and after it, as bits of lexemes."""
+    """The lexemes that may be first in a rule and follow it, as bits."""
 
     nullable: bool = False
     first: int = 0
@@ -311,10 +315,11 @@ class _Follow:
 
 @dataclass
 class _Overlaps:
-    """Finds the lexemes that could take a character that the grammar may also give to what comes after another.
+    """Finds the lexemes that could take a character that the grammar may also assign to what follows another.
 
-    With all lexemes side by side: two positions belong together when the same text leads to both. If one of them ends
-    its lexeme, and the other can go on with a character that may follow that lexeme, the longest is not always right.
+    All lexemes are considered in parallel: two positions belong together if the same text leads to both. If one of them
+    ends its lexeme, and the other can continue with a character that may follow that lexeme, the longest one is not
+    always right.
     """
 
     lexing: _Lexing
@@ -364,7 +369,7 @@ class _Overlaps:
             self._collect(part.item)
 
     def _class_bits(self) -> dict[tuple[tuple[int, int], ...], int]:
-        """For each set of characters in the lexemes its bits: characters that no set tells apart share a bit."""
+        """Return the bits of each set of characters in the lexemes: characters that no set separates share a bit."""
         sets: set[tuple[tuple[int, int], ...]] = set()
         seen: set[str] = set()
         todo = list(self._lexemes)
@@ -423,7 +428,7 @@ class _Overlaps:
                 copy.nullable |= i >= node.least
                 out = self._row(out, copy)
             return out
-        # Counts above are taken for no limit: that only finds more overlaps.
+        # counts above 4 count as unlimited: that only finds more overlaps
         out = self._automaton(node.item, number, class_of)
         for position in _bits(out.last):
             self._next[position] |= out.first
@@ -452,7 +457,7 @@ class _Overlaps:
         return out
 
     def _together(self) -> list[int]:
-        """For each position those that the same text may lead to."""
+        """Return for each position those that the same text may lead to."""
         having: dict[int, int] = {}
         for position, classes in enumerate(self._classes):
             for number in _bits(classes):
@@ -482,7 +487,7 @@ class _Overlaps:
         return together
 
     def _after(self, parts: dict[str, _Part]) -> list[int]:
-        """For each lexeme those that may come after it."""
+        """Return for each lexeme those that may follow it."""
         rules = {name: _Follow() for name in parts}
         changed = True
         while changed:
@@ -525,7 +530,7 @@ class _Overlaps:
         return True, out
 
     def _spread(self, part: _Part, follow: int, rules: dict[str, _Follow], after: list[int]) -> None:
-        """Tell everything in a part what may come after it."""
+        """Propagate the lexemes that may follow a part to everything in it."""
         if isinstance(part, _Lexeme):
             after[self._numbers[id(part.node)]] |= follow
         elif isinstance(part, _Rule):
@@ -561,14 +566,14 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 class _Writer:
-    """Writes the Lark."""
+    """Writes the Lark grammar."""
 
     def __init__(self, lexing: _Lexing, vocabulary: GuidedVocabulary) -> None:
         self._lexing = lexing
         self._vocabulary = vocabulary
         self._lexemes: dict[str, str] = {}  # text of a lexeme → its name
         self._numbers = {name: i for i, name in enumerate(lexing.rules)}
-        self._needed: set[str] = set()  # regular rules that lexemes are made of
+        self._needed: set[str] = set()  # regular rules that lexemes are composed of
         self._lines: list[str] = []
 
     def grammar(self) -> str:
@@ -605,7 +610,7 @@ class _Writer:
         return self._lexemes.setdefault(text, f"T{len(self._lexemes)}")
 
     def _shallow(self, text: str, prefix: str) -> str:
-        """The text, or the name of a rule of its own where it is nested too deep."""
+        """Return the text, or the name of a new rule if it is nested too deeply."""
         depth = deepest = 0
         for char in _QUOTED.sub("", text):
             depth += (char == "(") - (char == ")")
@@ -629,7 +634,7 @@ class _Writer:
         return f"<[{','.join(ranges)}]>"
 
     def _regular(self, node: Node) -> str:
-        """A lexeme's definition."""
+        """Return a lexeme's definition."""
         if isinstance(node, Literal):
             return json.dumps(node.text, ensure_ascii=False)
         if isinstance(node, Chars):

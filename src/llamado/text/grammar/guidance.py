@@ -1,6 +1,6 @@
-"""llguidance by its C functions (`parser/llguidance.h` in its sources), which let other threads run meanwhile.
+"""llguidance through its C functions (`parser/llguidance.h` in its sources), which let other threads run meanwhile.
 
-Its Python package holds the interpreter's lock while it builds a tokenizer: a second for a vocabulary of 262,000.
+Its Python package holds the interpreter's lock while it builds a tokenizer: one second for a vocabulary of 262,000.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MESSAGE = 500  # bytes of an error message
 
 
 class ParserLimits(NamedTuple):
-    """What compiling and each step may cost; the units are llguidance's ("fuel": about 20,000 a millisecond)."""
+    """Limits of compiling and of each step, in llguidance's units ("fuel": about 20,000 per millisecond)."""
 
     max_items_in_row: int
     initial_lexer_fuel: int
@@ -30,7 +30,7 @@ class ParserLimits(NamedTuple):
     max_grammar_size: int
 
 
-# With these, compiling stays below half a second, a mask below 50 ms.
+# With these, compiling takes less than half a second, and a mask less than 50 ms.
 LIMITS = ParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=1_000_000,
@@ -77,7 +77,7 @@ class _ParserLimits(ctypes.Structure):
 
 
 class _ConstraintInit(ctypes.Structure):
-    """`LlgConstraintInit`, and bytes behind it that nobody may write."""
+    """`LlgConstraintInit`, followed by bytes that must stay unwritten."""
 
     _fields_ = (
         ("tokenizer", ctypes.c_void_p),
@@ -91,7 +91,7 @@ class _ConstraintInit(ctypes.Structure):
 
 
 class _Library(NamedTuple):
-    """The functions: `long` ones run without the interpreter's lock, `short` ones are over before it could change."""
+    """The functions: `long` ones run without the interpreter's lock, `short` ones are too short to release it."""
 
     long: Any
     short: Any
@@ -99,7 +99,7 @@ class _Library(NamedTuple):
 
 @cache
 def _library() -> _Library:
-    """Raises GrammarError where llguidance's structures are not as they are known here."""
+    """Load llguidance. Raises GrammarError if its structures differ from those declared here."""
     from llguidance import _lib
 
     path = _lib.__file__
@@ -124,13 +124,13 @@ def _library() -> _Library:
         function.restype, function.argtypes = result, arguments
     init = _ConstraintInit()
     short.llg_constraint_init_set_defaults(ctypes.byref(init), 1)
-    if not _known(init):
-        raise GrammarError("grammars cannot be used: this version of llguidance is not known; install another one")
+    if not _has_expected_layout(init):
+        raise GrammarError("grammars cannot be used: this version of llguidance is not supported; install another one")
     return _Library(long, short)
 
 
-def _known(init: _ConstraintInit) -> bool:
-    """Whether llguidance has written its defaults where they are read here: limits of thousands, and two switches."""
+def _has_expected_layout(init: _ConstraintInit) -> bool:
+    """Return True if llguidance wrote its defaults to the declared fields: limits of thousands, and two switches."""
     limits = init.limits
     counts = all(getattr(limits, name) >= 1000 for name in ParserLimits._fields)
     switches = limits.verbose_errors and limits.precompute_large_lexemes
@@ -138,11 +138,11 @@ def _known(init: _ConstraintInit) -> bool:
 
 
 class GuidedTokenizer:
-    """llguidance's view of a vocabulary."""
+    """llguidance's form of a vocabulary."""
 
     def __init__(self, pieces: Sequence[bytes], ends: Sequence[int], slices: Sequence[str]) -> None:
         """`pieces`: the bytes of every token; `ends`: tokens that end an answer, at least one; `slices`: patterns of
-        tokens that are allowed as a whole where a grammar allows all such text. Raises GrammarError.
+        tokens that are allowed as a group if a grammar allows all such text. Raises GrammarError.
         """
         library = _library().long
         text = b"".join(pieces)
@@ -170,12 +170,14 @@ class GuidedTokenizer:
 
 @cache
 def bytes_tokenizer() -> GuidedTokenizer:
-    """A vocabulary of the 256 bytes and an end of answers: for what is true of grammars in every vocabulary."""
+    """Return a vocabulary of the 256 bytes and an end of answers: for properties of grammars that hold in every
+    vocabulary.
+    """
     return GuidedTokenizer([bytes([byte]) for byte in range(256)] + [b"\xff<end>"], [256], ())
 
 
 class GuidedMatcher:
-    """A grammar and how far an answer has come in it. Of one thread at a time; copies may be made by several."""
+    """A grammar and the position of an answer in it. For one thread at a time; several threads may copy it."""
 
     def __init__(self, tokenizer: GuidedTokenizer, pointer: int, source: tuple[str, ParserLimits]) -> None:
         self._tokenizer = tokenizer
@@ -186,7 +188,7 @@ class GuidedMatcher:
 
     @classmethod
     def of(cls, tokenizer: GuidedTokenizer, grammar: str, limits: ParserLimits) -> GuidedMatcher:
-        """Compiles a grammar in llguidance's Lark dialect, or a list of such as JSON; see `error`."""
+        """Compile a grammar in llguidance's Lark dialect, or a list of such grammars as JSON; see `error`."""
         if "\0" in grammar:
             raise GrammarError("the grammar cannot be used: it has a character of code 0, which no text may have")
         init = _ConstraintInit(
@@ -198,33 +200,35 @@ class GuidedMatcher:
         return cls(tokenizer, pointer, (grammar, limits))
 
     def copy(self) -> GuidedMatcher:
-        """Another one in the same state; the states of the lexer are shared, and grow with each copy's answer."""
+        """Return a copy in the same state; copies share the lexer, which grows with each copy's answer."""
         return GuidedMatcher(self._tokenizer, _library().long.llg_clone_matcher(self._pointer), self._source)
 
-    def compiled_again(self) -> GuidedMatcher:
-        """One at the beginning of the same grammar, with a lexer of its own."""
+    def recompiled(self) -> GuidedMatcher:
+        """Return a matcher at the beginning of the same grammar, with a new lexer."""
         return GuidedMatcher.of(self._tokenizer, *self._source)
 
     @property
     def error(self) -> str:
-        """Why it has failed; "" where it has not. One that has failed does nothing any more."""
+        """The reason of a failure; "" without one. A matcher that failed does nothing any more."""
         if not self._short.llg_matcher_is_error(self._pointer):
             return ""
-        told: bytes | None = self._short.llg_matcher_get_error(self._pointer)
-        return (told or b"").decode("utf-8", "replace").strip() or "llguidance does not say why"
+        reason: bytes | None = self._short.llg_matcher_get_error(self._pointer)
+        return (reason or b"").decode("utf-8", "replace").strip() or "llguidance gives no reason"
 
     def mask(self, into: NDArray[np.uint32]) -> None:
-        """Writes which tokens may come next: bit `i % 32` of word `i // 32`. Without the interpreter's lock."""
+        """Write the tokens that are allowed next: bit `i % 32` of word `i // 32`. Runs without the
+        interpreter's lock.
+        """
         _library().long.llg_matcher_compute_mask_into(self._pointer, into.ctypes.data, into.nbytes)
 
     def accept(self, token: int) -> bool:
-        """Goes on by a token; False, and it has failed, where the grammar does not allow it."""
+        """Advance by a token; False, and failed, if the grammar does not allow it."""
         if self._short.llg_matcher_is_stopped(self._pointer) and token in self._tokenizer.ends:
             return True
         return bool(self._short.llg_matcher_consume_token(self._pointer, token) == 0)
 
     def accept_all(self, tokens: Sequence[int]) -> bool:
-        """Goes on by all of these tokens, or by none."""
+        """Advance by all of these tokens, or by none."""
         array = np.array(tokens, np.uint32)
         given = array.ctypes.data, len(array)
         if self._short.llg_matcher_validate_tokens(self._pointer, *given) < len(array):

@@ -1,4 +1,4 @@
-"""llguidance's Lark dialect, made fit for a vocabulary and for JSON schemas as everywhere else here."""
+"""Adapt grammars in llguidance's Lark dialect to a vocabulary and to this package's JSON schemas."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _FIRST_LINE = '%llguidance {"no_forcing": true}\n'
 
 
 def lark_grammar(text: str, vocabulary: GuidedVocabulary) -> str:
-    """The grammar with JSON schemas treated as `schema_grammar` does, and special tokens where texts spell them.
+    """Return the grammar with JSON schemas treated as in `schema_grammar`, and special tokens where texts spell them.
 
-    A string in a rule (not in a terminal) that has the text of a control token in it stands for both, the letters and
-    the token. Raises GrammarError.
+    A string in a rule (not in a terminal) that contains the text of a control token matches both the letters and the
+    token. Raises GrammarError.
     """
     out: list[str] = []
     at = 0
@@ -56,7 +56,7 @@ def lark_grammar(text: str, vocabulary: GuidedVocabulary) -> str:
 
 
 def regex_grammar(text: str) -> str:
-    """Lark for the texts that match a regular expression as a whole."""
+    """Return Lark for the texts that match a regular expression as a whole."""
     from llguidance import LLMatcher
 
     grammars = json.loads(LLMatcher.grammar_from_regex(text))["grammars"]
@@ -64,7 +64,7 @@ def regex_grammar(text: str) -> str:
 
 
 def lark_error(text: str) -> str:
-    """llguidance's complaint without the lines of a grammar that its author never saw."""
+    """Return llguidance's error message without lines of a generated grammar, which the author has not seen."""
     lines = [line for line in text.splitlines() if " | " not in line and line.strip(" ^") and line[:1] != "<"]
     return re.sub(r"^(at )?\d+\(\d+\): ", "", " ".join(lines))[:500] or text[:500]
 

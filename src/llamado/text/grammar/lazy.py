@@ -1,8 +1,8 @@
-"""Lazy grammars: everything is allowed until a trigger was generated, from there on the grammar rules.
+"""Lazy grammars: everything is allowed until a trigger was generated, and then the grammar applies.
 
-What triggers do is what llama.cpp makes of `grammar_triggers`: a word or a regular expression is looked for in all
-that was generated so far, and the grammar is fed with the text from the pattern's first group that took part, or from
-the match, to the end; a token is fed itself.
+Triggers work like llama.cpp's `grammar_triggers`: a word or a regular expression is searched in all text generated so
+far, and the grammar gets the text from the pattern's first participating group, or from the match, to the end; a token
+is passed itself.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from llamado.text.grammar.triggers import Triggers
 from llamado.text.grammar.vocabulary import GuidedVocabulary
 
 TOKEN_SECONDS = 0.005
-"""Of this thread's computing, for all triggers after a token: everybody else's tokens wait for it."""
-FREE_SECONDS = 0.001  # after a token, of which an answer may have as many as it likes
+"""Computing time of this thread for all triggers after a token: the tokens of all other answers wait for it."""
+FREE_SECONDS = 0.001  # after a token, for any number of tokens of an answer
 ANSWER_SECONDS = 0.25
-"""What the tokens of an answer may take beyond that, all together."""
+"""Time that all tokens of an answer may take beyond that."""
 _seconds = time.thread_time
 
 
@@ -44,7 +44,7 @@ class LazyConstraint:
 
 
 class LazyMatcher:
-    """One answer; `begun` says whether its grammar has begun."""
+    """The state of one answer; `begun`: its grammar has begun."""
 
     def __init__(self, grammar: GrammarConstraint, triggers: Triggers, vocabulary: GuidedVocabulary) -> None:
         self._grammar = grammar
@@ -52,9 +52,9 @@ class LazyMatcher:
         self._vocabulary = vocabulary
         self._matcher: GrammarMatcher | None = None
         self._text = bytearray()
-        self._tokens: list[tuple[int, int]] = []  # and where each ends in the text
+        self._tokens: list[tuple[int, int]] = []  # and the end of each in the text
         self._left = ANSWER_SECONDS
-        self._tried = 0  # matches that begin before here did not lead into the grammar
+        self._tried = 0  # matches that begin before this position did not lead into the grammar
 
     @property
     def begun(self) -> bool:
@@ -80,7 +80,7 @@ class LazyMatcher:
             self._forget()
 
     def _search(self, before: int, seconds: float) -> None:
-        """Look for a trigger that ends after `before`, and begin with it. Raises ConstraintError."""
+        """Search for a trigger that ends after `before`, and begin with it. Raises ConstraintError."""
         deadline = _seconds() + seconds
         for word in self._triggers.words:
             start = self._text.find(word, max(0, before - len(word) + 1))
@@ -93,7 +93,8 @@ class LazyMatcher:
         text = bytes(self._text)
         for source, pattern in self._triggers.patterns:
             start = _first(pattern, text)
-            # A search cannot be stopped. Its time grows with the text: the first that is too slow ends the answer.
+            # A search cannot be stopped, and its time grows with the text: the first one that is too slow ends the
+            # answer.
             if _seconds() > deadline:
                 raise _late(source)
             if start >= self._tried:
@@ -113,7 +114,7 @@ class LazyMatcher:
         return self._begin(tokens)
 
     def _begin(self, tokens: list[int]) -> bool:
-        """Begin the grammar with these tokens; False where it excludes them: that was no trigger but mere text."""
+        """Begin the grammar with these tokens; False if it excludes them: the match was plain text, not a trigger."""
         matcher = self._grammar.start()
         if not matcher.advance(tokens):
             return False

@@ -1,4 +1,4 @@
-"""Answers under a grammar that llguidance has compiled."""
+"""Answers constrained by a grammar that llguidance has compiled."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Mask = NDArray[np.uint32]
 
 
 class GrammarMatcher:
-    """One answer under a grammar."""
+    """The state of one answer."""
 
     def __init__(self, constraint: GrammarConstraint, matcher: GuidedMatcher, first: Mask) -> None:
         self._constraint = constraint
         self._matcher = matcher
         self._mask = first.copy()
-        self._fresh = True  # whether the mask belongs to the present state
+        self._fresh = True  # True if the mask belongs to the current state
         self._tokens: list[int] = []
 
     def mask(self) -> Mask:
@@ -46,7 +46,7 @@ class GrammarMatcher:
         self._tokens.append(token)
 
     def advance(self, tokens: list[int]) -> bool:
-        """Accept all of these tokens, or none and say so."""
+        """Accept all of these tokens, or return False and accept none."""
         self._fresh = False
         if not self._matcher.accept_all(tokens):
             return False
@@ -54,10 +54,12 @@ class GrammarMatcher:
         return True
 
     def _start_over(self) -> None:
-        """Go on in a new lexer if other answers have filled the old one with their states. Raises ConstraintError."""
+        """Continue with a new lexer if other answers have filled the old one with their states. Raises
+        ConstraintError.
+        """
         error = self._matcher.error
         if _FULL in error:
-            self._matcher = self._constraint.renewed(self._matcher)
+            self._matcher = self._constraint.renew(self._matcher)
             if self._matcher.accept_all(self._tokens):
                 return
         raise ConstraintError(f"the grammar cannot be followed any further: {error}")
@@ -69,7 +71,7 @@ _FULL = "too many states"
 class GrammarConstraint:
     """A compiled grammar: a matcher at the beginning of an answer, and its mask there.
 
-    `words`: uint32 words of a mask; `before`: tokens that the matcher has accepted. Raises GrammarError where no answer
+    `words`: uint32 words of a mask; `before`: tokens that the matcher has accepted. Raises GrammarError if no answer
     can begin.
     """
 
@@ -86,15 +88,15 @@ class GrammarConstraint:
         return GrammarMatcher(self, self._matcher.copy(), self._first)
 
     def after(self, tokens: list[int], text: str) -> GrammarConstraint:
-        """The same grammar for answers of which the prompt holds the beginning. Raises GrammarError."""
+        """Return the same grammar for answers that begin in the prompt. Raises GrammarError."""
         matcher = self._matcher.copy()
         if not matcher.accept_all(tokens):
-            raise GrammarError(f"the grammar does not allow what the prompt ends with: {text!r}")
+            raise GrammarError(f"the grammar does not allow the end of the prompt: {text!r}")
         return GrammarConstraint(matcher, len(self._first), tokens)
 
-    def renewed(self, full: GuidedMatcher) -> GuidedMatcher:
-        """A matcher at the beginning of an answer in a new lexer, which later answers share."""
-        matcher = with_deep_stack(full.compiled_again)
+    def renew(self, full: GuidedMatcher) -> GuidedMatcher:
+        """Return a matcher at the beginning of an answer with a new lexer, which later answers share."""
+        matcher = with_deep_stack(full.recompiled)
         matcher.accept_all(self._before)
         self._matcher = matcher
         return matcher.copy()

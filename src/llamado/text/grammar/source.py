@@ -1,4 +1,4 @@
-"""What an answer must look like: grammars and schemas as text, and what starts a lazy one."""
+"""Sources of constraints: grammars and schemas as text, and the triggers of lazy ones."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from llamado.errors import LlamadoError
 
 
 class GrammarError(LlamadoError):
-    """A grammar, a JSON schema, a regular expression or a trigger cannot be used; says what is wrong and where."""
+    """A grammar, a JSON schema, a regular expression or a trigger is unusable; the message has the error and
+    its place.
+    """
 
 
 class ConstraintError(LlamadoError):
-    """An answer cannot be held to its grammar any further: a limit of the parser, or a token the grammar excludes."""
+    """An answer cannot follow its grammar any further: a limit of the parser, or a token that the grammar excludes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class GrammarSource:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What, once it was generated, makes a lazy grammar begin: a word, a regular expression, or a token."""
+    """Starts a lazy grammar once it was generated: a word, a regular expression, or a token."""
 
     kind: Literal["word", "pattern", "token"]
     value: str

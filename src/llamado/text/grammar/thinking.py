@@ -1,8 +1,8 @@
-"""A model's thoughts under a constraint: free of the grammar, and no longer than a budget.
+"""A model's thoughts under a constraint: free of the grammar, and limited by a budget.
 
-The states and the counting follow llama.cpp's reasoning budget (common/reasoning-budget.h): the tokens after the
-opening tag are counted; when the budget is used up, or somebody asks for it, a message and the closing tag are forced
-token by token, but not in the middle of a character.
+States and counting follow llama.cpp's reasoning budget (common/reasoning-budget.h): the tokens after the opening tag
+are counted. When the budget is used up, or on request, a message and the closing tag are forced token by token, but not
+in the middle of a character.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Mask = NDArray[np.uint32]
 
 
 class Inner(Protocol):
-    """The constraint of what is not thought."""
+    """The constraint of the text after thoughts."""
 
     def start(self) -> InnerMatcher: ...
 
@@ -35,10 +35,10 @@ class InnerMatcher(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Thoughts:
-    """How thoughts are marked and limited, for one vocabulary.
+    """The tags and limits of thoughts, for one vocabulary.
 
-    `open`: the prompt has opened them. `budget`: tokens of thought, -1 without limit. `message`: what the model is
-    made to say before the closing tag when its thoughts are cut off. Raises GrammarError.
+    `open`: the prompt has opened them. `budget`: tokens of thought, -1 without limit. `message`: the text that is
+    forced before the closing tag when thoughts are cut off. Raises GrammarError.
     """
 
     vocabulary: GuidedVocabulary
@@ -50,7 +50,7 @@ class Thoughts:
     opening: list[int] = field(init=False)
     """The tokens of the opening tag."""
     closing: list[int] = field(init=False)
-    """What is forced: the tokens of the message and the closing tag."""
+    """The forced tokens: those of the message and the closing tag."""
 
     def __post_init__(self) -> None:
         if not self.end or not (self.start or self.open):
@@ -59,17 +59,17 @@ class Thoughts:
         object.__setattr__(self, "closing", self.vocabulary.spell(self.message + self.end))
 
     @cached_property
-    def unended(self) -> Mask:
-        """Every token but those that end the answer, or that go on after the closing tag with more than blanks."""
+    def allowed_thoughts(self) -> Mask:
+        """All tokens except those that end the answer, or that have more than blanks after the closing tag."""
         vocabulary = self.vocabulary
         mask = vocabulary.mask_of(range(vocabulary.tokenizer.n_vocab))
         mask &= ~vocabulary.mask_of(vocabulary.tokenizer.eog)
         if len(vocabulary.spell(self.end)) > 1:
-            mask &= ~vocabulary.mask_of(self._beyond())
+            mask &= ~vocabulary.mask_of(self._past_closing_tag())
         return mask
 
-    def _beyond(self) -> list[int]:
-        """Tokens that hold the end of the closing tag and then text."""
+    def _past_closing_tag(self) -> list[int]:
+        """Return the tokens that contain the end of the closing tag and then text."""
         end = self.end.encode()
         tails = [end[i:] for i in range(len(end))]
         found = []
@@ -83,7 +83,7 @@ class Thoughts:
 
 
 class ThinkingConstraint:
-    """Thoughts first (or, with a lazy grammar or none, at any time), then what the inner constraint allows."""
+    """Thoughts first (or, with a lazy grammar or none, at any time), then text that the inner constraint allows."""
 
     def __init__(self, thoughts: Thoughts, inner: Inner | None) -> None:
         self._thoughts = thoughts
@@ -104,7 +104,7 @@ class ThinkingConstraint:
 
 
 class ThinkingMatcher:
-    """One answer.
+    """The state of one answer.
 
     Under a grammar that is not lazy, thoughts come before everything else, once, and cannot end the answer.
     """
@@ -116,7 +116,7 @@ class ThinkingMatcher:
         self._free = inner is None or getattr(inner, "lazy", False)
         self._state: Literal["before", "opening", "thinking", "closing", "after"] = "before"
         self._forced: list[int] = []
-        self._text = b""  # the end of what was generated, long enough to see a tag or half a character in it
+        self._text = b""  # the end of the generated text, long enough to contain a tag or an incomplete character
         self._left = 0
         self._asked_to_end = False
         if thoughts.open:
@@ -128,7 +128,7 @@ class ThinkingMatcher:
         if self._state in ("opening", "closing"):
             return self._thoughts.vocabulary.mask_of(self._forced[:1])
         if self._state == "thinking":
-            return None if self._free else self._thoughts.unended
+            return None if self._free else self._thoughts.allowed_thoughts
         mask = self._inner.mask() if self._inner else None
         if self._state == "before" and not self._free and mask is not None and self._thoughts.start:
             return mask | self._thoughts.vocabulary.mask_of(self._thoughts.opening[:1])
@@ -153,14 +153,14 @@ class ThinkingMatcher:
                 self._inner.accept(token)
 
     def end_reasoning(self) -> bool:
-        """Close the thoughts at the next token; False where the answer is not thinking."""
+        """Close the thoughts at the next token; False if the answer is not thinking."""
         if self._state != "thinking":
             return False
         self._asked_to_end = True
         return True
 
     def _opens(self, token: int) -> bool:
-        """Whether a token begins the opening tag rather than the inner constraint's text."""
+        """Return True if a token begins the opening tag rather than text of the inner constraint."""
         if not self._thoughts.start or token != self._thoughts.opening[0]:
             return False
         mask = self._inner.mask() if self._inner else None
@@ -170,7 +170,7 @@ class ThinkingMatcher:
         if self._inner:
             self._inner.accept(token)
             if getattr(self._inner, "begun", False):
-                return  # what looks like a tag is text of a tool call
+                return  # a tag here is text of a tool call
         start = self._thoughts.start.encode()
         if not start:
             return
@@ -201,7 +201,7 @@ class ThinkingMatcher:
         if at >= 0:
             self._close(token)
             if not self._free and text[at + len(end) :].strip():
-                raise ConstraintError(f"the answer goes on in the token that closes the thoughts ({text!r})")
+                raise ConstraintError(f"the token that closes the thoughts contains text of the answer ({text!r})")
             return
         self._text = text[-max(len(end), 4) :]
         if self._left >= 0:
@@ -211,7 +211,7 @@ class ThinkingMatcher:
 
     def _accept_forced(self, token: int) -> None:
         if token != self._forced[0]:
-            raise ConstraintError(f"token {token} came where {self._forced[0]} was forced")
+            raise ConstraintError(f"token {token} instead of the forced token {self._forced[0]}")
         del self._forced[0]
         if self._forced:
             return
@@ -228,7 +228,7 @@ class ThinkingMatcher:
 
 
 def _inside_character(text: bytes) -> bool:
-    """Whether text ends with the beginning of a UTF-8 character."""
+    """Return True if the text ends with an incomplete UTF-8 character."""
     for back in range(1, min(4, len(text)) + 1):
         byte = text[-back]
         if byte & 0xC0 != 0x80:

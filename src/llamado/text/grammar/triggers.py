@@ -9,11 +9,11 @@ from llamado.text.grammar.source import GrammarError, Trigger
 from llamado.text.grammar.vocabulary import GuidedVocabulary
 
 MAX_TRIGGERS = 64
-MAX_SIZE = 10_000  # instructions of all patterns of a request together
+MAX_SIZE = 10_000  # instructions of all patterns of a request
 
 
 class Triggers:
-    """Triggers made ready for one vocabulary. Raises GrammarError."""
+    """Triggers prepared for one vocabulary. Raises GrammarError."""
 
     def __init__(self, triggers: Sequence[Trigger], vocabulary: GuidedVocabulary) -> None:
         if len(triggers) > MAX_TRIGGERS:

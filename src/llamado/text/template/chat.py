@@ -1,7 +1,8 @@
-"""Chat templates: a conversation → the text that a model was trained to continue.
+"""Chat templates: convert a conversation to the text that a model was trained to continue.
 
-Templates are Jinja2 as Hugging Face renders it (`transformers`, `apply_chat_template`), with what llama-server passes
-in. They come with the model, so they are foreign code: they run in processes of their own (`text.rendering`).
+Templates are Jinja2 as rendered by Hugging Face (`transformers`, `apply_chat_template`), with the variables of
+llama-server. They come with the model and are untrusted code: they run in separate processes
+(`text.template.rendering`).
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ KEY = "tokenizer.chat_template"
 MAX_SOURCE = 4 << 20
 SECONDS = 2.0  # of computing, for one conversation
 PROBE_SECONDS = 0.3
-AT_ONCE = 2  # renderings of one template; another model's wait for none of them
+AT_ONCE = 2  # renderings of one template; other models' renderings do not wait for them
 
 Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """A template. `bos` and `eos` are the texts behind `bos_token` and `eos_token`.
+    """A template. `bos` and `eos` are the texts of `bos_token` and `eos_token`.
 
-    Where the tokenizer adds those tokens itself (`add_bos`, `add_eos`), `render` takes them off the ends of the text,
-    so that encoding with `add_special=True` gives them once. Raises `TemplateError` for a source that does not compile.
+    If the tokenizer adds those tokens itself (`add_bos`, `add_eos`), `render` removes them from the ends of the text,
+    so that encoding with `add_special=True` adds them once. Raises `TemplateError` for a source that does not compile.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class ChatTemplate:
         name: str = "chat template",
         as_given: bool = False,
     ) -> None:
-        """`as_given`: messages go in as they are, without looking at what the template can be given."""
+        """`as_given`: messages are passed unchanged, without testing the template's features."""
         self.source = source
         self.bos = bos
         self.eos = eos
@@ -68,10 +69,10 @@ class ChatTemplate:
 
     @classmethod
     def from_metadata(cls, metadata: Metadata, tokenizer: Tokenizer, name: str | None = None) -> ChatTemplate:
-        """The template of a model file, ChatML where it has none.
+        """Return the template of a model file, ChatML if it has none.
 
-        `name` chooses one of its named templates (`tokenizer.chat_template.NAME`), a template built in here, or is
-        itself a template's source; a name that is none of these raises `TemplateError`.
+        `name` selects one of its named templates (`tokenizer.chat_template.NAME`) or a built-in template, or is itself
+        the source of a template; any other name raises `TemplateError`.
         """
         tool_use: str | None = None
         built_in = False
@@ -112,19 +113,19 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **extra: Any,
     ) -> str:
-        """The text of a conversation; `extra` are the template's own variables (`chat_template_kwargs`).
+        """Return the text of a conversation; `extra` are the template's own variables (`chat_template_kwargs`).
 
-        Messages are those of the OpenAI API. Content given as parts is joined by line feeds for a template that knows
-        only strings, and the other way round; missing content is ""; a system message goes in front of the next message
-        where the template has no system role. All that is given must be values that JSON can hold. Raises
-        `TemplateError` when the template fails or refuses the conversation.
+        Messages are those of the OpenAI API. Content in parts is joined by line feeds if the template supports only
+        strings, and a string becomes one part if it supports only parts; missing content is ""; a system message is
+        prepended to the next message if the template has no system role. All values must be serializable as JSON.
+        Raises `TemplateError` when the template fails or refuses the conversation.
         """
         return self._render(messages, tools, extra, (add_generation_prompt,))[0]
 
     def render_both(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, **extra: Any
     ) -> tuple[str, str]:
-        """As `render`, without and with the generation prompt."""
+        """Return the text like `render`, without and with the generation prompt."""
         bare, prompt = self._render(messages, tools, extra, (False, True))
         return bare, prompt
 
@@ -159,22 +160,22 @@ class ChatTemplate:
         return texts
 
     @cached_property
-    def takes(self) -> Taken:
-        """What the template can be given, found by trying."""
+    def features(self) -> TemplateFeatures:
+        """The features of the template, found by trying."""
         if self._as_given:
-            return TAKES_STRINGS
-        return _try_out(self.source, {"bos_token": self.bos, "eos_token": self.eos})
+            return STRINGS_ONLY
+        return _test_features(self.source, {"bos_token": self.bos, "eos_token": self.eos})
 
     @cached_property
     def caps(self) -> dict[str, bool]:
-        """What llama-server's `/props` shows as `chat_template_caps`; of the template for tools, where there is one."""
+        """`chat_template_caps` of llama-server's `/props`; those of the template for tools if there is one."""
         source = self._tool_use or self.source
         values = {"bos_token": self.bos, "eos_token": self.eos}
-        return _capabilities(source, values, _try_out(source, values) if self._tool_use else self.takes)
+        return _capabilities(source, values, _test_features(source, values) if self._tool_use else self.features)
 
     def _messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         out = [self._message(message) for message in messages]
-        if out and out[0].get("role") == "system" and not self.takes.system:
+        if out and out[0].get("role") == "system" and not self.features.system:
             first = out.pop(0)
             if out:
                 contents = [message["content"] for message in (first, out[0])]
@@ -187,25 +188,25 @@ class ChatTemplate:
             out["role"] = "system"
         content = out.get("content")
         if content is None:
-            # Left out on purpose where a family's template wants it so.
+            # left out on purpose where a family's template needs it so
             if "content" in out or not out.get("tool_calls") or not out.get("thinking"):
                 out["content"] = ""
         elif isinstance(content, str):
-            if not self.takes.strings:
+            if not self.features.strings:
                 out["content"] = [{"type": "text", "text": content}]
-        elif isinstance(content, Sequence) and not self.takes.parts and not _has_thoughts(content):
+        elif isinstance(content, Sequence) and not self.features.parts and not _has_thoughts(content):
             out["content"] = _join(content)
         for key in ("reasoning_content", "name", "tool_call_id", "tool_calls"):
             if not out.get(key):
                 out.pop(key, None)
         if "tool_calls" in out:
             calls = [_call(call) for call in out["tool_calls"]]
-            out["tool_calls"] = [_with_argument_object(c) for c in calls] if self.takes.argument_objects else calls
+            out["tool_calls"] = [_with_argument_object(c) for c in calls] if self.features.argument_objects else calls
         return out
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as templates may expect it: with a description and parameters."""
+    """Return a tool in the form that templates expect: with a description and parameters."""
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return dict(tool)
@@ -221,7 +222,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(call: Any) -> Any:
-    """A tool call of the past with its members in the order in which templates that write all of them show them."""
+    """Return an earlier tool call with its members in the order expected by templates that write all of them."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call
@@ -235,7 +236,7 @@ def _call(call: Any) -> Any:
 
 
 def _preferences(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables by which templates know what llama-server calls `preserve_reasoning` and `reasoning_effort`."""
+    """Return the templates' own variables for llama-server's `preserve_reasoning` and `reasoning_effort`."""
     out: dict[str, Any] = {}
     keep = extra.get("preserve_reasoning")
     if isinstance(keep, bool):
@@ -249,12 +250,12 @@ def _preferences(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has_thoughts(parts: Sequence[Any]) -> bool:
-    """Whether content has parts that only some families' templates know, and that were made for them."""
+    """Return True if content has parts that only some families' templates support, made for them."""
     return any(isinstance(part, Mapping) and part.get("type") == "thinking" for part in parts)
 
 
 def _join(parts: Sequence[Any]) -> str:
-    """Text of content in parts; parts that are not text are left out."""
+    """Return the text of content in parts; parts that are not text are left out."""
     texts = []
     for part in parts:
         if isinstance(part, str):
@@ -265,7 +266,7 @@ def _join(parts: Sequence[Any]) -> str:
 
 
 def _with_argument_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A tool call with its arguments, which the API carries as JSON text, as the object they mean."""
+    """Return a tool call with its arguments, which are JSON text in the API, as an object."""
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
@@ -277,8 +278,8 @@ def _with_argument_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What a template can be given."""
+class TemplateFeatures:
+    """The features of a template."""
 
     strings: bool  # content as a string
     parts: bool  # content in parts
@@ -286,7 +287,7 @@ class Taken:
     system: bool  # a system message
 
 
-TAKES_STRINGS = Taken(strings=True, parts=False, argument_objects=False, system=True)
+STRINGS_ONLY = TemplateFeatures(strings=True, parts=False, argument_objects=False, system=True)
 
 
 def _check(source: str, name: str) -> None:
@@ -299,7 +300,7 @@ def _check(source: str, name: str) -> None:
 
 
 def _probe(source: str, values: Mapping[str, Any]) -> str | None:
-    """What a template makes of `values`; None where it fails. Raises TemplateTooCostly."""
+    """Return a template's text for `values`; None if it fails. Raises TemplateTooCostly."""
     try:
         return rendering.render(source, {"add_generation_prompt": True}, [values], "probe", PROBE_SECONDS)[0]
     except TemplateTooCostly:
@@ -308,14 +309,14 @@ def _probe(source: str, values: Mapping[str, Any]) -> str | None:
         return None
 
 
-def _try_out(source: str, values: Mapping[str, Any]) -> Taken:
+def _test_features(source: str, values: Mapping[str, Any]) -> TemplateFeatures:
     try:
-        return _taken(source, values)
-    except TemplateTooCostly:  # what renders nothing can be given anything; no time is lost on further trials
-        return TAKES_STRINGS
+        return _features(source, values)
+    except TemplateTooCostly:  # nothing is rendered anyway; further trials would only lose time
+        return STRINGS_ONLY
 
 
-def _taken(source: str, values: Mapping[str, Any]) -> Taken:
+def _features(source: str, values: Mapping[str, Any]) -> TemplateFeatures:
     def answer(*messages: Message) -> str:
         return _probe(source, {**values, "messages": messages}) or ""
 
@@ -325,7 +326,7 @@ def _taken(source: str, values: Mapping[str, Any]) -> Taken:
     parts = needle in as_parts and not re.search(r"""['"]text['"]""", as_parts)
     strings = needle in as_string or not parts
     if parts and strings:
-        empty = [{"role": "user", "content": []}]  # llama-server looks for parts with none, too
+        empty = [{"role": "user", "content": []}]  # llama-server also tests an empty list of parts
         parts = _probe(source, {**values, "messages": empty}) is not None
 
     def call(arguments: Any) -> str:
@@ -337,13 +338,13 @@ def _taken(source: str, values: Mapping[str, Any]) -> Taken:
         )
 
     with_object = call({needle: "x"})
-    objects = needle in with_object and f"{{'{needle}'" not in with_object  # Python's way of writing it: not meant so
+    objects = needle in with_object and f"{{'{needle}'" not in with_object  # Python's notation: not intended
     system = answer({"role": "system", "content": needle}, {"role": "user", "content": "x"}) if strings else needle
-    return Taken(strings, parts, objects, needle in system)
+    return TemplateFeatures(strings, parts, objects, needle in system)
 
 
-def _capabilities(source: str, values: Mapping[str, Any], takes: Taken) -> dict[str, bool]:
-    """What the template does with tools, calls, thoughts and effort: what it is given has to show in its text."""
+def _capabilities(source: str, values: Mapping[str, Any], features: TemplateFeatures) -> dict[str, bool]:
+    """Test a template with tools, calls, thoughts and effort: a feature is supported if its input shows in the text."""
     costly = False
 
     def answer(messages: Sequence[Message], **more: Any) -> str | None:
@@ -357,9 +358,9 @@ def _capabilities(source: str, values: Mapping[str, Any], takes: Taken) -> dict[
             return None
 
     def text(content: str) -> Any:
-        return content if takes.strings or not content else [{"type": "text", "text": content}]
+        return content if features.strings or not content else [{"type": "text", "text": content}]
 
-    arguments: Any = {"arg": "value"} if takes.argument_objects else '{"arg": "value"}'
+    arguments: Any = {"arg": "value"} if features.argument_objects else '{"arg": "value"}'
     user = {"role": "user", "content": text("x")}
     schema = {"type": "object", "properties": {"arg": {"type": "string", "description": "d"}}, "required": ["arg"]}
     tool = {"type": "function", "function": {"name": "llamadotool", "description": "d", "parameters": schema}}
@@ -396,13 +397,13 @@ def _capabilities(source: str, values: Mapping[str, Any], takes: Taken) -> dict[
         for effort in ("low", "high")
     ]
     return {
-        "supports_string_content": takes.strings,
-        "supports_typed_content": takes.parts,
+        "supports_string_content": features.strings,
+        "supports_typed_content": features.parts,
         "supports_tools": one is not None and "llamadotool" in one,
         "supports_tool_calls": one is not None and one != none,
         "supports_parallel_tool_calls": two is not None and two != one,
-        "supports_system_role": takes.system,
+        "supports_system_role": features.system,
         "supports_preserve_reasoning": thoughts is not None and "llamadothought" in thoughts,
         "supports_reasoning_effort": efforts[0] != efforts[1],
-        "supports_object_arguments": takes.argument_objects,
+        "supports_object_arguments": features.argument_objects,
     }

@@ -1,7 +1,7 @@
-"""Renders chat templates in child processes, so that no template can take this one's time or memory.
+"""Render chat templates in child processes, so that no template can use this process's time or memory.
 
-A child (`text.sandbox`) serves one caller at a time and is kept for the next, whatever template that brings. One that
-overruns its time is killed and replaced; only the caller whose template it was learns of it.
+A child (`text.template.sandbox`) serves one caller at a time and is kept for the next one with any template. A child
+that exceeds its time is killed and replaced; only the caller of that template gets an error.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from llamado.installation import python_command
 from llamado.text.errors import TemplateError, TemplateTooCostly
 
 PATIENCE = 10.0
-"""Seconds in which its answer has to come: the machine may be busy with other things."""
+"""Seconds until a child's answer is late: the machine may be busy with other things."""
 
 _LENGTH_BYTES = 8
-_MAX_ANSWER = 128 << 20  # bytes: the most characters of a text at four each, and what JSON escapes
-_LARGE = 4 << 20  # bytes of a request and its answer after which a child holds memory that is better given back
-_KEPT = 2  # children: one for short conversations and one for long
+_MAX_ANSWER = 128 << 20  # bytes: the most characters of a text at four each, and JSON's escapes
+_LARGE = 4 << 20  # bytes of a request and its answer after which a child holds too much memory to be kept
+_KEPT = 2  # children: one for short conversations and one for long ones
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ", "SYSTEMROOT")
 
 
 class _Died(Exception):
-    """A child ended without an answer; `timed_out`: since its time was over."""
+    """A child ended without an answer; `timed_out`: it exceeded its time."""
 
     def __init__(self, timed_out: bool, how: str = "") -> None:
         super().__init__(how)
@@ -43,18 +43,18 @@ class _Died(Exception):
 
 
 class _Child:
-    """A running `text.sandbox`."""
+    """A running `text.template.sandbox`."""
 
     def __init__(self) -> None:
-        # A closed end of this pair is the end of the child's input, so the child ends however this process does.
+        # Closing one end of this pair ends the child's input, so the child ends even if this process crashes.
         self._socket, theirs = socket.socketpair()
-        # Without secrets and other things of this process' environment that a template has no use for.
+        # without secrets and other parts of this process's environment that a template does not need
         environment = {
             name: value
             for name, value in os.environ.items()
             if name in _ENVIRONMENT or name.startswith(("LC_", "PYTHON"))
         }
-        piped = sys.platform == "win32"  # no process is given a socket there as its input
+        piped = sys.platform == "win32"  # there no process can have a socket as its input
         try:
             self._process = subprocess.Popen(
                 python_command("-m", "llamado.text.template.sandbox"),
@@ -62,7 +62,7 @@ class _Child:
                 stdout=subprocess.PIPE if piped else theirs.fileno(),
                 stderr=subprocess.DEVNULL,
                 env=environment,
-                start_new_session=True,  # a terminal's Ctrl-C is for this process to act upon
+                start_new_session=True,  # Ctrl-C in a terminal is handled by this process
             )
         except BaseException:
             theirs.close()
@@ -75,7 +75,7 @@ class _Child:
         self.large = False
 
     def _ask(self, theirs: socket.socket) -> None:
-        """From the socket to the child, until the socket is closed."""
+        """Copy from the socket to the child, until the socket is closed."""
         assert self._process.stdin is not None
         with suppress(OSError), self._process.stdin as pipe:
             while part := theirs.recv(1 << 16):
@@ -83,7 +83,7 @@ class _Child:
                 pipe.flush()
 
     def _answer(self, theirs: socket.socket) -> None:
-        """From the child to the socket, until the child ends."""
+        """Copy from the child to the socket, until the child ends."""
         assert self._process.stdout is not None
         with suppress(OSError), theirs, self._process.stdout as pipe:
             while part := os.read(pipe.fileno(), 1 << 16):
@@ -94,7 +94,7 @@ class _Child:
         return self._process.poll() is None
 
     def ask(self, request: bytes) -> tuple[dict[str, Any], list[str]]:
-        """The answer to a request, and its texts. Raises _Died."""
+        """Send a request; return the answer and its texts. Raises _Died."""
         deadline = time.monotonic() + PATIENCE
         try:
             self._socket.settimeout(PATIENCE)
@@ -117,7 +117,7 @@ class _Child:
         return answer, texts
 
     def _receive(self, count: int, deadline: float) -> Iterator[bytes]:
-        """So many bytes, in parts."""
+        """Receive `count` bytes, in parts."""
         while count:
             self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
             part = self._socket.recv(min(count, 1 << 20))
@@ -127,12 +127,12 @@ class _Child:
             yield part
 
     def _text(self, size: int, deadline: float) -> str:
-        """A text of so many bytes; read in parts, as a long one would keep the interpreter."""
+        """Receive a text of `size` bytes; in parts, because decoding a long one would hold the interpreter's lock."""
         parts, rest = [], b""
         for part in self._receive(size, deadline):
             data = rest + part
             end = len(data) - 1
-            while end > 0 and data[end] & 0xC0 == 0x80:  # the last character may go on
+            while end > 0 and data[end] & 0xC0 == 0x80:  # the last character may be incomplete
                 end -= 1
             parts.append(data[:end].decode("utf-8", "surrogatepass"))
             rest = data[end:]
@@ -158,15 +158,15 @@ _idle: list[_Child] = []
 
 
 def start() -> None:
-    """Have a child started, which takes a tenth of a second, before the first template needs it. Does not wait."""
-    with _lock, suppress(OSError):  # said to whoever renders, if it is still so by then
+    """Start a child, which takes a tenth of a second, before the first template needs it. Does not wait."""
+    with _lock, suppress(OSError):  # if it still fails later, `render` reports it
         if not _idle:
             _idle.append(_Child())
 
 
 @atexit.register
 def end() -> None:
-    """End the children that render nothing now; whoever renders next starts another."""
+    """End the idle children; the next rendering starts another."""
     with _lock:
         while _idle:
             _idle.pop().end()
@@ -175,10 +175,10 @@ def end() -> None:
 def render(
     source: str, values: Mapping[str, Any], renders: Sequence[Mapping[str, Any]], name: str, seconds: float
 ) -> list[str]:
-    """The text of a template for each of `renders`, its variables besides `values`; JSON can hold all of them.
+    """Return the text of a template for each of `renders`, its variables besides `values`; all must be JSON values.
 
-    Without any renders the template is only compiled. `name` says in errors which it is. Raises TemplateError where it
-    fails, and TemplateTooCostly where it takes more than `seconds` of computing or ends its process.
+    Without any renders the template is only compiled. `name`: name of the template in errors. Raises TemplateError if
+    it fails, and TemplateTooCostly if it takes more than `seconds` of computing or ends its process.
     """
     try:
         request = _written({"source": source, "values": values, "renders": renders, "seconds": seconds})
@@ -192,7 +192,7 @@ def render(
             answer, texts = child.ask(request)
         except BaseException:
             child.end()
-            start()  # the next one in line finds it ready
+            start()  # the next caller finds it ready
             raise
     except _Died as death:
         if death.timed_out:
@@ -209,7 +209,9 @@ def render(
 
 
 def _written(value: Any) -> bytes:
-    """JSON; by orjson where it can, which keeps the interpreter a twentieth of the time: conversations may be long."""
+    """Return JSON; by orjson if possible, which holds the interpreter's lock a twentieth of the time for long
+    conversations.
+    """
     options = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
     try:
         return orjson.dumps(value, option=options)

@@ -1,12 +1,12 @@
-"""The program in which chat templates run: a child process with limits on memory, computing time and text.
+"""The program that renders chat templates: a child process with limits on memory, computing time and text.
 
-Templates come with models: they are foreign code, and a few words of Jinja ask for any amount of memory and time. So
-they run in Jinja's sandbox, and that runs here (`python -m llamado.text.template.sandbox`, started by rendering.py).
+Templates come with models: they are untrusted code, and a few words of Jinja can take any amount of memory and time. So
+they run in Jinja's sandbox, which runs here (`python -m llamado.text.template.sandbox`, started by rendering.py).
 
 It reads requests from standard input until that ends, and writes an answer to each to standard output. Both are UTF-8
-JSON behind their length in bytes, 8 of them, little-endian. A request: `source`, a template; `renders`, the variables
-of each text to make (none: the template is only compiled); `seconds` of computing. An answer: `texts`, or `reason` and
-`line` of what went wrong. A template that takes longer ends this process, by SIGPROF.
+JSON after their length in bytes (8 bytes, little-endian). A request: `source`, a template; `renders`, the variables of
+each text (none: the template is only compiled); `seconds` of computing. An answer: `texts`, or `reason` and `line` of
+the error. A template that takes longer ends this process by SIGPROF.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_MEMORY = 512 << 20
-"""Bytes this process may allocate, where the system can limit them."""
+"""Bytes that this process may allocate, if the system can limit them."""
 MAX_CHARACTERS = 16 << 20
-"""Of one text."""
+"""Most characters of one text."""
 LENGTH_BYTES = 8
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what an assistant said, for training; here it renders its body."""
+    """`{% generation %}…{% endgeneration %}` marks an assistant's text for training; here it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -46,18 +46,18 @@ class _GenerationTag(Extension):
 
 
 class _Loops(NodeTransformer):
-    """Has loops over None do nothing."""
+    """Makes loops over None do nothing."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        # An attribute of the environment, and not a name, so that no template can put its own in place.
+        # an attribute of the environment, not a name, so that no template can replace it
         node.iter = nodes.Call(nodes.EnvironmentAttribute("items_"), [node.iter], [], None, None)
         node.iter.set_lineno(node.lineno)
         return node
 
 
 class _Missing(jinja2.Undefined):
-    """A variable or member that is not there: nothing, also when it is joined to a text or gone through."""
+    """A missing variable or member: nothing, also if it is added to a text or iterated."""
 
     def __add__(self, other: Any) -> Any:
         return other if isinstance(other, str) else super().__add__(other)
@@ -95,11 +95,11 @@ class _Environment(ImmutableSandboxedEnvironment):
         return tree
 
     def items_(self, value: Any) -> Any:
-        """What a loop goes over: nothing where it is None, say tools in a template made for them."""
+        """Return the values of a loop: none for None, for example tools in a template written for them."""
         return () if value is None else value
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        # The changes that templates do make to lists; all that is given to one is its own copy.
+        # the changes that templates make to lists; every value of a template is its own copy
         return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
 
@@ -110,7 +110,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as Hugging Face's filter writes it: nothing escaped for HTML, which the filter of Jinja does."""
+    """Return JSON like Hugging Face's filter: nothing is escaped for HTML, unlike in Jinja's filter."""
     if isinstance(value, Iterator):
         value = list(value)  # of a filter such as map
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -143,7 +143,7 @@ def _render(template: jinja2.Template, values: Mapping[str, Any]) -> str:
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Compile a template and render it: `texts`, or what went wrong. `values` are of all renders, which have others."""
+    """Compile a template and render it: return `texts`, or the error. `values` are shared by all renders."""
     template = None
     try:
         template = _compiled(request["source"])
@@ -152,7 +152,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     except jinja2.TemplateSyntaxError as error:
         reason = f"is not valid Jinja: {error.message}; give another with --chat-template"
         return {"reason": reason, "line": error.lineno}
-    except Exception as error:  # a template is foreign code: whatever it raises is its fault
+    except Exception as error:  # a template is untrusted code: any exception is its fault
         if isinstance(error, MemoryError):
             reason = f"takes more than {MAX_MEMORY >> 20} MiB of memory"
         elif isinstance(error, RecursionError):
@@ -165,7 +165,9 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _line(error: Exception) -> int | None:
-    """The template's line that failed; jinja2 rewrites tracebacks so that their frames show lines of the template."""
+    """Return the template's line that failed; jinja2 rewrites tracebacks so that their frames show lines of the
+    template.
+    """
     line = None
     trace = error.__traceback__
     while trace is not None:
@@ -176,7 +178,7 @@ def _line(error: Exception) -> int | None:
 
 
 def _limit() -> None:
-    """Limit this process: its memory, and that it writes no files, neither its own nor a core dump."""
+    """Limit this process: its memory, and that it writes no files, including core dumps."""
     try:
         import resource
     except ImportError:
@@ -189,8 +191,8 @@ def _limit() -> None:
 
 
 def _allow(seconds: float) -> None:
-    """End this process after `seconds` more of computing; 0: no more limit."""
-    if hasattr(signal, "setitimer"):  # elsewhere only the other side looks at the time
+    """End this process after `seconds` more of computing; 0: no limit any more."""
+    if hasattr(signal, "setitimer"):  # elsewhere only the parent watches the time
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
@@ -204,7 +206,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             _allow(request["seconds"])
             result = answer(request)
             del request
-            # Texts come behind, as they are: of 20 MB of JSON, reading keeps the other side's interpreter for 70 ms.
+            # Texts follow unencoded: parsing 20 MB of JSON holds the parent's interpreter lock for 70 ms.
             texts = [text.encode("utf-8", "surrogatepass") for text in result.pop("texts", ())]
             found = json.dumps({**result, "sizes": [len(text) for text in texts]}).encode()
             failed = "reason" in result
@@ -216,7 +218,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         answers.flush()
         del found, texts
         if failed:
-            gc.collect()  # a traceback holds all that the template had made
+            gc.collect()  # a traceback holds everything that the template allocated
 
 
 if __name__ == "__main__":
@@ -224,5 +226,5 @@ if __name__ == "__main__":
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
     except OSError:
-        pass  # whoever asked has ended
+        pass  # the parent has ended
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Chat templates by the names that llama.cpp knows them by (`--chat-template NAME`), for models that carry none."""
+"""Chat templates by llama.cpp's names (`--chat-template NAME`), for models without one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LLAMA3 = (
     "{{ m.content|trim + '<|eot_id|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
 )
-_GEMMA = (  # has no system role: system messages open the next turn of the user
+_GEMMA = (  # without a system role: system messages open the next turn of the user
     "{% set ns = namespace(system='') %}{% for m in messages %}"
     "{% if m.role == 'system' %}{% set ns.system = ns.system + m.content|trim %}{% else %}"
     "{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' }}"
@@ -47,7 +47,7 @@ _VICUNA = (
 
 
 def _roles(system: str, user: str, assistant: str, opening: str) -> str:
-    """A template that writes one expression for each role, and `opening` where an answer is due."""
+    """Return a template that writes one expression for each role, and `opening` before the answer."""
     return (
         f"{{% for m in messages %}}{{% if m.role == 'system' %}}{{{{ {system} }}}}"
         f"{{% elif m.role == 'user' %}}{{{{ {user} }}}}"
@@ -57,7 +57,7 @@ def _roles(system: str, user: str, assistant: str, opening: str) -> str:
 
 
 def _any_role(message: str, opening: str = "''", before: str = "") -> str:
-    """A template that writes all messages in one way; `before` stands in front of them."""
+    """Return a template that writes all messages in the same form, after `before`."""
     return (
         f"{before}{{% for m in messages %}}{{{{ {message} }}}}{{% endfor %}}"
         f"{{% if add_generation_prompt %}}{{{{ {opening} }}}}{{% endif %}}"
@@ -65,7 +65,7 @@ def _any_role(message: str, opening: str = "''", before: str = "") -> str:
 
 
 def _mistral(before: str, space: str, answer: str) -> str:
-    """The older templates of Mistral: a system message opens the turn of the user that follows it."""
+    """Return one of Mistral's older templates: a system message opens the turn of the user that follows it."""
     return (
         "{% set ns = namespace(open=false) %}{% for m in messages %}"
         f"{{% if not ns.open %}}{{{{ '{before}[INST]{space}' }}}}{{% set ns.open = true %}}{{% endif %}}"
@@ -77,7 +77,7 @@ def _mistral(before: str, space: str, answer: str) -> str:
 
 _LLAMA2_SYS = _LLAMA2.replace("SYSTEM", "{{ '<<SYS>>\\n' + m.content + '\\n<</SYS>>\\n\\n' }}")
 _BAILING = "'<role>' + ('HUMAN' if m.role == 'user' else m.role|upper) + '</role>' + m.content"
-_MEANT_FOR_USER = (  # has no system role: system messages open the next turn of the user
+_MEANT_FOR_USER = (  # without a system role: system messages open the next turn of the user
     "{% set ns = namespace(system='') %}{% for m in messages %}"
     "{% if m.role == 'system' %}{% set ns.system = ns.system + m.content %}"
     "{% elif m.role == 'user' %}{{ 'Human: ' + (ns.system + '\\n\\n' if ns.system else '') + m.content }}"

@@ -1,4 +1,4 @@
-"""Byte-pair encoding by ranked merges (`tokenizer.ggml.model` gpt2): a word's least-ranked pair merges first."""
+"""Byte-pair encoding by ranked merges (`tokenizer.ggml.model` gpt2): a word's pair of lowest rank merges first."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from llamado.gguf.metadata import Metadata
 from llamado.gguf.text_index import TextIndex
 from llamado.text.errors import TokenizerError
 from llamado.text.tokenizer.merging import merge
+from llamado.text.tokenizer.parts import PART_LENGTH, parts_of
 from llamado.text.tokenizer.pretokenizers import PreTokenizer
-from llamado.text.tokenizer.unbroken import UNBROKEN, parts_of
 from llamado.text.tokenizer.vocabulary import KEY, Vocabulary
 
 CACHED_WORDS = 1 << 15
-LONGEST_CACHED = 64  # characters; keeps the cache below some 10 MiB whatever the texts
+LONGEST_CACHED = 64  # characters; keeps the cache below about 10 MiB for any texts
 
-# GPT-2 spells each byte as a printable character: those of Latin-1 stand for themselves, the rest are U+0100 onwards.
+# GPT-2 spells each byte as a printable character: those of Latin-1 as themselves, the rest as U+0100 onwards.
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _REST = [byte for byte in range(256) if byte not in _PRINTABLE]
 SPELLING = "".join(chr(byte if byte in _PRINTABLE else 0x100 + _REST.index(byte)) for byte in range(256))
@@ -24,14 +24,14 @@ _BYTE = {character: byte for byte, character in enumerate(SPELLING)}
 
 
 def spell_bytes(text: str) -> str:
-    """The bytes of `text` in UTF-8, each as GPT-2 spells it."""
-    if len(text) > UNBROKEN:
+    """Return the bytes of `text` in UTF-8, each in GPT-2's spelling."""
+    if len(text) > PART_LENGTH:
         return "".join(spell_bytes(part) for part in parts_of(text))
     return text.encode().decode("latin-1").translate(SPELLING)
 
 
 def unspell(text: str) -> bytes:
-    """The bytes that a token stands for; a character that spells none is shown as llama.cpp shows it."""
+    """Return the bytes of a token; a character that spells no byte is shown as in llama.cpp."""
     try:
         return bytes([_BYTE[character] for character in text])
     except KeyError:
@@ -55,19 +55,19 @@ class BytePairs:
             raise TokenizerError(
                 f"the file lacks {KEY}merges, which a vocabulary of this kind needs; convert the model again"
             )
-        rank = TextIndex(merges, last=False).find  # of equal merges the first counts
+        rank = TextIndex(merges, last=False).find  # the first of equal merges counts
         self._find = vocabulary.ids.find
         self._rule = rule
 
         def cost(left: str, right: str) -> float:
-            found = rank(f"{left} {right}")  # a merge is stored so, and no symbol has a space
+            found = rank(f"{left} {right}")  # merges are stored in this form, and no symbol has a space
             return found if found >= 0 else inf
 
         self._cost = cost
         self._cached = lru_cache(CACHED_WORDS)(self._word)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text."""
+        """Return the ids of plain text."""
         out: list[int] = []
         cached = self._cached
         if not self._rule.byte_encode:
@@ -93,7 +93,9 @@ class BytePairs:
         return tuple(out)
 
     def _unknown(self, symbol: str) -> list[int]:
-        """A symbol without a token: its bytes as far as they have one, the rest is dropped as llama.cpp does."""
+        """Return the tokens of a symbol without a token: those of its bytes; bytes without one are dropped as in
+        llama.cpp.
+        """
         if self._rule.byte_encode:
             spellings = [character for character in symbol if character.isascii()]
         else:

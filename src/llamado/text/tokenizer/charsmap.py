@@ -1,9 +1,9 @@
-"""The rules by which SentencePiece normalizes text before it is tokenized (`tokenizer.ggml.precompiled_charsmap`).
+"""SentencePiece's normalization of text before it is tokenized (`tokenizer.ggml.precompiled_charsmap`).
 
-A rule says what a sequence of characters becomes, which may be nothing; of several that begin at one place the longest
-holds. In the file they are a trie over UTF-8 in an XOR-compressed double array (Kanda, "Space- and time-efficient
-string dictionaries", 2018), then the replacements, each ended by a zero byte. Files have 200,000 of them; a text needs
-few, which are looked up when it comes.
+A rule replaces a sequence of characters, possibly by nothing; of several rules that begin at one place the longest
+applies. In the file they are a trie over UTF-8 in an XOR-compressed double array (Kanda, "Space- and time-efficient
+string dictionaries", 2018), followed by the replacements, each ended by a zero byte. Files have 200,000 of them; a text
+needs few, which are looked up as it arrives.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import numpy as np
 
 from llamado.gguf.metadata import Metadata
 from llamado.text.errors import TokenizerError
-from llamado.text.tokenizer.unbroken import UNBROKEN
+from llamado.text.tokenizer.parts import PART_LENGTH
 from llamado.text.tokenizer.vocabulary import KEY
 
 _NAME = KEY + "precompiled_charsmap"
-_LONGEST = 64  # characters that a rule is looked for in; in files none has more than 18
+_LONGEST = 64  # most characters of a rule; in files none has more than 18
 _CACHED = 1 << 16
 
 
 class Normalizer:
-    """Applies a file's rules; without any, text stays as it is. `kept`: tokens whose beginnings no rule changes."""
+    """Applies a file's rules; without any, text is unchanged. `kept`: tokens whose beginnings no rule changes."""
 
     def __init__(self, metadata: Metadata, kept: Iterable[str]) -> None:
-        """Raises TokenizerError."""
+        """Read the rules. Raises TokenizerError."""
         self._units, self._replacements = _read(metadata)
         self._kept = {token[:n] for token in kept for n in range(1, len(token) + 1)}
-        self._alone = lru_cache(_CACHED)(self._has_rule)
-        self._together = lru_cache(_CACHED)(self._leads_on)
+        self._single_rules = lru_cache(_CACHED)(self._has_rule)
+        self._pair_rules = lru_cache(_CACHED)(self._may_start_with)
         self._pattern = lru_cache(256)(re.compile)
 
     def __call__(self, text: str) -> str:
@@ -42,8 +42,8 @@ class Normalizer:
             return text
         out: list[str] = []
         done, search = 0, self._pattern(places).search
-        for start in range(0, len(text), UNBROKEN):
-            stop = start + UNBROKEN + 1  # the last of them with the one behind it
+        for start in range(0, len(text), PART_LENGTH):
+            stop = start + PART_LENGTH + 1  # the last of them with the one behind it
             while (match := search(text, max(done, start), stop)) is not None:
                 at = match.start()
                 replacement, n = self._at(text, at)
@@ -53,20 +53,20 @@ class Normalizer:
         return "".join(out)
 
     def _places(self, text: str) -> str:
-        """A pattern of the characters of a text at which rules may begin."""
-        parts = [text[at : at + UNBROKEN + 1] for at in range(0, len(text), UNBROKEN)]
-        alone = {c for part in parts for c in set(part) if self._alone(c)}
+        """Return a pattern of the characters of a text at which rules may begin."""
+        parts = [text[at : at + PART_LENGTH + 1] for at in range(0, len(text), PART_LENGTH)]
+        alone = {c for part in parts for c in set(part) if self._single_rules(c)}
         pairs = {pair for part in parts for pair in set(pairwise(part)) if pair[0] not in alone}
         found = ["[" + re.escape("".join(sorted(alone))) + "]"] if alone else []
-        found += [f"{re.escape(c)}(?={re.escape(d)})" for c, d in sorted(pairs) if self._together(c, d)]
+        found += [f"{re.escape(c)}(?={re.escape(d)})" for c, d in sorted(pairs) if self._pair_rules(c, d)]
         return "|".join(found)
 
     def _has_rule(self, c: str) -> bool:
-        """Whether there is a rule for a character, or it begins what no rule changes."""
+        """Return True if there is a rule for a character, or it begins a kept token."""
         return c in self._kept or self._at(c, 0) != (c, 1)
 
-    def _leads_on(self, c: str, d: str) -> bool:
-        """Whether a rule may begin with two characters."""
+    def _may_start_with(self, c: str, d: str) -> bool:
+        """Return True if a rule may begin with two characters."""
         place = _offset(self._units[0])
         for byte in (c + d).encode():
             place ^= byte
@@ -76,7 +76,7 @@ class Normalizer:
         return True
 
     def _at(self, text: str, at: int) -> tuple[str, int]:
-        """What stands in the place of the characters from `at` on, and how many of them it replaces."""
+        """Return the replacement of the characters from `at` on, and how many of them it replaces."""
         n = 0
         while at + n < len(text) and text[at : at + n + 1] in self._kept:
             n += 1
@@ -99,25 +99,25 @@ class Normalizer:
         return found
 
     def _leads(self, place: int, byte: int) -> bool:
-        """Whether a byte leads to a unit."""
+        """Return True if a byte leads to a unit."""
         return place < len(self._units) and self._units[place] & 0x800000FF == byte
 
 
 def _offset(unit: int) -> int:
-    """To what follows a unit: bits 10 to 30, or with bit 9 the same in 256s.
+    """Return the offset to the units after this one: bits 10 to 30, or with bit 9 set, the same in units of 256.
 
-    Bits 0 to 7 are the byte that leads to it, bit 8 says that a rule ends there; bit 31 marks those that hold values.
+    Bits 0 to 7 are the byte that leads to it, bit 8 is set if a rule ends there, and bit 31 marks units with values.
     """
     return unit >> 10 << ((unit & 512) >> 6)
 
 
 def _read(metadata: Metadata) -> tuple[list[int], bytes]:
-    """The units of the trie, and the replacements. Raises TokenizerError."""
+    """Return the units of the trie, and the replacements. Raises TokenizerError."""
     values = metadata.array(_NAME, None)
     if values is None or not len(values):
         return [], b""
     blob = values.astype(np.uint8).tobytes()
     size = int.from_bytes(blob[:4], "little")
     if len(blob) < 4 or size + 4 >= len(blob) or size % 4 or not size:
-        raise TokenizerError(f"{_NAME} has {len(blob)} bytes, and says that {size} of them are a trie; it is damaged")
+        raise TokenizerError(f"{_NAME} is damaged: it has {len(blob)} bytes and declares a trie of {size}")
     return np.frombuffer(blob, "<u4", size // 4, 4).tolist(), blob[4 + size :]

@@ -1,8 +1,8 @@
-"""Merging of neighbours: the loop that byte-pair encoding and SentencePiece's greedy algorithm share.
+"""Merging of neighbors: the loop of both byte-pair encoding and SentencePiece's greedy algorithm.
 
-Every character starts as a symbol. Of all neighbouring pairs that may merge, the one of least cost does, the leftmost
-where costs are equal, until no pair may. Both functions below do exactly this: one is quick for words, the other takes
-n log n steps and so stands long hostile input.
+Every character starts as a symbol. Of all neighboring pairs that may merge, the one of least cost does, the leftmost of
+equal ones, until no pair may merge. Both functions below do exactly this: one is fast for words, the other takes n log
+n steps and withstands long hostile input.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 
 from llamado.text.errors import TokenizerError
 
-Cost = Callable[[str, str], float]  # of merging two neighbours; infinite where they may not merge
+Cost = Callable[[str, str], float]  # of merging two neighbors; infinite if they may not merge
 
-# Characters; that many take 5 seconds and 200 MB. Only a vocabulary that takes whole lines for words comes near.
+# Characters; this many take 5 seconds and 200 MB. Only vocabularies that treat whole lines as words come near.
 LONGEST = 1 << 20
-SHORT = 40  # symbols; above this the heap is quicker
+SHORT = 40  # symbols; above this the heap is faster
 
 
 def merge(text: str, cost: Cost) -> Iterable[str]:
-    """The symbols that remain of `text` when merging is done."""
+    """Return the symbols of `text` after merging."""
     return merge_short(text, cost) if len(text) <= SHORT else merge_long(text, cost)
 
 
 def merge_short(text: str, cost: Cost) -> list[str]:
-    """`merge` by looking at every pair each time: n² cheap steps."""
+    """`merge` that scans all pairs each time: n² cheap steps."""
     symbols = list(text)
     costs = [cost(a, b) for a, b in pairwise(symbols)]
     while costs:
@@ -48,12 +48,12 @@ def merge_short(text: str, cost: Cost) -> list[str]:
 
 
 def merge_long(text: str, cost: Cost) -> Iterator[str]:
-    """`merge` by a heap of pairs; a symbol is named by where it starts, and the next one starts where it ends."""
+    """`merge` with a heap of pairs; a symbol is identified by its start, and the next one starts where it ends."""
     n = len(text)
     if n > LONGEST:
         raise TokenizerError(f"a word of {n} characters is too long to find its tokens; at most {LONGEST} are allowed")
-    # Arrays and a heap that grows by one pair at a time: lists of a million objects, made or given back at once, would
-    # keep other threads from running.
+    # Arrays and a heap that grows by one pair at a time: creating or freeing lists of a million objects at once would
+    # block other threads.
     end = array("q", np.arange(1, n + 1, dtype=np.int64).tobytes())  # 0: merged into the symbol to its left
     previous = array("q", np.arange(-1, n - 1, dtype=np.int64).tobytes())
     pairs: list[tuple[float, int, int, int]] = []

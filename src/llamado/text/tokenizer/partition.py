@@ -1,7 +1,7 @@
-"""Finds the tokens that are matched as a whole, such as `<|im_start|>`, and so parts a text into tokens and plain text.
+"""Find the tokens that are matched as a whole, such as `<|im_start|>`, and cut a text into tokens and plain text.
 
-llama.cpp goes through these tokens from the longest (in bytes) to the shortest, and each takes every place that is
-still free, from left to right. The outcome here is the same; the work is not: a vocabulary may have six thousand of
+llama.cpp iterates over these tokens from the longest (in bytes) to the shortest, and each takes every place that is
+still free, from left to right. The result here is the same, but with less work: a vocabulary may have six thousand of
 them and a text none, so one pass over the text finds the few that occur at all.
 """
 
@@ -11,23 +11,24 @@ import re
 from collections.abc import Iterable, Iterator
 from heapq import merge
 
-from llamado.text.tokenizer.unbroken import UNBROKEN
+from llamado.text.tokenizer.parts import PART_LENGTH
 from llamado.text.tokenizer.vocabulary import Attribute, Vocabulary
 
 _SPACE = "\t\n\v\f\r "  # isspace() of C
 
 
 class Partition:
-    """Parts texts by the given tokens of a vocabulary."""
+    """Cuts texts at the given tokens of a vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, tokens: Iterable[int]) -> None:
         texts = {vocabulary.text(token): token for token in tokens}
         by_size = sorted(texts, key=lambda text: (-len(text.encode("utf-8", "surrogateescape")), texts[text]))
         self._rank = {text: i for i, text in enumerate(by_size)}
         self._token = texts
-        self._left = {vocabulary.text(token) for token in vocabulary.having(Attribute.LSTRIP)}
-        self._right = {vocabulary.text(token) for token in vocabulary.having(Attribute.RSTRIP)}
-        # First two characters (or the only one) of every token, with the lengths that begin so.
+        self._left = {vocabulary.text(token) for token in vocabulary.with_attribute(Attribute.LSTRIP)}
+        self._right = {vocabulary.text(token) for token in vocabulary.with_attribute(Attribute.RSTRIP)}
+        # The first two characters (or the only one) of every token, with the lengths of the tokens that begin with
+        # them.
         lengths: dict[str, set[int]] = {}
         for text in texts:
             lengths.setdefault(text[:2], set()).add(len(text))
@@ -35,7 +36,7 @@ class Partition:
         self._first = re.compile("[" + re.escape("".join({head[0] for head in lengths})) + "]") if lengths else None
 
     def parts(self, text: str) -> Iterator[str | int]:
-        """`text` as stretches of plain text, none empty, and token ids between them."""
+        """Return `text` as stretches of plain text, none empty, and token ids between them."""
         found = self._found(text)
         if not found:
             if text:
@@ -51,7 +52,7 @@ class Partition:
             yield text[place:]
 
     def _found(self, text: str) -> list[tuple[int, int, int, int, int]]:
-        """Matches in order: start, stop, token, and how much white space they take to the left and right."""
+        """Return matches in order: start, stop, token, and the whitespace that they take to the left and right."""
         seen = self._seen(text)
         if not seen:
             return []
@@ -77,13 +78,15 @@ class Partition:
         return list(merge(*found))
 
     def _seen(self, text: str) -> dict[str, tuple[int, int]]:
-        """Tokens that occur anywhere, overlapping or not, with their first and last place."""
+        """Return the tokens that occur anywhere, overlapping or not, with their first and last position."""
         seen: dict[str, tuple[int, int]] = {}
         first = self._first
         if first is None:
             return seen
         lengths, known = self._lengths, self._rank
-        places = (m.start() for at in range(0, len(text), UNBROKEN) for m in first.finditer(text, at, at + UNBROKEN))
+        places = (
+            m.start() for at in range(0, len(text), PART_LENGTH) for m in first.finditer(text, at, at + PART_LENGTH)
+        )
         for at in places:
             for head in (text[at : at + 2], text[at]):
                 for n in lengths.get(head, ()):

@@ -1,7 +1,7 @@
-"""Cuts texts where no token can lie over the cut, without any effect on how they are tokenized.
+"""Cut texts where no token can span the cut, which does not change their tokens.
 
-Two neighbouring characters that no token has side by side can never come together. Such cuts give short pieces, mostly
-words, that repeat and are remembered.
+Two neighboring characters that are not adjacent in any token can never be in the same token. Such cuts give short
+pieces, mostly words, that repeat and are cached.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.text.tokenizer.unbroken import UNBROKEN
+from llamado.text.tokenizer.parts import PART_LENGTH
 from llamado.text.tokenizer.vocabulary import Vocabulary
 
 _HASH_BITS = 22
@@ -26,29 +26,31 @@ class Pieces:
         self._vocabulary = vocabulary
 
     def of(self, text: str) -> Iterable[str]:
-        """Cut where two neighbours never stand side by side in a token."""
+        """Cut between neighbors that are not adjacent in any token."""
         if len(text) < 2:
             return [text] if text else []
         points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         cuts = np.flatnonzero(~self._neighbours[_pair_hash(points)]) + 1
         ends = [0]
-        for at in range(0, len(cuts), UNBROKEN):
-            ends += cuts[at : at + UNBROKEN].tolist()
+        for at in range(0, len(cuts), PART_LENGTH):
+            ends += cuts[at : at + PART_LENGTH].tolist()
         ends.append(len(text))
         return (text[a:b] for a, b in pairwise(ends))
 
     @cached_property
     def _neighbours(self) -> NDArray[np.bool_]:
-        """Whether some token may have two characters side by side, by their hash (a false yes costs a cut, no more)."""
+        """True for hashes of pairs of characters that may be adjacent in a token (a false positive only costs a
+        cut).
+        """
         strings = self._vocabulary.strings
         text = strings.buffer.decode("utf-8", "replace")
         points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         seen = np.zeros(1 << _HASH_BITS, np.bool_)
-        seen[_pair_hash(points)] = True  # pairs over the border of two tokens included: a few needless yeses
+        seen[_pair_hash(points)] = True  # includes pairs across the border of two tokens: a few false positives
         return seen
 
 
 def _pair_hash(points: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Hash of each pair of neighbouring code points (multiplicative, by odd constants of 32 bits)."""
+    """Hash each pair of neighboring code points (multiplicative, with odd constants of 32 bits)."""
     mixed = points[:-1] * np.uint32(0x9E3779B1) ^ points[1:] * np.uint32(0x85EBCA6B)
     return mixed >> np.uint32(32 - _HASH_BITS)

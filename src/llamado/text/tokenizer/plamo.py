@@ -1,8 +1,8 @@
-"""PLaMo's vocabularies (`tokenizer.ggml.model` plamo2): of all ways to cut a text in tokens the one whose scores add up
-to the most, and bytes for characters that no token has.
+"""PLaMo's vocabularies (`tokenizer.ggml.model` plamo2): the tokens of a text with the greatest sum of scores, and bytes
+for characters without a token.
 
-A text is gone through from its end. Scores are kept as whole ten-thousandths, so that sums are exact; of equal sums the
-one that begins with the longer token wins (llama-vocab.cpp, b11434).
+A text is processed from its end. Scores are integers in ten-thousandths, so that sums are exact; of equal sums the one
+that begins with the longer token wins (llama-vocab.cpp, b11434).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MARK = "\ufeff"
 
 
 class ScoredPieces:
-    """Plain text → ids for one vocabulary. All tokens that are not bytes take part, control tokens, too."""
+    """Plain text → ids for one vocabulary. All tokens take part except bytes, including control tokens."""
 
     def __init__(self, vocabulary: Vocabulary, metadata: Metadata) -> None:
-        """Raises TokenizerError where a byte has no token."""
+        """Build the tables. Raises TokenizerError if a byte has no token."""
         self._vocabulary = vocabulary
         scores = vocabulary.scores(metadata).tolist()
-        bytes_ = {vocabulary.text(token): token for token in vocabulary.having(Attribute.BYTE)}
+        bytes_ = {vocabulary.text(token): token for token in vocabulary.with_attribute(Attribute.BYTE)}
         try:
             self._bytes = [bytes_[f"<0x{i:02X}>"] for i in range(256)]
         except KeyError as error:
@@ -45,11 +45,11 @@ class ScoredPieces:
         self._lengths = {begin: sorted(found, reverse=True) for begin, found in lengths.items()}
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text; a byte order mark in front is left out."""
+        """Return the ids of plain text; a leading byte order mark is left out."""
         text = text.removeprefix(_MARK)
         n, pieces, lengths = len(text), self._pieces, self._lengths
         best = [0] * (n + 1)  # the greatest sum of scores from a character to the end
-        ways = [(0, -1)] * (n + 1)  # how long its first token is, and which; -1: bytes
+        ways = [(0, -1)] * (n + 1)  # length of its first token, and the token; -1: bytes
         for at in range(n - 1, -1, -1):
             greatest, way = _UNKNOWN + best[at + 1], (1, -1)
             for begin in (text[at], text[at : at + 2]):
@@ -73,13 +73,13 @@ class ScoredPieces:
         return out
 
     def spelled(self, token: int) -> bytes:
-        """The bytes of a token."""
+        """Return the bytes of a token."""
         raw = self._vocabulary.strings.raw(token)
         return bytes([int(raw[3:5], 16)]) if self._vocabulary.has(token, Attribute.BYTE) else raw
 
 
 def _whole(score: float) -> int:
-    """A score in ten-thousandths, halves away from zero."""
+    """Return a score in ten-thousandths, halves rounded away from zero."""
     if not isfinite(score):
         return _LEAST
     whole = int(abs(score) * _ONE + 0.5)

@@ -1,10 +1,10 @@
-"""Pre-tokenizer rules: how the text of a BPE vocabulary is cut into words before merging, by `tokenizer.ggml.pre`.
+"""Pre-tokenizer rules: cut the text of a BPE vocabulary into words before merging, by `tokenizer.ggml.pre`.
 
 A rule is a list of patterns. The first cuts the text into its matches and the stretches between them; each further one
-cuts those pieces again, and sees nothing beyond the piece's ends. Patterns over Unicode categories run on the text as
-`unicode_classes.reduce` leaves it, which makes them byte-sized character sets with llama.cpp's own Unicode edition;
-patterns that name characters beyond ASCII run on the text itself. The rules are those of the models' `tokenizer.json`,
-as far as llama.cpp (`src/llama-vocab.cpp`) follows them.
+cuts those pieces again and sees nothing beyond a piece's ends. Patterns over Unicode categories run on the output of
+`unicode_classes.reduce`, which turns them into byte-sized character sets of llama.cpp's Unicode version; patterns with
+characters beyond ASCII run on the text itself. The rules are those of the models' `tokenizer.json`, as far as llama.cpp
+(`src/llama-vocab.cpp`) follows them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from itertools import pairwise
 from typing import Protocol
 
 from llamado.text.errors import TokenizerError
-from llamado.text.tokenizer.unbroken import UNBROKEN, parts_of
+from llamado.text.tokenizer.parts import PART_LENGTH, parts_of
 from llamado.text.tokenizer.unicode_classes import LETTER, MARK, NUMBER, PUNCTUATION, SPACE, SYMBOL, WHITESPACE, reduce
 
-# Members of character sets over a reduced text. White space is [\t\n\v\f\r ]: the set has no other below U+0080.
+# Members of character sets over a reduced text. Whitespace is [\t\n\v\f\r ]: no other is below U+0080.
 _W = r"\t-\r "
 _L = "A-Za-z" + LETTER
-_UPPER = "A-Z" + LETTER  # beyond ASCII, the case of letters is not told apart
+_UPPER = "A-Z" + LETTER  # the case of letters beyond ASCII is ignored
 _LOWER = "a-z" + LETTER
 _N = "0-9" + NUMBER
 _P = r"!-#%-*,-/:;?@\[-\]_{}" + PUNCTUATION
 _S = r"$+<->^`|~" + SYMBOL
 _M = MARK
-_HAN = "\x86"  # Chinese characters, where a rule tells them from other letters
+_HAN = "\x86"  # Chinese characters, if a rule separates them from other letters
 
 _CONTRACTION = "'(?:[stmd]|re|ve|ll)"
 _ANY_CONTRACTION = "'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"
@@ -54,14 +54,14 @@ def _llama3(
 
 
 def _cased(upper: str, lower: str, suffix: str, numbers: str) -> str:
-    """o200k and tekken: a word ends where a lower-case letter meets an upper-case one."""
+    """o200k and tekken: a word ends where a lowercase letter precedes an uppercase one."""
     head = rf"[^\r\n{_L}{_N}]?"
     letters = rf"{head}[{upper}]*[{lower}]+{suffix}|{head}[{upper}]+[{lower}]*{suffix}"
     return _llama3(contraction="", letters=letters, numbers=numbers, others=rf" ?[^{_W}{_L}{_N}]+[\r\n/]*")
 
 
 _GPT2 = _gpt2()
-# The digits-alone rule and GPT-2's as one: a run of white space before a digit keeps its last space.
+# The single-digit rule and GPT-2's as one: a run of whitespace before a digit keeps its last space.
 _SMOLLM = rf"[{_N}]|{_CONTRACTION}| ?[{_L}]+| ?[^{_W}{_L}{_N}]+|[{_W}]+(?![^{_W}{_N}])|[{_W}]+"
 _LLAMA3 = _llama3()
 _QWEN2 = _llama3(numbers=f"[{_N}]")
@@ -72,10 +72,10 @@ _DEEPSEEK3 = (
 _SPARK = _DEEPSEEK3.replace(rf"[{_P}{_S}]+[\r\n]*|{_NEWLINES}", rf"[{_P}{_S}]+|[\r\n]")
 _CASCADE = "|".join(rf"[{_W}]{{{n}}}(?![^{_W}])" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")) + rf"|[{_W}]"
 
-# Patterns over the text itself. As in llama.cpp, white space beyond ASCII counts as such.
+# Patterns over the text itself. As in llama.cpp, whitespace beyond ASCII counts as whitespace.
 _CJK = "[一-龥ࠀ-一가-퟿]+"
 _CJK_KANA = "[一-龥぀-ゟ゠-ヿ]+"
-# Cased letters of Latin, Greek, Cyrillic and their kin. Escaped, since several of them change under normalization.
+# Cased letters of Latin, Greek, Cyrillic and related scripts. Escaped, since several change under normalization.
 _EUROPEAN = (
     rf"[{_W}]?["
     r"A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
@@ -93,7 +93,7 @@ _EUROPEAN = (
 _ASIAN = "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+"
 _SENTENCE = rf" ?[^({_W}|.,!?…。，、।۔،)]+"
 
-# As Unicode's blocks have them, not its scripts (llama.cpp's unicode_cpt_is_han).
+# Unicode blocks, not scripts (llama.cpp's unicode_cpt_is_han).
 _HAN_RUN = re.compile(
     "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ebef\U0002f800-\U0002fa1f]+"
 )
@@ -104,11 +104,11 @@ _BEYOND_ASCII_SPACE = dict.fromkeys(WHITESPACE, SPACE)
 class _Splitter(Protocol):
     @property
     def reduced(self) -> bool:
-        """Whether it looks at the reduced text."""
+        """True if it uses the reduced text."""
         ...
 
     def spans(self, subject: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Borders to cut at inside a piece, ascending; a span may be empty."""
+        """Yield borders to cut at inside a piece, ascending; a span may be empty."""
         ...
 
 
@@ -127,7 +127,7 @@ class _Pattern:
 
 @dataclass(frozen=True)
 class _SpaceAtEnd:
-    """White space that ends a piece (as a pattern, it would take n² steps to fail)."""
+    """Whitespace that ends a piece (as a pattern, it would take n² steps to fail)."""
 
     reduced: bool = True
 
@@ -139,7 +139,9 @@ class _SpaceAtEnd:
 
 @dataclass(frozen=True)
 class _Triples:
-    """Cuts runs of digits into threes from the right; with `open_start`, what is before a run stays with its head."""
+    """Cuts runs of digits into threes from the right; with `open_start`, text before a run stays with its first
+    digits.
+    """
 
     digits: str
     reduced: bool
@@ -169,18 +171,20 @@ def _literal(source: str) -> _Pattern:
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """One rule with what llama.cpp ties to its name: `words(text)` cuts, the flags steer the rest of the tokenizer."""
+    """One rule and the flags that llama.cpp ties to its name: `words(text)` cuts, the flags affect the rest of the
+    tokenizer.
+    """
 
     cutters: tuple[_Splitter, ...]
-    ignore_merges: bool = False  # a word that is in the vocabulary is taken whole
+    ignore_merges: bool = False  # a word that is in the vocabulary is one token
     add_bos: bool = False
     add_sep: bool = False
     clean_spaces: bool = True
-    no_bos: bool = False  # the vocabulary has no beginning-of-sequence token unless the file names one
-    byte_encode: bool = True  # False: spaces are written ▁ and unknown characters as <0xXX>, as SentencePiece does
-    newlines_whole: bool = False  # a run of line feeds that is in the vocabulary is taken whole
-    han: bool = False  # Chinese characters are a class of their own
-    whole: _Pattern | None = None  # the only cutter, where it is a pattern that leaves no character out
+    no_bos: bool = False  # the vocabulary has no beginning-of-sequence token unless the file has its id
+    byte_encode: bool = True  # False: spaces are written ▁ and unknown characters as <0xXX>, as in SentencePiece
+    newlines_whole: bool = False  # a run of line feeds that is in the vocabulary is one token
+    han: bool = False  # Chinese characters are a separate class
+    whole: _Pattern | None = None  # the only cutter, if it is a pattern that leaves no character out
 
     def words(self, text: str) -> list[str]:
         """Cut `text` into its words, in order and without loss."""
@@ -193,8 +197,8 @@ class PreTokenizer:
         return list(self._pieces(text, reduced))
 
     def each_word(self, text: str) -> Iterable[str]:
-        """`words`, for long texts one by one, so that other threads may run in between."""
-        if len(text) <= UNBROKEN:
+        """Cut like `words`, but long texts one word at a time, so that other threads may run in between."""
+        if len(text) <= PART_LENGTH:
             return self.words(text)
         reduced = self._reduced(text)
         if self.whole is None:
@@ -236,7 +240,7 @@ def _cut(cutter: _Splitter, subject: str, ends: list[int]) -> list[int]:
 
 
 def _rule(*cutters: _Splitter, covers: bool = False, **flags: bool) -> PreTokenizer:
-    """A rule; `covers` says that its only pattern leaves no character out."""
+    """Return a rule; `covers`: its only pattern leaves no character out."""
     whole = cutters[0] if covers else None
     assert whole is None or isinstance(whole, _Pattern)
     return PreTokenizer(cutters, whole=whole, **flags)
@@ -421,11 +425,11 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: rule for names, rule in _RULES.
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
-    """The rule that `tokenizer.ggml.pre` names; a name that is not in the table raises `TokenizerError`."""
+    """Return the rule for a value of `tokenizer.ggml.pre`; raises `TokenizerError` for an unknown one."""
     try:
         return PRE_TOKENIZERS[name]
     except KeyError:
         known = ", ".join(sorted(n for n in PRE_TOKENIZERS if n))
         raise TokenizerError(
-            f"the vocabulary asks for pre-tokenizer '{name}' (tokenizer.ggml.pre), not supported here; known: {known}"
+            f"pre-tokenizer '{name}' (tokenizer.ggml.pre) is not supported; supported: {known}"
         ) from None

@@ -1,6 +1,6 @@
-"""RWKV's vocabulary of bytes (`tokenizer.ggml.model` rwkv): at each place of a text the longest token that fits.
+"""RWKV's vocabulary of bytes (`tokenizer.ggml.model` rwkv): at each place of a text the longest matching token.
 
-Tokens are spelled as Python spells bytes: `\\n`, `\\xff`, a backslash before what stands for itself.
+Tokens are spelled like Python's bytes: `\\n`, `\\xff`, a backslash before a literal character.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LongestBytes:
         self._lengths = {begin: sorted(found, reverse=True) for begin, found in lengths.items() if begin}
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text; a byte that no token begins with is the unknown token, where there is one."""
+        """Return the ids of plain text; a byte that no token begins with is the unknown token, if there is one."""
         data, ids, at, out = text.encode(), self._ids, 0, []
         while at < len(data):
             for n in (*self._lengths.get(data[at : at + 2], ()), 1):
@@ -42,12 +42,12 @@ class LongestBytes:
         return out
 
     def spelled(self, token: int) -> bytes:
-        """The bytes of a token."""
+        """Return the bytes of a token."""
         return self._spelled[token]
 
 
 def unescape(raw: bytes) -> bytes:
-    """The bytes that an escaped spelling stands for."""
+    """Return the bytes of an escaped spelling."""
     if b"\\" not in raw:
         return raw
     return _ESCAPE.sub(lambda m: bytes([int(m[1], 16)]) if m[1] else _LETTERS.get(m[2], m[2]), raw)

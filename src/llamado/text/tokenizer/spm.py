@@ -1,7 +1,7 @@
-"""SentencePiece's vocabularies (`tokenizer.ggml.model` llama): neighbours merge into the token of highest score.
+"""SentencePiece's vocabularies (`tokenizer.ggml.model` llama): neighbors merge into the token of highest score.
 
-This is the greedy algorithm of SentencePiece's BPE models, over the whole text at once: nothing cuts it into words, but
-for what cannot change the outcome (`pieces.py`).
+This is the greedy algorithm of SentencePiece's BPE models over the whole text: it is not cut into words, except where
+that cannot change the result (`pieces.py`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from math import inf
 
 from llamado.gguf.metadata import Metadata
 from llamado.text.tokenizer.merging import Cost, merge
+from llamado.text.tokenizer.parts import parts_of
 from llamado.text.tokenizer.pieces import Pieces
-from llamado.text.tokenizer.unbroken import parts_of
 from llamado.text.tokenizer.vocabulary import Vocabulary
 
-SPACE = "▁"  # how a vocabulary of this kind spells a space
+SPACE = "▁"  # a space in vocabularies of this kind
 CACHED_PIECES = 1 << 15
 LONGEST_CACHED = 64  # characters
 
@@ -34,7 +34,7 @@ class ScoredPairs:
         self._cached = lru_cache(CACHED_PIECES)(self._piece)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text; spaces are spelled ▁."""
+        """Return the ids of plain text; spaces are spelled ▁."""
         text = "".join(part.replace(" ", SPACE) for part in parts_of(text))
         out: list[int] = []
         cached = self._cached
@@ -53,7 +53,9 @@ class ScoredPairs:
         return tuple(out)
 
     def _bytes(self, symbol: str) -> list[int]:
-        """A character without a token: its bytes' tokens, or the unknown token where the vocabulary lacks those."""
+        """Return the tokens of a character without one: those of its bytes, or the unknown token if the vocabulary
+        lacks them.
+        """
         out = []
         for byte in symbol.encode():
             token = self._find(f"<0x{byte:02X}>")

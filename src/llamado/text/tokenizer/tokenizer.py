@@ -1,4 +1,4 @@
-"""Text ↔ tokens as llama.cpp does it, from the vocabulary in a model file."""
+"""Convert text to tokens and back like llama.cpp, with the vocabulary of a model file."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ __all__ = ["Tokenizer", "TokenizerError", "load_tokenizer"]
 
 class _Model(Protocol):
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, without special tokens."""
+        """Return the ids of plain text, without special tokens."""
         ...
 
 
 class Tokenizer:
     """One model's tokenizer. Safe to use from several threads.
 
-    `bos`, `eos`, `eot`, `eom`, `unk`, `sep`, `pad`, `mask` and `fim_*` are ids or None; `eog` holds every id that ends
-    a generation; `add_bos`, `add_eos` and `add_sep` say what stands around a text, or between two that are ranked.
+    `bos`, `eos`, `eot`, `eom`, `unk`, `sep`, `pad`, `mask` and `fim_*` are ids or None; `eog` contains every id that
+    ends a generation; `add_bos`, `add_eos` and `add_sep`: tokens are added around a text, or between two that are
+    ranked.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class Tokenizer:
         self.add_bos = add_bos
         self.add_eos = add_eos
         self.add_sep = add_sep
-        self.add_space_prefix = add_space_prefix  # what decoding takes off; only SentencePiece also puts it there
+        self.add_space_prefix = add_space_prefix  # removed by decoding; only SentencePiece also adds it
         self.clean_spaces = clean_spaces
-        self.spaces_spelled = spaces_spelled  # whether tokens write a space as ▁, or every byte as GPT-2 does
+        self.spaces_spelled = (
+            spaces_spelled  # True if tokens write a space as ▁; otherwise every byte is spelled as in GPT-2
+        )
         self._encodes_prefix = encodes_prefix
         self._model = model
         self._pieces: dict[int, bytes] = {}
@@ -87,10 +90,10 @@ class Tokenizer:
         return tokens[0] if tokens else self.pad
 
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
-        """Ids of `text`; with `add_special` also the tokens that the model wants at its ends.
+        """Return the ids of `text`; with `add_special` also the tokens that the model needs at its ends.
 
-        Without `parse_special`, control tokens in the text are plain text; user-defined tokens match all the same.
-        A lone surrogate counts as U+FFFD.
+        Without `parse_special`, control tokens in the text are plain text; user-defined tokens still match. A lone
+        surrogate counts as U+FFFD.
         """
         begin, end = self._ends if add_special else (None, None)
         out = [] if begin is None else [begin]
@@ -110,24 +113,26 @@ class Tokenizer:
     def _ends(self) -> tuple[int | None, int | None]:
         """The tokens that `add_special` puts around a text."""
         if isinstance(self._model, WordPieces):
-            return self.bos, self.sep  # whatever the file says, as in llama.cpp
+            return self.bos, self.sep  # regardless of the file, as in llama.cpp
         return self.bos if self.add_bos else None, self.eos if self.add_eos else None
 
     @cached_property
     def _hidden(self) -> frozenset[int]:
-        return frozenset(self.vocabulary.having(Attribute.CONTROL | Attribute.UNKNOWN))
+        return frozenset(self.vocabulary.with_attribute(Attribute.CONTROL | Attribute.UNKNOWN))
 
     @cached_property
     def longest(self) -> int:
-        """The most characters of a text that one token stands for; 0 where characters may vanish."""
+        """The most characters of a text in one token; 0 if characters may vanish."""
         vocabulary = self.vocabulary
-        loose = isinstance(self._model, (WordPieces, Unigram)) or vocabulary.having(Attribute.LSTRIP | Attribute.RSTRIP)
+        loose = isinstance(self._model, (WordPieces, Unigram)) or vocabulary.with_attribute(
+            Attribute.LSTRIP | Attribute.RSTRIP
+        )
         return 0 if loose else int(np.diff(vocabulary.strings.offsets).max())
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes that a token stands for, which may be part of a character; control tokens show only if `special`.
+        """Return the bytes of a token, which may be part of a character; control tokens are empty unless `special`.
 
-        An id outside the vocabulary raises IndexError.
+        Raises IndexError for an id outside the vocabulary.
         """
         if not 0 <= token < self.n_vocab:
             raise IndexError(f"token {token} is not in the vocabulary of {self.n_vocab}")
@@ -139,14 +144,14 @@ class Tokenizer:
         return piece
 
     def join(self, tokens: Iterable[int], *, special: bool = True) -> bytes:
-        """The pieces one after another: what llama-server's /detokenize answers."""
+        """Return the joined pieces, like llama-server's /detokenize."""
         return b"".join(map(partial(self.piece, special=special), tokens))
 
     def decode(self, tokens: Iterable[int], *, special: bool = False, remove_special: bool = False) -> str:
-        """The text of whole tokens, as `llama_detokenize` gives it; what is not UTF-8 becomes U+FFFD.
+        """Return the text of whole tokens, like `llama_detokenize`; bytes that are not UTF-8 become U+FFFD.
 
-        Takes away the space that encoding put in front, and the spaces before punctuation where the vocabulary wants
-        that; with `remove_special` also the tokens that `add_special` puts at the ends.
+        Removes the space that encoding put in front, and the spaces before punctuation if the vocabulary requires that;
+        with `remove_special` also the tokens that `add_special` puts at the ends.
         """
         ids = list(tokens)
         strip = self.add_space_prefix
@@ -164,16 +169,16 @@ class Tokenizer:
         return text.decode("utf-8", "replace")
 
     def is_control(self, token: int) -> bool:
-        """Whether a token steers the model rather than standing for text."""
+        """Return True if a token controls the model and is not text."""
         return self.vocabulary.has(token, Attribute.CONTROL)
 
     @cached_property
     def control(self) -> NDArray[np.int32]:
-        """All such tokens, ascending."""
+        """All control tokens, ascending."""
         return np.flatnonzero(self.vocabulary.attributes & Attribute.CONTROL).astype(np.int32)
 
     def text(self, token: int) -> str:
-        """The token as the vocabulary spells it."""
+        """Return the token in the vocabulary's spelling."""
         return self.vocabulary.text(token)
 
     def _piece(self, token: int) -> bytes:
@@ -206,9 +211,9 @@ class Tokenizer:
 
 
 def load_tokenizer(metadata: Metadata) -> Tokenizer:
-    """The tokenizer that `tokenizer.ggml.*` describes.
+    """Return the tokenizer described by `tokenizer.ggml.*`.
 
-    Raises `TokenizerError` for a kind or a pre-tokenizer rule that is not supported, `GgufError` for missing keys.
+    Raises `TokenizerError` for an unsupported kind or pre-tokenizer rule, `GgufError` for missing keys.
     """
     kind = metadata.str_(KEY + "model")
     if kind not in _KINDS:
@@ -216,12 +221,12 @@ def load_tokenizer(metadata: Metadata) -> Tokenizer:
             f"vocabularies of kind '{kind}' ({KEY}model) are not supported; supported: {', '.join(sorted(_KINDS))}"
         )
     tokenizer = _KINDS[kind](metadata)
-    tokenizer.encode("ab")  # builds the tables of the first text now rather than in someone's request
+    tokenizer.encode("ab")  # builds the tables of the first text now, not during a request
     return tokenizer
 
 
 def _load_gpt2(metadata: Metadata) -> Tokenizer:
-    # The ids are what llama.cpp falls back to in each of these kinds.
+    # llama.cpp's default ids of these kinds
     return _load_bpe(metadata, metadata.str_(KEY + "pre", ""), SpecialIds(bos=11, eos=11))
 
 
@@ -278,7 +283,7 @@ def _load_rwkv(metadata: Metadata) -> Tokenizer:
     return Tokenizer(
         vocabulary,
         LongestBytes(vocabulary),
-        add_bos=False,  # whatever the file says, as in llama.cpp
+        add_bos=False,  # regardless of the file, as in llama.cpp
         add_eos=False,
         add_sep=False,
         add_space_prefix=metadata.bool_(KEY + "add_space_prefix", False),
@@ -315,11 +320,11 @@ _KINDS: dict[str, Callable[[Metadata], Tokenizer]] = {
 
 
 def _tokenizer(metadata: Metadata, vocabulary: Vocabulary, model: _Model, rule: PreTokenizer | None) -> Tokenizer:
-    """Put together, with the flags of the file over those of the kind (`rule` is None for SentencePiece)."""
+    """Create a tokenizer with the file's flags over the defaults of its kind (`rule` is None for SentencePiece)."""
     add_bos = metadata.bool_(KEY + "add_bos_token", rule is None or rule.add_bos)
     add_space_prefix = metadata.bool_(KEY + "add_space_prefix", rule is None)
     if rule is pre_tokenizer("gemma4"):
-        add_bos = True  # files in circulation say otherwise, wrongly
+        add_bos = True  # some published files have a wrong value
     return Tokenizer(
         vocabulary,
         model,
@@ -334,7 +339,7 @@ def _tokenizer(metadata: Metadata, vocabulary: Vocabulary, model: _Model, rule: 
 
 
 def _valid(text: str) -> str:
-    """`text` with lone surrogates, which are no characters, replaced."""
+    """Return `text` with lone surrogates, which are not characters, replaced."""
     if text.isascii():
         return text
     try:
@@ -352,7 +357,7 @@ _CLEANING = (
 
 
 def _clean(text: bytes) -> bytes:
-    """Tidy English punctuation as `clean_up_tokenization_spaces` does, in llama.cpp's reading of it."""
+    """Clean English punctuation like `clean_up_tokenization_spaces`, as implemented in llama.cpp."""
     for pattern, replacement in _CLEANING:
         text = pattern.sub(replacement, text)
     return text

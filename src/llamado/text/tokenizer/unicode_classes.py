@@ -1,9 +1,9 @@
-"""Unicode as the pre-tokenizer rules see it: every character reduced to one of seven classes.
+"""Unicode for the pre-tokenizer rules: every character reduced to one of seven classes.
 
-Vocabularies were made with rules over Unicode categories, and a rule's verdict on a character depends on the edition of
-Unicode. llama.cpp carries a table of Unicode 15.1; Python's `unicodedata` and `regex` carry others, by version. So the
-general categories of Unicode 15.1 are kept here: runs of equal class over all code points, first the classes, one byte
-each, then the run lengths as little-endian base-128 numbers, compressed.
+Vocabularies were created with rules over Unicode categories, and the result for a character depends on the version of
+Unicode. llama.cpp has a table of Unicode 15.1; Python's `unicodedata` and `regex` have others, depending on their
+versions. So the general categories of Unicode 15.1 are stored here: runs of equal class over all code points, first the
+classes, one byte each, then the run lengths as little-endian base-128 numbers, compressed.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.text.tokenizer.unbroken import UNBROKEN, parts_of
+from llamado.text.tokenizer.parts import PART_LENGTH, parts_of
 
-# ASCII stands for itself in a reduced text; any other character becomes one of these.
+# ASCII characters are unchanged in a reduced text; any other character becomes one of these.
 OTHER = "\x80"
 NUMBER = "\x81"
 LETTER = "\x82"
 PUNCTUATION = "\x83"
 MARK = "\x84"
 SYMBOL = "\x85"
-SPACE = "\x0b"  # an ASCII space that the rules do not single out
+SPACE = "\x0b"  # an ASCII space that the rules do not mention
 
 _CLASSES = OTHER + NUMBER + LETTER + PUNCTUATION + MARK + SYMBOL  # by class number in the table
 
-# White_Space of Unicode beyond ASCII.
+# White_Space of Unicode beyond ASCII
 WHITESPACE = (0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
 
 _RUNS = 2244
@@ -64,7 +64,7 @@ _TABLE = (
 
 @cache
 def class_table() -> NDArray[np.uint8]:
-    """Latin-1 code of each code point in a reduced text; uint8[0x110000]."""
+    """Return the Latin-1 code of each code point in a reduced text; uint8[0x110000]."""
     packed = np.frombuffer(zlib.decompress(b85decode(_TABLE)), np.uint8)
     codes = np.frombuffer(_CLASSES.encode("latin-1"), np.uint8)[packed[:_RUNS]]
     digits = packed[_RUNS:]
@@ -79,10 +79,10 @@ def class_table() -> NDArray[np.uint8]:
 
 
 def reduce(text: str) -> str:
-    """`text` with each character beyond ASCII replaced by its class: same length, Latin-1."""
+    """Return `text` with each character beyond ASCII replaced by its class: same length, Latin-1."""
     if text.isascii():
         return text
-    if len(text) > UNBROKEN:
+    if len(text) > PART_LENGTH:
         return "".join(map(reduce, parts_of(text)))
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     return class_table()[points].tobytes().decode("latin-1")

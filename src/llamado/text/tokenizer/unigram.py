@@ -1,7 +1,7 @@
-"""SentencePiece's Unigram vocabularies (`tokenizer.ggml.model` t5): the likeliest of all ways to cut a text in tokens.
+"""SentencePiece's Unigram vocabularies (`tokenizer.ggml.model` t5): the most probable tokens of a text.
 
-A token's score is the logarithm of its probability; the way with the greatest sum is found by Viterbi's algorithm
-(arXiv 1804.10959). What comes in is normalized by the rules in the file (`charsmap.py`), and spaces become ▁.
+A token's score is the logarithm of its probability; Viterbi's algorithm (arXiv 1804.10959) finds the tokens with the
+greatest sum. Input is normalized by the rules in the file (`charsmap.py`), and spaces become ▁.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llamado.text.tokenizer.spm import CACHED_PIECES, LONGEST_CACHED, SPACE
 from llamado.text.tokenizer.vocabulary import KEY, Attribute, Vocabulary, all_ids
 
 _MATCHED = Attribute.NORMAL | Attribute.USER_DEFINED | Attribute.UNUSED
-_PENALTY = 10.0  # by how much an unknown character is less likely than the least likely token
+_PENALTY = 10.0  # how much less likely an unknown character is than the least likely token
 
 
 class Unigram:
@@ -34,7 +34,7 @@ class Unigram:
         scores[(vocabulary.attributes & np.uint8(_MATCHED)) == 0] = -inf
         self._scores: list[float] = scores.tolist()
         self._longest = max(map(len, self._ids))
-        user_defined = [vocabulary.text(token) for token in vocabulary.having(Attribute.USER_DEFINED)]
+        user_defined = [vocabulary.text(token) for token in vocabulary.with_attribute(Attribute.USER_DEFINED)]
         self._normalize = Normalizer(metadata, user_defined)
         self._merge_spaces = metadata.bool_(KEY + "remove_extra_whitespaces", False)
         self._add_space_prefix = add_space_prefix
@@ -42,7 +42,9 @@ class Unigram:
         self._cached = lru_cache(CACHED_PIECES)(self._piece)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text; characters that no token has are unknown, neighbours among them one token together."""
+        """Return the ids of plain text; characters without a token are unknown, and neighbors among them are
+        one token.
+        """
         out: list[int] = []
         for piece in self._pieces.of(self._spelled(self._normalize(text))):
             found = self._cached(piece) if len(piece) <= LONGEST_CACHED else self._piece(piece)
@@ -52,7 +54,9 @@ class Unigram:
         return out
 
     def _spelled(self, text: str) -> str:
-        """Spaces as ▁: one before each word where several are one, else each its own, and one in front of all words."""
+        """Write spaces as ▁: with merging one before each word, else one for each space, and one before the
+        first word.
+        """
         if self._merge_spaces:
             return "".join(SPACE + word for word in text.split(" ") if word)
         words = text.lstrip(" ")

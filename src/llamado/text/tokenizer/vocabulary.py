@@ -1,4 +1,4 @@
-"""The words of a model: text ↔ id, what kind each token is, and the ids that have a meaning of their own."""
+"""A model's vocabulary: text ↔ id, the kind of each token, and the ids of special tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = "tokenizer.ggml."
 
 
 class Attribute(IntFlag):
-    """What a token is; the numbers are our own, the meanings those of `llama_token_attr` (llama.h)."""
+    """The kind of a token; the numbers are llamado's, the meanings those of `llama_token_attr` (llama.h)."""
 
     UNKNOWN = 1
     UNUSED = 2
@@ -27,11 +27,11 @@ class Attribute(IntFlag):
     CONTROL = 8
     USER_DEFINED = 16
     BYTE = 32
-    LSTRIP = 64  # white space to the left belongs to the token
+    LSTRIP = 64  # whitespace to the left belongs to the token
     RSTRIP = 128
 
 
-# `tokenizer.ggml.token_type` (gguf: TokenType) → attribute, by index; what is out of range has none.
+# `tokenizer.ggml.token_type` (gguf: TokenType) → attribute, by index; values out of range have none.
 _BY_TYPE = np.array(
     [
         0,
@@ -46,7 +46,7 @@ _BY_TYPE = np.array(
     np.uint8,
 )
 
-# Texts by which llama.cpp knows a token's role where the file does not name the id; earlier ones first.
+# Texts by which llama.cpp finds a token's role if the file has no id; earlier ones first.
 _ROLES = {
     "eot": (
         "<|eot_id|>",
@@ -97,7 +97,7 @@ _ROLES = {
     "fim_sep": ("<|file_sep|>",),
 }
 
-# Texts that end a generation wherever a vocabulary has them, whatever the file says of them.
+# Texts that end a generation in any vocabulary that has them, regardless of the file.
 _END_OF_GENERATION = (
     "<|eot_id|>",
     "<|im_end|>",
@@ -123,7 +123,7 @@ _END_OF_GENERATION = (
     "[e~[",
 )
 
-# Parts of gpt-oss's harmony format: text to the user of the API, so they are always shown.
+# Parts of gpt-oss's harmony format: text for the user of the API, so they are always shown.
 _ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 _ID_KEYS = {
@@ -132,7 +132,7 @@ _ID_KEYS = {
     "eot": ("eot_token_id",),
     "eom": ("eom_token_id",),
     "unk": ("unknown_token_id",),
-    "sep": ("seperator_token_id",),  # spelled so in the format
+    "sep": ("seperator_token_id",),  # this is the spelling in the format
     "pad": ("padding_token_id",),
     "mask": ("mask_token_id",),
     "fim_pre": ("fim_pre_token_id", "prefix_token_id"),
@@ -146,7 +146,7 @@ _ID_KEYS = {
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids with a role; None where a vocabulary has no such token."""
+    """Ids with a role; None if a vocabulary has no such token."""
 
     bos: int | None = None
     eos: int | None = None
@@ -165,10 +165,10 @@ class SpecialIds:
 
 
 class Vocabulary:
-    """Tokens of one model, as `tokenizer.ggml.*` of its file tells them.
+    """Tokens of one model, from `tokenizer.ggml.*` of its file.
 
-    `defaults` are the ids that a kind of tokenizer has unless the file says otherwise. `attributes`: uint8[n_vocab] of
-    `Attribute` bits. Raises `TokenizerError` where lists are missing or do not fit together.
+    `defaults` are the ids of a kind of tokenizer if the file has no others. `attributes`: uint8[n_vocab] of `Attribute`
+    bits. Raises `TokenizerError` if lists are missing or do not fit together.
     """
 
     def __init__(self, metadata: Metadata, defaults: SpecialIds) -> None:
@@ -184,25 +184,25 @@ class Vocabulary:
         self._strip(metadata)
 
     def text(self, token: int) -> str:
-        """The token as the vocabulary spells it."""
+        """Return the token in the vocabulary's spelling."""
         return self.strings[token] or f"[EMPTY_{token}]"
 
     def has(self, token: int, attribute: int) -> bool:
-        """Whether the token has any of the bits of `attribute`."""
+        """Return True if the token has any of the bits of `attribute`."""
         return bool(self.attributes[token] & attribute)
 
-    def having(self, attribute: int) -> list[int]:
-        """Every token that has any of the bits of `attribute`, ascending."""
+    def with_attribute(self, attribute: int) -> list[int]:
+        """Return every token that has any of the bits of `attribute`, ascending."""
         found: list[int] = np.flatnonzero(self.attributes & np.uint8(attribute)).tolist()
         return found
 
     @cached_property
     def specials(self) -> NDArray[np.int64]:
-        """Ids that are found in a text as a whole, before anything else cuts it; ascending."""
+        """Ids that are matched in a text as a whole, before anything else cuts it; ascending."""
         return np.flatnonzero(self.attributes & (Attribute.CONTROL | Attribute.USER_DEFINED | Attribute.UNKNOWN))
 
     def scores(self, metadata: Metadata) -> NDArray[np.float32]:
-        """Score of each token (`tokenizer.ggml.scores`), 0 where the file has none; float32[n_vocab]."""
+        """Return the score of each token (`tokenizer.ggml.scores`), 0 if the file has none; float32[n_vocab]."""
         scores = metadata.array(KEY + "scores", None)
         if scores is None:
             return np.zeros(self.n_vocab, np.float32)
@@ -253,7 +253,7 @@ class Vocabulary:
         texts = {self.text(token): token for token in eog if token is not None}
         calls = bool(texts.keys() & {"<|call|>", "<|calls|>"})
         if "<|end|>" in texts and calls and texts.keys() & {"<|return|>", "<|flush|>"}:
-            # In these formats <|end|> closes one message of several.
+            # in these formats <|end|> closes one message of several
             eog.discard(texts["<|end|>"])
             self.attributes[texts["<|end|>"]] = Attribute.USER_DEFINED
         if "</s>" in texts and texts.keys() & {"<|tool_response>", "<|plamo:eos|>"}:
@@ -262,7 +262,7 @@ class Vocabulary:
         return frozenset(token for token in eog if token is not None)
 
     def _strip(self, metadata: Metadata) -> None:
-        """White space that goes with a token: not in the file, so known by the model's names, as in llama.cpp."""
+        """Set the whitespace that belongs to a token: not in the file, so by the model's name, as in llama.cpp."""
         pre = metadata.str_(KEY + "pre", "")
         name = metadata.str_("general.name", "").lower()
         architecture = metadata.str_("general.architecture", "")
@@ -285,12 +285,12 @@ class Vocabulary:
 
 
 def empty_texts(strings: StringArray) -> dict[str, int]:
-    """What tokens without text are called."""
+    """Return names of tokens without text."""
     return {f"[EMPTY_{token}]": token for token in np.flatnonzero(np.diff(strings.offsets) == 0).tolist()}
 
 
 def all_ids(strings: StringArray) -> dict[str, int]:
-    """Text → id of every token, for those who look up every part of a text; see `Vocabulary.ids`."""
+    """Return text → id of every token, for callers that look up every part of a text; see `Vocabulary.ids`."""
     texts = decode_all(strings)
     ids = dict(zip(texts, range(len(texts)), strict=True)) | empty_texts(strings)
     ids.pop("", None)

@@ -1,7 +1,7 @@
 """WordPiece (`tokenizer.ggml.model` bert): words of a normalized text, each cut greedily into the longest known tokens.
 
-In a GGUF file, tokens that begin a word start with ▁ and the others stand bare. The normalizer is BERT's, in
-llama.cpp's reading: one character at a time, of which the first of its canonical decomposition stays.
+In a GGUF file, tokens that begin a word start with ▁ and the others do not. The normalizer is BERT's as implemented in
+llama.cpp: one character at a time, reduced to the first of its canonical decomposition.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from llamado.text.tokenizer.vocabulary import KEY, Vocabulary, all_ids
 _ASCII_SPACE = "\t\n\v\f\r "
 _ASCII_MARKS = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")  # punctuation and symbols: each is a word
 _CONTROL = ("Cc", "Cf", "Co", "Cs")
-_LATE_CONTROL = range(0x13439, 0x13440)  # of Unicode 15, which Python knows from 3.12 on
-# Ideographs are words each. As in Hugging Face's tokenizers, with its gap after U+2B81F.
+_LATE_CONTROL = range(0x13439, 0x13440)  # of Unicode 15, supported by Python since 3.12
+# Each ideograph is a word. As in Hugging Face's tokenizers, with its gap after U+2B81F.
 _IDEOGRAPHS = (
     range(0x4E00, 0xA000),
     range(0x3400, 0x4DC0),
@@ -40,7 +40,7 @@ class WordPieces:
         self._strip_accents = metadata.bool_(KEY + "normalizer.strip_accents", self._lowercase)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text; a word that cannot be spelled is one unknown token."""
+        """Return the ids of plain text; a word that cannot be spelled is one unknown token."""
         out: list[int] = []
         for word in self._words(text):
             pieces = self._word("▁" + word)

@@ -1,16 +1,16 @@
-"""Attention (`kernels/attention/`); what each mask row sees, and which rows make a tile, are found once per graph."""
+"""Compilation of attention (`kernels/attention/`); visible blocks and tiles are computed once per graph."""
 
 from __future__ import annotations
 
 import struct
 
 from llamado.devices.cpu.compile import copies
-from llamado.devices.cpu.compile.copies import made, straight
-from llamado.devices.cpu.compile.emitter import Emitter, Fields, nothing
+from llamado.devices.cpu.compile.copies import intermediate, plain_rows
+from llamado.devices.cpu.compile.emitter import Emitter, Fields, no_operand
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
 from llamado.devices.cpu.compile.rope import alibi_slopes
 from llamado.devices.cpu.kernels.attention import flash
-from llamado.devices.cpu.kernels.attention.results import SegmentResult, put_together
+from llamado.devices.cpu.kernels.attention.results import SegmentResult, combine_segments
 from llamado.devices.cpu.kernels.attention.visible import MaskRow, Tile, find_tiles, visible_blocks, words_of
 from llamado.devices.cpu.kernels.formats import FORMATS
 from llamado.devices.device import DeviceError
@@ -19,20 +19,20 @@ from llamado.gguf.types import TensorType
 
 _MAX_HEAD = 1024
 _MOST, _SMALL_HEAD = 128, 256
-"""Queries of a tile, which share what is read of the cache; half as many where heads are greater than these."""
+"""Queries of a tile, which share their loads from the cache; half as many for heads larger than these."""
 _UNITS = 4
-"""Units of work for every thread, if there can be as many."""
+"""Units of work per thread, if there are enough tokens."""
 _MOST_PARTIALS = 16 << 20
-"""Bytes up to which the results of segments are kept apart."""
+"""Most bytes of segment results; larger ones are not divided among threads."""
 
 
 def attend(out: Emitter, node: Tensor) -> None:
-    """Flash attention, with a mask or without."""
+    """Emit flash attention, with or without a mask."""
     q, k, v, mask, sinks = node.src[0], node.src[1], node.src[2], node.source(3), node.source(4)
     assert q is not None and k is not None and v is not None
     scale, max_bias, softcap = _checked(node, k.ne[0], v.ne[0])
     head_k, head_v = k.ne[0], v.ne[0]
-    q, k, v = straight(out, q), _cache(out, k), _cache(out, v)
+    q, k, v = plain_rows(out, q), _cache(out, k), _cache(out, v)
     if mask is not None:
         mask = _mask(out, mask, q.ne[2])
     n_tokens, n_heads, n_streams, n_kv, n_heads_kv = q.ne[1], q.ne[2], q.ne[3], k.ne[1], k.ne[2]
@@ -47,8 +47,8 @@ def attend(out: Emitter, node: Tensor) -> None:
     tiles = _tiles(out, mask, rows, steps, q, k, most, units, divided=divided)
     results: Fields = {
         "rows": Place(rows, 0), "row_token": steps[0], "row_head": steps[1], "row_stream": steps[2], "n_words": n_words,
-        "sinks": nothing() if sinks is None else out.place(sinks),
-        "partials": Place(partials, 0) if divided else nothing(),
+        "sinks": no_operand() if sinks is None else out.place(sinks),
+        "partials": Place(partials, 0) if divided else no_operand(),
         "out": out.place(node), "out_head": node.nb[1], "out_token": node.nb[2], "out_stream": node.nb[3],
         "n_tokens": n_tokens,
     }  # fmt: skip
@@ -56,12 +56,12 @@ def attend(out: Emitter, node: Tensor) -> None:
         "q": out.place(q), "q_token": q.nb[1], "q_head": q.nb[2], "q_stream": q.nb[3],
         "k": out.place(k), "k_head": k.nb[2], "k_stream": k.nb[3],
         "v": out.place(v), "v_head": v.nb[2], "v_stream": v.nb[3],
-        "mask": nothing() if mask is None else out.place(mask),
+        "mask": no_operand() if mask is None else out.place(mask),
         "mask_token": 0 if mask is None else mask.nb[1],
         "mask_head": 0 if mask is None or mask.ne[2] == 1 else mask.nb[2],
         "mask_stream": 0 if mask is None or mask.ne[3] == 1 else mask.nb[3],
         "tiles": Place(tiles, 0),
-        "slopes": out.constant(alibi_slopes(n_heads, max_bias)) if max_bias > 0 else nothing(),
+        "slopes": out.constant(alibi_slopes(n_heads, max_bias)) if max_bias > 0 else no_operand(),
         "n_heads_kv": n_heads_kv, "group": n_heads // n_heads_kv, "n_kv": n_kv,
         "scale": scale / softcap if softcap else scale, "softcap": softcap,
         **results, **out.share_scratch(flash.scratch_bytes(head_k, head_v, most)),
@@ -73,7 +73,7 @@ def attend(out: Emitter, node: Tensor) -> None:
         "biased": mask is not None and max_bias > 0, "shared": shared,
     }  # fmt: skip
     reads = [out.span(t) for t in (q, k, v, mask, sinks) if t is not None]
-    reads += [ByteSpan(Place(made, 0), made.size) for made in (rows, tiles)]
+    reads += [ByteSpan(Place(t, 0), t.size) for t in (rows, tiles)]
     if not divided:
         out.emit(flash.flash_attention, parameters, fields, reads, [out.span(node)], "attention")
         return
@@ -81,12 +81,12 @@ def attend(out: Emitter, node: Tensor) -> None:
     out.emit(flash.flash_attention, parameters, fields, reads, [apart], "attention")
     parameters = {"head_v": head_v, "sinks": sinks is not None}
     fields = {**results, "n_heads": n_heads, "n_streams": n_streams}
-    out.emit(put_together, parameters, fields, [apart, *reads], [out.span(node)], "attention, segments")
+    out.emit(combine_segments, parameters, fields, [apart, *reads], [out.span(node)], "attention, segments")
 
 
 def _few(head: int, *, wide: bool) -> int:
-    """Queries up to which a block is read where it lies. For more it is expanded, which costs as much as some of them
-    and, with great heads, much of the first cache.
+    """Most queries of a block that is read in place. For more queries it is expanded, which costs as much as some
+    queries and, with large heads, much of L1.
     """
     if not wide:
         return 3
@@ -94,7 +94,7 @@ def _few(head: int, *, wide: bool) -> int:
 
 
 def _checked(node: Tensor, head_k: int, head_v: int) -> tuple[float, float, float]:
-    """Scale, greatest bias and soft cap; DeviceError for a form that the kernel does not have."""
+    """Return scale, maximum bias and soft cap. Raise `DeviceError` for a form without kernel."""
     scale, max_bias, softcap = struct.unpack_from("<3f", node.op_params)
     if head_k % 8 or head_v % 8 or max(head_k, head_v) > _MAX_HEAD:
         raise DeviceError(f"attention with heads of {head_k} and {head_v} is not supported here")
@@ -104,47 +104,49 @@ def _checked(node: Tensor, head_k: int, head_v: int) -> tuple[float, float, floa
 
 
 def _cache(out: Emitter, cache: Tensor) -> Tensor:
-    """Keys or values in a type that attention reads."""
+    """Return keys or values in a type that attention reads."""
     form = FORMATS.get(cache.type)
     if form is not None and form.cached and cache.has_contiguous_rows():
         return cache
-    return straight(out, cache)
+    return plain_rows(out, cache)
 
 
 def _mask(out: Emitter, mask: Tensor, n_heads: int) -> Tensor:
-    """A mask in f16, or one for each head, those of streams one behind the other."""
+    """Return a contiguous mask in f16, with one mask or one for each head."""
     if mask.ne[2] not in (1, n_heads):
         raise DeviceError(f"attention of {n_heads} heads with {mask.ne[2]} masks is not supported here")
     if mask.type == TensorType.F16 and mask.has_contiguous_rows() and mask.ne[2] == mask.ne[3] == 1:
         return mask
     if mask.type == TensorType.F16 and mask.is_contiguous():
         return mask
-    plain = made(TensorType.F16, mask.ne)
+    plain = intermediate(TensorType.F16, mask.ne)
     copies.copy(out, mask, plain)
     return plain
 
 
 def _rows(out: Emitter, mask: Tensor | None, n_kv: int) -> tuple[Temporary, tuple[int, int, int]]:
-    """What each row of a mask sees, once per graph; bytes from a token, head or stream to the next one's."""
+    """Find the visible blocks of each mask row, once per graph. Return them and the bytes from one token, head and
+    stream to the next.
+    """
     n_words = words_of(n_kv)
     step = MaskRow.bytes(n_words)
-    n_rows, key = 1, ("visible", n_kv) if mask is None else ("visible", *out.contents(mask))
+    n_rows, key = 1, ("visible", n_kv) if mask is None else ("visible", *out.contents_key(mask))
     if mask is not None:
         n_rows = mask.ne[1] * mask.ne[2] * mask.ne[3]
-    if key not in out.made:
-        rows = out.made[key] = Temporary(step * n_rows)
+    if key not in out.shared:
+        rows = out.shared[key] = Temporary(step * n_rows)
         fields: Fields = {**_mask_fields(out, mask, n_kv), "n_rows": n_rows, "rows": Place(rows, 0), "row_step": step}
         reads = [] if mask is None else [out.span(mask)]
         out.emit(visible_blocks, {"masked": mask is not None}, fields, reads, [ByteSpan(Place(rows, 0), rows.size)])
     if mask is None:
-        return out.made[key], (0, 0, 0)
+        return out.shared[key], (0, 0, 0)
     head, stream = step * mask.ne[1], step * mask.ne[1] * mask.ne[2]
-    return out.made[key], (step, 0 if mask.ne[2] == 1 else head, 0 if mask.ne[3] == 1 else stream)
+    return out.shared[key], (step, 0 if mask.ne[2] == 1 else head, 0 if mask.ne[3] == 1 else stream)
 
 
 def _mask_fields(out: Emitter, mask: Tensor | None, n_kv: int) -> Fields:
     return {
-        "mask": nothing() if mask is None else out.place(mask), "nb1": 0 if mask is None else mask.nb[1],
+        "mask": no_operand() if mask is None else out.place(mask), "nb1": 0 if mask is None else mask.nb[1],
         "n_kv": n_kv, "n_words": words_of(n_kv),
     }  # fmt: skip
 
@@ -153,12 +155,12 @@ def _tiles(
     out: Emitter, mask: Tensor | None, rows: Temporary, steps: tuple[int, int, int], q: Tensor, k: Tensor, most: int,
     units: int, *, divided: bool,
 ) -> Temporary:  # fmt: skip
-    """Which tokens are taken together, once for all layers that are alike."""
+    """Find the tiles of tokens, once for all layers of the same shape."""
     n_tokens, n_streams, n_words = q.ne[1], q.ne[3], words_of(k.ne[1])
     shape = {"n_tokens": n_tokens, "n_streams": n_streams, "n_heads_kv": k.ne[2], "group": q.ne[2] // k.ne[2]}
     key = ("tiles", rows, *shape.values(), most, divided)
-    if key not in out.made:
-        tiles = out.made[key] = Temporary(Tile.LIST + Tile.BYTES * n_tokens * n_streams * (n_words if divided else 1))
+    if key not in out.shared:
+        tiles = out.shared[key] = Temporary(Tile.LIST + Tile.BYTES * n_tokens * n_streams * (n_words if divided else 1))
         step = MaskRow.bytes(n_words)
         fields: Fields = {
             **_mask_fields(out, mask, k.ne[1]), **shape, "rows": Place(rows, 0), "row_step": step,
@@ -166,6 +168,6 @@ def _tiles(
             "threads": out.n_threads, "tiles": Place(tiles, 0),
         }  # fmt: skip
         reads = [] if mask is None else [out.span(mask)]
-        writes = [ByteSpan(Place(made, 0), made.size) for made in (rows, tiles)]
+        writes = [ByteSpan(Place(t, 0), t.size) for t in (rows, tiles)]
         out.emit(find_tiles, {"masked": mask is not None, "divided": divided}, fields, reads, writes, "tiles")
-    return out.made[key]
+    return out.shared[key]

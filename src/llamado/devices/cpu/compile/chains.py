@@ -1,4 +1,4 @@
-"""Chains of row operations (`kernels/rows.py`): what they are made of, and the simplest one."""
+"""Chains of row operations (`kernels/rows.py`) under construction, and the simplest chain."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from llamado.ggml.tensor import Tensor
 
 @dataclass
 class Chain:
-    """A chain being built: its stages, and fields of each."""
+    """A chain under construction: its stages, and fields of each."""
 
     out: Emitter
-    value: Tensor  # what the row is now
+    value: Tensor  # the tensor whose row the chain holds now
     stages: list[rows.Stage] = field(default_factory=list)
     fields: Fields = field(default_factory=dict)
     reads: list[ByteSpan] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Chain:
     names: list[str] = field(default_factory=list)
 
     def add(self, stage: rows.Stage, name: str, **fields: int | float | Place) -> None:
-        """Appends a stage."""
+        """Append a stage."""
         prefix = f"s{len(self.stages)}_"
         self.stages.append(stage)
         for key, value in fields.items():
@@ -34,13 +34,13 @@ class Chain:
     def operand(
         self, stage: rows.Stage, operand: Tensor, like: Tensor, name: str, *, write: bool = False, **fields: float
     ) -> None:
-        """Appends a stage that reads (or writes) a row of `operand` for each row of `like`."""
+        """Append a stage that reads (or writes) a row of `operand` for each row of `like`."""
         span, (s1, s2, s3) = self.out.span(operand), row_strides(operand, like)
         self.add(stage, name, x=span.place, s1=s1, s2=s2, s3=s3, **fields)
         (self.writes if write else self.reads).append(span)
 
     def finish(self, shape: Tensor) -> None:
-        """Emits the chain, for every row of `shape`."""
+        """Emit the chain, for every row of `shape`."""
         out, (n1, n2, n3) = self.out, shape.ne[1:]
         count = n1 * n2 * n3
         fields = self.fields | {"n": shape.ne[0], "n1": n1, "n2": n2, "n3": n3}
@@ -60,7 +60,7 @@ def row_strides(operand: Tensor, like: Tensor) -> tuple[int, int, int]:
 
 
 def move_rows(out: Emitter, label: str, x: Tensor, load: rows.Stage, y: Tensor, put: rows.Stage) -> None:
-    """An operation of its own that takes each row of x and puts it into y."""
+    """Emit an operation that loads each row of x and stores it in y."""
     chain = Chain(out, x)
     chain.operand(load, x, y, label)
     chain.operand(put, y, y, "", write=True)

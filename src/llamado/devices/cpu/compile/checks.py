@@ -1,7 +1,7 @@
-"""What the CPU device asks of an operation before it compiles it: graphs come from anywhere, and kernels trust shapes.
+"""Checks of an operation before it is compiled: graphs come from untrusted clients, and kernels trust shapes.
 
-Shapes must be those of ggml (`ggml/shapes.py`); what is more is what this device's kernels cannot do. Everything here
-raises DeviceError or says no; nothing is computed.
+Shapes must be those of ggml (`ggml/shapes.py`); the further checks here are limits of this device's kernels. Failed
+checks raise `DeviceError` or return False; nothing is computed.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from llamado.ggml.tensor import BLOCK, Tensor
 from llamado.gguf.types import TensorType
 
 MAX_NODES = 16_384
-"""Operations of a graph; that of a model of 126 layers has 5,000."""
+"""Most operations of a graph; that of a model of 126 layers has 5,000."""
 MAX_VIEWS = 64
-"""Views of views; ggml refers each to the owner of the memory."""
+"""Most nested views; ggml refers each to the owner of the memory."""
 MAX_WORK = 1 << 46
-"""Multiplications of a graph: 1,000 tokens through a model of 70 billion weights. A graph that repeats itself over
-strides of zero could ask for any number.
+"""Most multiplications of a graph: 1,000 tokens through a model of 70 billion weights. A graph that repeats itself over
+strides of zero could request any number.
 """
 MAX_ROTATED = 1 << 16
-"""Elements that a rotation turns; its frequencies are computed when the graph is compiled. Heads have up to 1,024."""
+"""Most elements that RoPE rotates; its frequencies are computed when the graph is compiled. Heads have up to 1,024."""
 MAX_HEADS = 1 << 16
-"""Heads whose slopes (ALiBi) are computed when the graph is compiled."""
+"""Most heads whose slopes (ALiBi) are computed when the graph is compiled."""
 MAX_EXPERTS = 1 << 16
-"""Experts that tokens are sorted by; models have up to 1,024."""
+"""Most experts that tokens are sorted by; models have up to 1,024."""
 _CARRIED = 16
-"""Multiplications that take as long as a token's share of an element of a state."""
+"""Cost of a token's update of an element of a state, in multiplications."""
 MAX_SNAPSHOTS = 1024
-"""States of earlier tokens that an operation leaves for each sequence; drafts have tens of tokens."""
+"""Most states of earlier tokens that an operation stores for each sequence; drafts have tens of tokens."""
 _ELEMENT = 64
-"""Multiplications that take as long as anything else done to one number."""
+"""Cost of any other operation on one number, in multiplications."""
 
 BINARY = {Op.ADD: "add", Op.SUB: "sub", Op.MUL: "mul", Op.DIV: "div"}
 RECURRENCES = {Op.GATED_DELTA_NET, Op.GATED_LINEAR_ATTN, Op.RWKV_WKV6, Op.RWKV_WKV7}
@@ -44,7 +44,7 @@ COPIES = {Op.CPY, Op.DUP, Op.CONT}
 
 
 def check_graph(graph: Graph) -> None:
-    """Raises DeviceError where a graph is out of all proportion."""
+    """Raise `DeviceError` if a graph is too large."""
     if len(graph.nodes) > MAX_NODES:
         raise DeviceError(f"a graph of {len(graph.nodes)} operations; at most {MAX_NODES} are taken")
     for node in graph.nodes:
@@ -84,7 +84,9 @@ def _work(node: Tensor) -> int:
 
 
 def extent(tensor: Tensor) -> int:
-    """Bytes from a tensor's first element to the end of its last; DeviceError where that cannot be told."""
+    """Return the bytes from a tensor's first element to the end of its last. Raise `DeviceError` if the shape is
+    impossible.
+    """
     ne, nb, type_ = tensor.ne, tensor.nb, tensor.type
     if 0 in ne:
         return 0
@@ -101,9 +103,9 @@ def extent(tensor: Tensor) -> int:
 
 
 def check_node(node: Tensor, extent: Callable[[Tensor], int] = extent) -> None:
-    """Raises DeviceError where an operation's result and sources cannot belong together, or not here.
+    """Raise `DeviceError` if an operation's result and sources do not fit together, or are not supported here.
 
-    `extent` may remember what it has told.
+    `extent` may cache its results.
     """
     ne, (block, size) = node.ne, BLOCK[node.type]
     if ne[0] % block == 0 and ne[0] // block * size * node.nrows > extent(node):
@@ -129,12 +131,12 @@ def _misfit(node: Tensor) -> str:
 
 
 def flat(tensor: Tensor) -> bool:
-    """Whether a tensor's rows are f32 without gaps."""
+    """Return True if a tensor's rows are f32 without gaps."""
     return tensor.type == TensorType.F32 and tensor.has_contiguous_rows()
 
 
 def is_row_operation(node: Tensor) -> bool:
-    """Whether kernels take a row operation's sources and result as they lie in memory."""
+    """Return True if kernels can read a row operation's sources and write its result in place."""
     a, b = node.source(0), node.source(1)
     if a is None or (node.op is not Op.SET_ROWS and not flat(node)):
         return False
@@ -152,9 +154,9 @@ def is_row_operation(node: Tensor) -> bool:
 
 
 def _is_possible(node: Tensor) -> bool:
-    """Whether the kernels can do what ggml allows."""
+    """Return True if the kernels support this form, which ggml allows."""
     a, b, c, mask = (node.source(i) for i in range(4))
-    assert a is not None  # check_node has looked
+    assert a is not None  # check_node has checked this
     match node.op:
         case Op.SUM | Op.SUM_ROWS | Op.REPEAT_BACK:
             return node.type == TensorType.F32

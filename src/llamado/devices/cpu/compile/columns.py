@@ -1,5 +1,5 @@
-"""Quantised columns (`kernels/activations.py`): made once for all products that use them, best by the chain that
-computes the activations.
+"""Quantized columns (`kernels/activations.py`): computed once for all products that use them, preferably by the chain
+that computes the activations.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 FILL_TILES = 48
-"""Columns from which tiles are faster, if the CPU has them: unpacking for them takes longer."""
+"""Columns from which on tiles are faster, if the CPU has them: unpacking for them takes longer."""
 
 
 class ColumnLayout(NamedTuple):
-    """How columns lie: in blocks of so many numbers, and in "groups", each "apart" or in "tiles"."""
+    """Layout of columns: blocks of `block` numbers, with columns in "groups", each "apart" or in "tiles"."""
 
     block: int
     place: str
 
 
 def takes_blocks(product: Tensor) -> bool:
-    """Whether a product takes its weights as the file has them: in blocks, matrices of eight rows or more.
+    """Return True if a product takes its weights in the file's layout: in blocks, matrices of eight rows or more.
 
-    That is one matrix, one for each head, or for products of experts one for each of them.
+    That is one matrix, one for each head, or for products of experts one for each expert.
     """
     w, x = product.source(0), product.source(1)
     if w is None or x is None or not isinstance(FORMATS.get(w.type), Blocks):
@@ -46,7 +46,7 @@ def takes_blocks(product: Tensor) -> bool:
 
 
 def takes_columns(product: Tensor, x: Tensor) -> bool:
-    """Whether `product` multiplies weights in blocks with `x` itself, row for column."""
+    """Return True if `product` multiplies weights in blocks with `x` itself, row for column."""
     if product.op not in (Op.MUL_MAT, Op.MUL_MAT_ID) or not x.is_contiguous() or not takes_blocks(product):
         return False
     taken = product.src[1]
@@ -58,7 +58,7 @@ def takes_columns(product: Tensor, x: Tensor) -> bool:
 
 
 def layout_of(product: Tensor, lowering: Lowering) -> ColumnLayout:
-    """The layout of the columns that a product takes."""
+    """Return the layout of the columns that a product takes."""
     weights, x = product.src[0], product.src[1]
     assert weights is not None and x is not None
     place = "groups"
@@ -70,27 +70,27 @@ def layout_of(product: Tensor, lowering: Lowering) -> ColumnLayout:
 
 
 def quantize(chain: Chain, x: Tensor, layout: ColumnLayout) -> None:
-    """Appends the stage that quantises the chain's rows, those of `x`."""
+    """Append the stage that quantizes the chain's rows, those of `x`."""
     out, columns = chain.out, x.nrows
     group = {"groups": out.lowering.columns, "apart": 1, "tiles": TILE}[layout.place]
     target = Temporary(quantized_bytes(layout.block, x.ne[0], columns, group))
-    out.made[_key(out, x, layout)] = target
+    out.shared[_key(out, x, layout)] = target
     chain.add(("quantize", *layout), "quantize", x=Place(target, 0), columns=columns)
     chain.writes.append(ByteSpan(Place(target, 0), target.size))
 
 
 def activations(out: Emitter, x: Tensor, layout: ColumnLayout) -> Temporary:
-    """Quantised columns of x, made here unless the chain that computed x has."""
+    """Return the quantized columns of x, computed here unless the chain that computed x did it."""
     key = _key(out, x, layout)
-    if key not in out.made:
+    if key not in out.shared:
         chain = Chain(out, x)
         chain.operand(("row",), x, x, "row")
         quantize(chain, x, layout)
         chain.finish(x)
-    return out.made[key]
+    return out.shared[key]
 
 
 def _key(out: Emitter, x: Tensor, layout: ColumnLayout) -> tuple[Any, ...]:
-    """For the columns of contiguous x: its further dimensions may be cut as they like."""
-    root, inside, *_, changes = out.contents(x)
+    """Cache key for the columns of contiguous x, independent of the shape of its further dimensions."""
+    root, inside, *_, changes = out.contents_key(x)
     return "columns", root, inside, x.ne[0], x.nrows, layout, changes

@@ -1,8 +1,8 @@
-"""The graph compiler: ggml graph → operations of this device.
+"""The graph compiler: translates a ggml graph to operations of this device.
 
-What it fuses: chains of row operations (norm, scale, add, gate, rotation, cache write) into one kernel each
-(`rows.py`); the quantisation of activations into the chain that makes them, once for all products that use them;
-rotation angles once per graph; the visible range of each mask row once per graph. Views cost nothing.
+It fuses chains of row operations (norm, scale, add, gate, rotation, cache write) into one kernel each (`rows.py`), and
+the quantization of activations into the chain that computes them, once for all products that use them. Rotation angles
+and the visible range of each mask row are computed once per graph. Views cost nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from llamado.devices.cpu.compile.checks import COPIES
 from llamado.devices.cpu.compile.emitter import Emitter
 from llamado.devices.cpu.compile.products import Products
 from llamado.devices.cpu.compile.program import Operation, Temporary
-from llamado.devices.cpu.compile.recurrent import keeping, linear, reading, ssm
-from llamado.devices.cpu.compile.recurrent.keeping import Keeping, Made
+from llamado.devices.cpu.compile.recurrent import linear, ssm, state_source, state_target
+from llamado.devices.cpu.compile.recurrent.state_target import StateLocation, StateTarget
 from llamado.devices.cpu.compile.row_operations import RowOperations
 from llamado.devices.cpu.compile.stages import STAGES
 from llamado.devices.cpu.lowerings.lowering import Lowering
@@ -34,7 +34,7 @@ _EMIT: dict[Op, Callable[[Emitter, Tensor], None]] = {
     Op.PAD: copies.pad,
     Op.ARANGE: copies.arange,
     **dict.fromkeys((Op.SUM, Op.SUM_ROWS, Op.MEAN, Op.ARGMAX), whole_rows.reduce),
-    Op.CUMSUM: whole_rows.cumulate,
+    Op.CUMSUM: whole_rows.cumulative_sum,
     Op.REPEAT_BACK: whole_rows.add_copies,
     **dict.fromkeys((Op.ARGSORT, Op.TOP_K), whole_rows.sort),
     Op.POOL_2D: whole_rows.pool,
@@ -49,17 +49,19 @@ _EMIT: dict[Op, Callable[[Emitter, Tensor], None]] = {
 }
 """Operations that are emitted one by one."""
 
-_CARRY: dict[Op, tuple[Callable[[Tensor], Made | None], Callable[[Emitter, Tensor, Keeping], None]]] = {
-    Op.SSM_SCAN: (ssm.made_by_scan, ssm.scan),
+_CARRY: dict[Op, tuple[Callable[[Tensor], StateLocation | None], Callable[[Emitter, Tensor, StateTarget], None]]] = {
+    Op.SSM_SCAN: (ssm.scan_state_location, ssm.scan),
     **linear.CARRY,
 }
-"""Operations that make states, which may be kept at once: where these are in their results."""
+"""Operations that produce states, which may be stored in memory rows directly: the location of the states, and the
+emitter.
+"""
 
 SUPPORTED = frozenset({*_EMIT, *_CARRY, *STAGES, Op.MUL_MAT, *VIEW_OPS})
 
 
 class Compiler:
-    """Compiles one graph. Operations come in order; temporaries are placed later (program.py)."""
+    """Compiles one graph. Operations are in execution order; temporaries are placed later (program.py)."""
 
     def __init__(self, graph: Graph, lowering: Lowering, n_threads: int) -> None:
         self.graph = graph
@@ -69,21 +71,23 @@ class Compiler:
 
     @property
     def constants(self) -> list[NDArray[Any]]:
-        """What the program reads besides tensors: keep it as long as the program."""
+        """Data the program reads besides tensors: keep it as long as the program."""
         return self._out.constants
 
     @property
     def places(self) -> dict[Tensor, Temporary]:
-        """Where tensors without a buffer lie."""
+        """Memory of tensors without a buffer."""
         return self._out.places
 
     @property
     def scratch(self) -> Temporary:
-        """Memory of all threads, used by every operation that needs some."""
+        """Scratch memory of all threads, shared by the operations that need some."""
         return self._out.scratch
 
     def compile(self) -> list[Operation]:
-        """All operations of the graph; DeviceError names what this device cannot do."""
+        """Return all operations of the graph. Raise `DeviceError` with the operation that this device does not
+        support.
+        """
         checks.check_graph(self.graph)
         nodes, out = self.graph.nodes, self._out
         listed, waiting = set(nodes), list(reversed(nodes))
@@ -92,7 +96,7 @@ class Compiler:
             for source in node.src:
                 if source is not None:
                     self._rows.reads(source, node)
-                    if source not in listed and source.op in VIEW_OPS:  # a view that is not listed is one all the same
+                    if source not in listed and source.op in VIEW_OPS:  # a view that is not listed is still a view
                         listed.add(source)
                         waiting.append(source)
         for node in nodes:
@@ -100,21 +104,21 @@ class Compiler:
                 out.subject = node
                 try:
                     self._node(node)
-                except (DeviceError, ValueError, ArithmeticError) as error:  # an operation's numbers may be anything
+                except (DeviceError, ValueError, ArithmeticError) as error:  # an operation's parameters may be anything
                     node = out.subject
                     raise DeviceError(f"{node.op.name} (tensor {node.name or '?'}): {error}") from error
         return out.finish()
 
     def _node(self, node: Tensor) -> None:
         checks.check_node(node, self._out.extent)
-        if node.op is Op.GET_ROWS and self._waits(node):
+        if node.op is Op.GET_ROWS and self._defers_rows(node):
             assert node.src[0] is not None and node.src[1] is not None
-            self._out.waiting[node] = node.src[0], node.src[1]
+            self._out.deferred[node] = node.src[0], node.src[1]
         elif node.op in STAGES:
             if checks.is_row_operation(node):
                 self._rows.chain(node, node)
                 return
-            self._rows.straightened(node)
+            self._rows.emit_on_copies(node)
         elif node.op is Op.MUL_MAT:
             self._products.emit(node)
         elif node.op is Op.CONCAT and ssm.stream(self._out, node, self._rows.consumers(node), self._between(node)):
@@ -122,24 +126,26 @@ class Compiler:
         elif node.op in _EMIT:
             _EMIT[node.op](self._out, node)
         elif node.op in _CARRY:
-            made, emit = _CARRY[node.op]
-            emit(self._out, node, self._keeping(node, made(node)))
+            locate, emit = _CARRY[node.op]
+            emit(self._out, node, self._state_target(node, locate(node)))
         else:
             raise DeviceError("the CPU device does not have this operation")
-        self._out.did(node)
+        self._out.mark_done(node)
 
-    def _waits(self, node: Tensor) -> bool:
-        """Whether chosen rows are left to what goes on from these states."""
+    def _defers_rows(self, node: Tensor) -> bool:
+        """Return True if the choice of rows is left to the operation that continues from these states."""
         readers, numbers = self._rows.consumers(node), self._rows.numbers
         if len(readers) != 1 or readers[0].op not in linear.CARRY or not {node, readers[0]} <= numbers.keys():
             return False
         (reader,) = readers
         between = self.graph.nodes[numbers[node] + 1 : numbers[reader]]
         checks.check_node(reader, self._out.extent)
-        return node.ne[1] == linear.n_seqs(reader) and reading.waits(self._out, node, reader, between)
+        return node.ne[1] == linear.n_seqs(reader) and state_source.can_defer_rows(self._out, node, reader, between)
 
     def _between(self, node: Tensor) -> Callable[[Tensor], list[Tensor] | None]:
-        """What the graph computes between a node and another one; None where it does not list them in this order."""
+        """Return a function for the operations between a node and another one, or None if the graph does not list them
+        in this order.
+        """
         numbers = self._rows.numbers
 
         def between(other: Tensor) -> list[Tensor] | None:
@@ -150,9 +156,9 @@ class Compiler:
 
         return between
 
-    def _keeping(self, node: Tensor, states: Made | None) -> Keeping:
-        """What keeps the states that a node makes."""
+    def _state_target(self, node: Tensor, states: StateLocation | None) -> StateTarget:
+        """Return the target of the states that a node produces."""
         if states is None:
-            return keeping.NOTHING
+            return state_target.NO_TARGET
         readers = self._rows.consumers(node)
-        return keeping.keep(self._out, node, states, self.graph.nodes, self._rows.numbers, readers)
+        return state_target.fuse_state_store(self._out, node, states, self.graph.nodes, self._rows.numbers, readers)

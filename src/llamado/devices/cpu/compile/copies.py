@@ -1,7 +1,7 @@
-"""Moving numbers: copies between any strides and types, and the operations that are nothing but copies.
+"""Data movement: copies between any strides and types, and the operations that consist only of copies.
 
-This is also how operations reach what their kernels do not read: a source of another type, or with gaps in its rows,
-is first copied to plain rows of f32 (`straight`).
+Operations use it for sources their kernels cannot read: a source of another type, or with gaps in its rows, is first
+copied to plain rows of f32 (`plain_rows`).
 """
 
 from __future__ import annotations
@@ -22,52 +22,52 @@ from llamado.ggml.tensor import Shape, Tensor, contiguous_strides
 from llamado.gguf.types import TensorType
 
 WRITABLE = frozenset(type_ for type_, form in FORMATS.items() if form.writable)
-"""Types that rows of f32 become."""
+"""Types that rows of f32 can be converted to."""
 _MOST_NUMBERS = 1 << 20
-"""Of a sequence that a graph has as an operation; the sizes of its blocks are in use."""
+"""Most numbers of an ARANGE; graphs use it for the sizes of a sequence's blocks."""
 _CONVERTIBLE = frozenset({TensorType.I32, *(type_ for type_, form in FORMATS.items() if isinstance(form, Plain))})
 
 
 def alias(tensor: Tensor, type: TensorType, ne: Shape, nb: Shape, offset: int = 0) -> Tensor:
-    """Other elements in the memory of a tensor."""
+    """View other elements in the memory of a tensor."""
     return Tensor(type, ne, nb, Op.VIEW, (tensor,), view_src=tensor, view_offs=offset, name=tensor.name)
 
 
 def in_shape(tensor: Tensor, ne: Shape) -> Tensor:
-    """The elements of a contiguous tensor in another shape."""
+    """View the elements of a contiguous tensor in another shape."""
     return alias(tensor, tensor.type, ne, contiguous_strides(tensor.type, ne))
 
 
-def made(type: TensorType, ne: Shape, name: str = "") -> Tensor:
-    """A tensor that the plan places, for what an operation makes on its way."""
+def intermediate(type: TensorType, ne: Shape, name: str = "") -> Tensor:
+    """Make a tensor for an intermediate result, which the plan places."""
     return Tensor(type, ne, contiguous_strides(type, ne), Op.CONT, name=name)
 
 
-def straight(out: Emitter, tensor: Tensor, type: TensorType = TensorType.F32) -> Tensor:
-    """The tensor itself, or a copy of it, in contiguous rows of `type`."""
+def plain_rows(out: Emitter, tensor: Tensor, type: TensorType = TensorType.F32) -> Tensor:
+    """Return the tensor, or a copy of it, in contiguous rows of `type`."""
     if tensor.type == type and tensor.has_contiguous_rows():
         return tensor
     if tensor.type not in FORMATS:
         raise DeviceError(f"values of type {tensor.type.name} are not supported here (tensor {tensor.name or '?'})")
-    plain = made(type, tensor.ne, tensor.name)
+    plain = intermediate(type, tensor.ne, tensor.name)
     copy(out, tensor, plain)
     return plain
 
 
 def copy(out: Emitter, x: Tensor, y: Tensor) -> None:
-    """y = x: equally many elements, any strides and shapes, converting the type."""
+    """y = x: the same number of elements, any strides and shapes, with conversion of the type."""
     if x.ne != y.ne:
         if y.is_contiguous() and x.ne[0] % y.type.block_size == 0:
             y = in_shape(y, x.ne)
         else:
             if not x.is_contiguous() or y.ne[0] % x.type.block_size:
-                between = made(x.type if x.type.block_size == 1 else TensorType.F32, x.ne)
+                between = intermediate(x.type if x.type.block_size == 1 else TensorType.F32, x.ne)
                 copy(out, x, between)
                 x = between
             x = in_shape(x, y.ne)
     rows = x.has_contiguous_rows() and y.has_contiguous_rows()
     row_bytes = x.type.row_bytes(x.ne[0])
-    if x.type == y.type and rows:  # whatever it is: its bits
+    if x.type == y.type and rows:  # any type: copies the bits
         unit = next(t for t in (TensorType.F32, TensorType.I16, TensorType.I8) if row_bytes % t.block_bytes == 0)
         size = unit.block_bytes
         x, y = (alias(t, unit, (row_bytes // size, *t.ne[1:]), (size, *t.nb[1:])) for t in (x, y))
@@ -80,7 +80,7 @@ def copy(out: Emitter, x: Tensor, y: Tensor) -> None:
     elif (x.type == y.type and x.type in SCALAR) or {x.type, y.type} <= _CONVERTIBLE:
         elements(out, x, y)
     elif x.type in FORMATS and y.type in WRITABLE:  # one in blocks, the other with gaps
-        between = made(TensorType.F32, x.ne)
+        between = intermediate(TensorType.F32, x.ne)
         copy(out, x, between)
         copy(out, between, y)
     else:
@@ -94,7 +94,7 @@ def copy_node(out: Emitter, node: Tensor) -> None:
 
 
 def elements(out: Emitter, x: Tensor, y: Tensor) -> None:
-    """y = x one by one, x repeated until it fills y."""
+    """y = x element by element, with x repeated until it fills y."""
     if x.type not in SCALAR or y.type not in SCALAR:
         raise DeviceError(f"repeating {x.type.name} in {y.type.name} is not supported here")
     fields: Fields = {"x": out.place(x), "y": out.place(y)}
@@ -105,14 +105,14 @@ def elements(out: Emitter, x: Tensor, y: Tensor) -> None:
 
 
 def repeat(out: Emitter, x: Tensor, y: Tensor) -> None:
-    """y = copies of x side by side."""
+    """y = adjacent copies of x."""
     rows = x.type == y.type == TensorType.F32 and x.has_contiguous_rows() and y.has_contiguous_rows()
     if x.ne == y.ne:
         copy(out, x, y)
     elif rows and x.ne[0] == y.ne[0] and all(n in (1, m) for n, m in zip(x.ne, y.ne, strict=True)):
         move_rows(out, "repeat", x, ("row",), y, ("store",))
     else:
-        elements(out, x if x.type == y.type else straight(out, x, y.type), y)
+        elements(out, x if x.type == y.type else plain_rows(out, x, y.type), y)
 
 
 def repeat_node(out: Emitter, node: Tensor) -> None:
@@ -122,7 +122,7 @@ def repeat_node(out: Emitter, node: Tensor) -> None:
 
 
 def concat(out: Emitter, node: Tensor) -> None:
-    """The second source behind the first along a dimension."""
+    """Copy the second source behind the first along a dimension."""
     a, b = node.src[0], node.src[1]
     assert a is not None and b is not None
     d = struct.unpack_from("<i", node.op_params)[0]
@@ -138,7 +138,7 @@ def fill(out: Emitter, node: Tensor) -> None:
     if not node.is_contiguous():
         raise DeviceError("filling of this form is not supported here")
     if node.type != TensorType.F32:
-        whole = made(TensorType.F32, node.ne)
+        whole = intermediate(TensorType.F32, node.ne)
         whole.op_params = node.op_params
         fill(out, whole)
         copy(out, whole, node)
@@ -160,7 +160,7 @@ def arange(out: Emitter, node: Tensor) -> None:
 
 
 def pad(out: Emitter, node: Tensor) -> None:
-    """Zeros around the source."""
+    """Copy the source into zeros."""
     a = node.src[0]
     assert a is not None
     *pads, circular = struct.unpack_from("<9i", node.op_params)

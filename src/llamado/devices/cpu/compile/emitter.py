@@ -1,6 +1,6 @@
-"""What compiling a graph comes to: operations in order, and the memory they name.
+"""The emitter collects the operations of a graph in order, and the memory they use.
 
-Every family of operations (chains, copies, products, attention …) is written in terms of an Emitter.
+Every family of operations (chains, copies, products, attention …) is compiled through an Emitter.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ Fields = dict[str, int | float | Place]
 
 
 class MemoryAccess(NamedTuple):
-    """Memory an operation touches: bytes `start` to `stop` of a tensor without a place yet (`base`), or absolute ones.
+    """Memory an operation touches: bytes `start` to `stop` of a tensor without a place yet (`base`), or absolute
+    addresses.
 
-    `layout` says where each row lies, None where that is not known: the same for two accesses means that row i of one
-    is row i of the other.
+    `layout` describes the location of each row; None if unknown. If it is the same for two accesses, row i of one is
+    row i of the other.
     """
 
     base: Tensor | None
@@ -36,8 +37,8 @@ class MemoryAccess(NamedTuple):
     write: bool
     layout: tuple[int, ...] | None = None
 
-    def meets(self, other: MemoryAccess) -> bool:
-        """Whether one of the two writes what the other touches."""
+    def conflicts(self, other: MemoryAccess) -> bool:
+        """Return True if one of the two writes memory that the other touches."""
         return (
             (self.write or other.write)
             and self.base is other.base
@@ -57,17 +58,17 @@ class Emitter:
         self.scratch = Temporary(0)
         self.outputs = {t.root()[0] for t in graph.outputs.values()}
         self.done: set[Tensor] = set()
-        self.waiting: dict[Tensor, tuple[Tensor, Tensor]] = {}
-        """Rows that the operation which needs them chooses itself: by their GET_ROWS the table and the numbers."""
+        self.deferred: dict[Tensor, tuple[Tensor, Tensor]] = {}
+        """Rows that the operation which needs them selects itself: GET_ROWS node → table and row numbers."""
         self.subject: Tensor | None = None
-        """What an error is about."""
-        self.made: dict[tuple[Any, ...], Temporary] = {}
-        """What several operations share (rotation angles, ranges of masks, quantised columns), by what it is made of:
-        see `contents`.
+        """The node that an error refers to."""
+        self.shared: dict[tuple[Any, ...], Temporary] = {}
+        """Results shared by several operations (rotation angles, mask ranges, quantized columns), by a key of their
+        sources: see `contents_key`.
         """
         self._scratch_step = 0
-        self._changes: dict[Tensor, int] = {}  # how often memory was written in place
-        # What does not change while the graph is compiled is asked for again and again.
+        self._changes: dict[Tensor, int] = {}  # number of in-place writes to memory
+        # caches of properties that do not change during compilation
         self._extents: dict[Tensor, int] = {}
         self._spans: dict[Tensor, ByteSpan] = {}
         self._accesses: dict[Tensor, MemoryAccess] = {}
@@ -82,12 +83,12 @@ class Emitter:
         return size
 
     def place(self, tensor: Tensor, offset: int = 0) -> Place:
-        """Where a tensor's first byte is, or the one at `offset`."""
+        """Return the address of a tensor's first byte, or of the one at `offset`."""
         place = self.span(tensor).place
         return Place(place.base, place.offset + offset) if offset else place
 
     def span(self, tensor: Tensor) -> ByteSpan:
-        """The bytes of a tensor."""
+        """Return the bytes of a tensor."""
         span = self._spans.get(tensor)
         if span is None:
             span = self._spans[tensor] = ByteSpan(self._find(tensor), self.extent(tensor))
@@ -116,7 +117,7 @@ class Emitter:
         return Place(temporary, inside)
 
     def access(self, tensor: Tensor) -> MemoryAccess:
-        """Reading a tensor, which need not have a place yet."""
+        """Return the read access to a tensor, which need not have a place yet."""
         access = self._accesses.get(tensor)
         if access is None:
             root, start = tensor.root()
@@ -127,7 +128,7 @@ class Emitter:
         return access
 
     def touched(self, node: Tensor) -> list[MemoryAccess]:
-        """What an operation touches; the first is what it writes."""
+        """Return an operation's accesses; the first is the write."""
         touched = self._touched.get(node)
         if touched is None:
             base, start, stop, *_ = self.access(node)
@@ -139,32 +140,32 @@ class Emitter:
         return touched
 
     def is_written(self, tensors: Iterable[Tensor], nodes: Iterable[Tensor]) -> bool:
-        """Whether one of some operations writes where tensors lie."""
+        """Return True if one of some operations writes memory of the tensors."""
         mine = [self.access(tensor) for tensor in tensors]
-        return any(self.touched(node)[0].meets(each) for node in nodes if not node.is_noop for each in mine)
+        return any(self.touched(node)[0].conflicts(each) for node in nodes if not node.is_noop for each in mine)
 
-    def may_be_written(self, tensor: Tensor, others: Iterable[Tensor], nodes: Iterable[Tensor]) -> bool:
-        """Whether a tensor can be written before some operations, which touch nothing of it, and lies apart from
-        others.
+    def can_write_early(self, tensor: Tensor, others: Iterable[Tensor], nodes: Iterable[Tensor]) -> bool:
+        """Return True if a tensor can be written before some operations, because they do not touch it and it does not
+        overlap others.
         """
         mine = self.touched(tensor)[0]
         theirs = [self.access(other) for other in others]
         theirs += [access for node in nodes if not node.is_noop for access in self.touched(node)]
-        return not any(mine.meets(access) for access in theirs)
+        return not any(mine.conflicts(access) for access in theirs)
 
     def constant(self, values: NDArray[Any]) -> Place:
-        """Numbers that are there before the graph runs."""
+        """Add numbers that exist before the graph runs."""
         self.constants.append(values)
         return Place(None, values.ctypes.data)
 
     def share_scratch(self, size: int) -> Fields:
-        """Fields of per-thread scratch. Its threads never meet, so it counts as nobody's read or write."""
+        """Return the fields of per-thread scratch. Threads never share it, so it counts as neither read nor written."""
         size = -(-size // 64) * 64
         self._scratch_step = max(self._scratch_step, size)
         return {"scratch": Place(self.scratch, 0), "scratch_step": size}
 
-    def contents(self, tensor: Tensor) -> tuple[Any, ...]:
-        """A key for what a tensor's bytes are now: where, in which shape, after how many writes in place."""
+    def contents_key(self, tensor: Tensor) -> tuple[Any, ...]:
+        """Cache key for a tensor's current bytes: address, shape, and number of in-place writes."""
         root, inside = tensor.root()
         return root, inside, tensor.ne, tensor.nb, self._changes.get(root, 0)
 
@@ -173,20 +174,21 @@ class Emitter:
         self, kernel: Kernel, parameters: dict[str, Any], fields: Fields, reads: list[ByteSpan], writes: list[ByteSpan],
         label: str = "",
     ) -> None:  # fmt: skip
-        """Appends an operation."""
+        """Append an operation."""
         self.operations.append(Operation(kernel, parameters, fields, reads, writes, label=label))
 
-    def did(self, node: Tensor) -> None:
-        """A node's operation is there."""
+    def mark_done(self, node: Tensor) -> None:
+        """Mark a node as done."""
         self.done.add(node)
         if node.view_src is not None:
             root = node.root()[0]
             self._changes[root] = self._changes.get(root, 0) + 1
 
     def finish(self) -> list[Operation]:
-        """All operations; nothing comes after this."""
+        """Return all operations. Call this last."""
         if self._scratch_step:
-            # one step for all: a thread that is ahead must not meet another's scratch of the operation before
+            # one step for all operations: a thread that is ahead must not touch another's scratch of the operation
+            # before
             for operation in self.operations:
                 if "scratch_step" in operation.fields:
                     operation.fields["scratch_step"] = self._scratch_step
@@ -194,6 +196,6 @@ class Emitter:
         return self.operations
 
 
-def nothing() -> Place:
-    """Where an operand would be that an operation does not have."""
+def no_operand() -> Place:
+    """Placeholder for an operand that an operation does not have."""
     return Place(None, 0)

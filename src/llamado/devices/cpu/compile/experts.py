@@ -1,4 +1,4 @@
-"""Products of experts (`kernels/experts.py`): tokens are grouped by their experts, once for all products."""
+"""Compilation of expert products (`kernels/experts.py`): tokens are grouped by experts once for all products."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llamado.devices.cpu.compile import columns, copies
-from llamado.devices.cpu.compile.copies import made, straight
+from llamado.devices.cpu.compile.copies import intermediate, plain_rows
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
 from llamado.devices.cpu.kernels import experts, matmul
@@ -25,17 +25,17 @@ def multiply(out: Emitter, node: Tensor) -> None:
     w, x, ids = node.src[0], node.src[1], node.src[2]
     assert w is not None and x is not None and ids is not None
     if node.type != TensorType.F32 or not node.is_contiguous():
-        result = made(TensorType.F32, node.ne, node.name)
+        result = intermediate(TensorType.F32, node.ne, node.name)
         result.op, result.src = node.op, (w, x, ids)
         multiply(out, result)
         copies.copy(out, result, node)
         return
     if x.ne[1] not in (1, node.ne[1]):  # its columns serve several choices of a token each
-        whole = made(TensorType.F32, (x.ne[0], node.ne[1], x.ne[2], 1), x.name)
-        copies.repeat(out, straight(out, x), whole)
+        whole = intermediate(TensorType.F32, (x.ne[0], node.ne[1], x.ne[2], 1), x.name)
+        copies.repeat(out, plain_rows(out, x), whole)
         x = whole
     elif not x.is_contiguous() or x.type != TensorType.F32:
-        plain = made(TensorType.F32, x.ne, x.name)
+        plain = intermediate(TensorType.F32, x.ne, x.name)
         copies.copy(out, x, plain)
         x = plain
     product = Tensor(node.type, node.ne, node.nb, node.op, (w, x, ids), view_src=node, name=node.name)
@@ -43,13 +43,13 @@ def multiply(out: Emitter, node: Tensor) -> None:
         _blocks(out, product, w, x, ids)
         return
     known = isinstance(FORMATS.get(w.type), Plain) and w.has_contiguous_rows()
-    _floats(out, product, w if known else straight(out, w), x, ids)
+    _floats(out, product, w if known else plain_rows(out, w), x, ids)
 
 
 def multiply_each(out: Emitter, node: Tensor, w: Tensor, x: Tensor) -> None:
-    """MUL_MAT of contiguous x with several matrices in blocks: columns of dimension 2 go through one after the other.
+    """MUL_MAT of contiguous x with several matrices in blocks, each with its columns of dimension 2.
 
-    A product of experts whose routes are known.
+    It is a product of experts whose routes are known.
     """
     each = x.nrows // w.ne[2]
     acts = columns.activations(out, x, columns.layout_of(node, out.lowering))
@@ -88,7 +88,8 @@ def _blocks(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> No
 
 
 def _tiled(out: Emitter, node: Tensor, w: Tensor, fields: Fields, reads: list[ByteSpan]) -> dict[str, int]:
-    """Multiplies in tiles those experts that many columns fall on, if there can be such; what `experts_many` is told.
+    """Emit products in tiles for experts that get many columns, if there can be any. Return the parameters that exclude
+    these experts from `experts_many`.
 
     `fields` and `reads` are those of `experts_many`, weights first.
     """
@@ -105,18 +106,18 @@ def _tiled(out: Emitter, node: Tensor, w: Tensor, fields: Fields, reads: list[By
 
 
 def _gathered(out: Emitter, node: Tensor, w: Tensor, fields: Fields, reads: list[ByteSpan]) -> Temporary:
-    """Columns of experts that many fall on, in tiles: made once for all products of these columns and choices."""
+    """Gather the columns of experts that get many, in tiles, once for all products of these columns and choices."""
     form = in_blocks(w.type)
     asked = {name: fields[name] for name in ("x", "x_slot", "x_token", "n_experts", "routes")}
     key = ("gathered", *asked.items(), w.ne[0], form.columns)
-    if key not in out.made:
+    if key not in out.shared:
         size = w.ne[0] // form.block * form.column_bytes
         tiles = Temporary(expert_tiles.gathered_bytes(w.ne[2], node.nrows, size))
         gather = asked | {"n_parts": w.ne[0] // form.columns, "tiles": Place(tiles, 0)}
         writes = [ByteSpan(Place(tiles, 0), tiles.size)]
         out.emit(expert_tiles.gather_tiles, {"block": form.columns}, gather, reads, writes, "columns of experts")
-        out.made[key] = tiles
-    return out.made[key]
+        out.shared[key] = tiles
+    return out.shared[key]
 
 
 def _floats(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> None:
@@ -128,7 +129,7 @@ def _floats(out: Emitter, node: Tensor, w: Tensor, x: Tensor, ids: Tensor) -> No
 
 
 def _columns(out: Emitter, node: Tensor, w: Tensor, acts: Temporary) -> tuple[Fields, dict[str, Any]]:
-    """Fields and parameters of a product of quantised columns, one for each slot."""
+    """Fields and parameters of a product of quantized columns, one for each slot."""
     form = in_blocks(w.type)
     step = w.ne[0] // form.block * form.column_bytes
     fields = _fields(out, node, w) | {"x": Place(acts, 0), "x_slot": step, "n_blocks": w.ne[0] // form.block}
@@ -136,10 +137,10 @@ def _columns(out: Emitter, node: Tensor, w: Tensor, acts: Temporary) -> tuple[Fi
 
 
 def _one_column(w: Tensor, panel_rows: int) -> dict[str, Any]:
-    """Parameters of a product of one column for each matrix, where `panel_rows` are unpacked together for several."""
+    """Parameters of a product of one column per matrix; `panel_rows`: rows unpacked together for several columns."""
     form = in_blocks(w.type)
-    panel_rows = matmul.rows_of_one(form, panel_rows)
-    return {"panel_rows": panel_rows, "near": matmul.next_to_l1(form, panel_rows * w.nb[1])}
+    panel_rows = matmul.rows_of_one_column(form, panel_rows)
+    return {"panel_rows": panel_rows, "near": matmul.prefetches_to_l1(form, panel_rows * w.nb[1])}
 
 
 def _fields(out: Emitter, node: Tensor, w: Tensor) -> Fields:
@@ -158,16 +159,16 @@ def _choices(out: Emitter, ids: Tensor, n_experts: int) -> Fields:
 
 
 def _routed(out: Emitter, ids: Tensor, n_experts: int, reads: list[ByteSpan]) -> Fields:
-    """Fields of the table of routes, which is made once for all products with the same choices."""
-    key = ("routes", *out.contents(ids), n_experts)
-    if key not in out.made:
+    """Fields of the table of routes, which is built once for all products with the same choices."""
+    key = ("routes", *out.contents_key(ids), n_experts)
+    if key not in out.shared:
         routes = Temporary(experts.routes_bytes(n_experts, ids.nelements))
         counts = Temporary(4 * n_experts)
         fields = _choices(out, ids, n_experts)
         fields |= {"n_tokens": ids.ne[1], "counts": Place(counts, 0), "routes": Place(routes, 0)}
         writes = [ByteSpan(Place(t, 0), t.size) for t in (routes, counts)]
         out.emit(experts.group_by_expert, {}, fields, [out.span(ids)], writes, "experts")
-        out.made[key] = routes
-    routes = out.made[key]
+        out.shared[key] = routes
+    routes = out.shared[key]
     reads.append(ByteSpan(Place(routes, 0), routes.size))
     return {"n_experts": n_experts, "routes": Place(routes, 0)}

@@ -1,7 +1,8 @@
-"""Which row operation may join a chain: it takes the row over, all else it needs is there, and no other row is touched.
+"""Fusion rules: a row operation may join a chain if it continues with the chain's row, its other sources are ready, and
+it touches no other row.
 
-A thread of a chain may be at any row while another is at any other; and an operation that joins a chain is done before
-those that stand between in the graph.
+A thread of a chain may be at any row while another is at any other; and an operation that joins a chain runs before the
+operations between them in the graph.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ from llamado.ggml.ops import VIEW_OPS, Op
 from llamado.ggml.tensor import Tensor
 
 _FAR = 256
-"""Operations ahead at which a chain looks for the next of its own."""
+"""Operations that a chain looks ahead for its next stage."""
 
 
 class Fusion:
-    """Looks for what may join the chain that begins at one node of a graph."""
+    """Finds the operations that may join the chain that begins at one node of a graph."""
 
     def __init__(self, out: Emitter, nodes: Sequence[Tensor], numbers: Mapping[Tensor, int], first: Tensor) -> None:
-        """`numbers`: places of nodes in the graph."""
+        """`numbers`: positions of nodes in the graph."""
         self._out, self._nodes, self._numbers = out, nodes, numbers
         self._at = numbers.get(first, 0)
         self._touched: list[MemoryAccess] = []
-        self._new: list[Tensor] = []  # of the chain, not yet looked at
+        self._new: list[Tensor] = []  # nodes of the chain whose accesses are not collected yet
 
     def joined(self, node: Tensor) -> None:
-        """The chain does this one, too."""
+        """Record that `node` joined the chain."""
         self._new.append(node)
 
     def next(self, node: Tensor, consumers: Sequence[Tensor]) -> Tensor | None:
-        """The one among `consumers` that takes over from `node`, the chain's last."""
+        """Return the consumer that can join after `node`, the chain's last operation."""
         for reader in consumers:
             if reader in self._out.done or reader.op not in STAGES or reader.op is Op.GET_ROWS:
                 continue
@@ -53,7 +54,7 @@ class Fusion:
         return None
 
     def _is_ready(self, tensor: Tensor, node: Tensor) -> bool:
-        """Whether a tensor's bytes are there (or it is `node` itself in another shape)."""
+        """Return True if a tensor is computed already, or is `node` itself in another shape."""
         for _ in range(checks.MAX_VIEWS):
             if tensor.view_src is None or not (tensor.op in VIEW_OPS or tensor.op is Op.NONE):
                 return tensor is node or tensor.op is Op.NONE or tensor in self._out.done
@@ -61,36 +62,38 @@ class Fusion:
         return False
 
     def _keeps_to_rows(self, reader: Tensor) -> bool:
-        """Whether a chain with `reader` in it touches nothing of other rows."""
+        """Return True if a chain with `reader` touches nothing of other rows."""
         for node in self._new:
             self._touched += _row_accesses(self._out, node)
         self._new.clear()
         return not any(
-            mine.meets(theirs) and (mine.layout is None or mine.layout != theirs.layout)
+            mine.conflicts(theirs) and (mine.layout is None or mine.layout != theirs.layout)
             for mine in _row_accesses(self._out, reader)
             for theirs in self._touched
         )
 
     def _may_come_early(self, reader: Tensor) -> bool:
-        """Whether `reader` may run now: nothing that stands between writes what it touches, or reads what it writes."""
+        """Return True if `reader` may run now: no operation in between writes memory it touches, or reads memory it
+        writes.
+        """
         between = self._nodes[self._at + 1 : self._numbers[reader]]
         others = [node for node in between if node not in self._out.done and not node.is_noop]
         if not others:
             return True
         mine = self._out.touched(reader)
-        return not any(access.meets(theirs) for node in others for theirs in self._touches(node) for access in mine)
+        return not any(access.conflicts(theirs) for node in others for theirs in self._touches(node) for access in mine)
 
     def _touches(self, node: Tensor) -> list[MemoryAccess]:
-        """What an operation touches, and what it was left to read."""
+        """Return an operation's accesses, including the deferred reads of rows it selects itself."""
         out = self._out
-        if not out.waiting:
+        if not out.deferred:
             return out.touched(node)
-        left = [out.waiting.get(s.root()[0], ()) for s in node.src if s is not None]
+        left = [out.deferred.get(s.root()[0], ()) for s in node.src if s is not None]
         return [*out.touched(node), *(out.access(tensor) for tensors in left for tensor in tensors)]
 
 
 def _takes_over(reader: Tensor, node: Tensor) -> bool:
-    """Whether a row operation works on the row of `node`, element by element."""
+    """Return True if a row operation works on the row of `node`, element by element."""
     if reader.op is Op.SET_ROWS:
         rows_in = reader.src[0]
         assert rows_in is not None
@@ -110,13 +113,13 @@ def _takes_over(reader: Tensor, node: Tensor) -> bool:
 
 
 def _row_accesses(out: Emitter, node: Tensor) -> list[MemoryAccess]:
-    """What a row operation touches, row by row where the chain's rows are meant."""
+    """Return a row operation's accesses, row by row for those to the chain's own row."""
     chosen = node.op in (Op.SET_ROWS, Op.GET_ROWS)
     written, *_ = out.touched(node)
     found = [written if node.op is Op.SET_ROWS else _in_rows(written, node, node)]
     for i, source in enumerate(node.src):
         if source is None or (node.op is Op.SET_ROWS and i == 0):
-            continue  # the rows a cache takes come in registers
+            continue  # the rows that a cache takes are in registers
         access = out.access(source)
         aside = chosen or (i > 0 and node.op in (Op.ROPE, Op.SOFT_MAX, Op.ADD_ID))
         found.append(access if aside else _in_rows(access, source, node))
@@ -124,7 +127,7 @@ def _row_accesses(out: Emitter, node: Tensor) -> list[MemoryAccess]:
 
 
 def _in_rows(access: MemoryAccess, tensor: Tensor, like: Tensor) -> MemoryAccess:
-    """The access to a tensor, a row of it for each row of `like`."""
+    """Return the access to a tensor with one row for each row of `like`."""
     base, start, stop, write, _ = access
     (_, n1, n2, n3), (s1, s2, s3) = like.ne, row_strides(tensor, like)
     layout = start, tensor.ne[0], s1 if n1 > 1 else 0, s2 if n2 > 1 else 0, s3 if n3 > 1 else 0

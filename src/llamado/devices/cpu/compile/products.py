@@ -1,11 +1,11 @@
-"""Matrix products: weights in blocks as the file has them, everything else as floats."""
+"""Compilation of matrix products: weights in blocks in the file's layout, everything else as floats."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from llamado.devices.cpu.compile import columns, copies, experts
-from llamado.devices.cpu.compile.copies import made, straight
+from llamado.devices.cpu.compile.copies import intermediate, plain_rows
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
 from llamado.devices.cpu.kernels import floats, matmul
@@ -17,12 +17,13 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 _MANY = 12
-"""Columns from which a product of plain floats expands its weights first."""
+"""Columns from which on a product of plain floats expands its weights first."""
 
 
 class Products:
-    """Compiles the products of a graph; each of few columns is told where the next one's weights are, the
-    last one where the first one's are."""
+    """Compiles the products of a graph. Each product of few columns gets the address of the next one's weights, to
+    prefetch them; the last one gets the first one's.
+    """
 
     def __init__(self, out: Emitter) -> None:
         self._out = out
@@ -30,19 +31,19 @@ class Products:
         self._last_few: Fields | None = None
 
     def emit(self, node: Tensor) -> None:
-        """A product of any form."""
+        """Emit a product of any form."""
         out, w, x = self._out, node.src[0], node.src[1]
         assert w is not None and x is not None
         if node.type != TensorType.F32 or not node.has_contiguous_rows():
-            result = made(TensorType.F32, node.ne, node.name)
+            result = intermediate(TensorType.F32, node.ne, node.name)
             result.op, result.src = node.op, (w, x)
             self.emit(result)
             copies.copy(out, result, node)
             return
-        x = straight(out, x)
+        x = plain_rows(out, x)
         if columns.takes_blocks(node):
             if not x.is_contiguous():
-                columns_in = made(TensorType.F32, x.ne, x.name)
+                columns_in = intermediate(TensorType.F32, x.ne, x.name)
                 copies.copy(out, x, columns_in)
                 x = columns_in
             if w.ne[2] > 1:
@@ -50,9 +51,9 @@ class Products:
             else:
                 self._blocks(node, w, x)
             return
-        # few rows of weights: as f32 where they are in blocks
+        # few rows of weights: as f32 if they are in blocks
         plain = isinstance(FORMATS.get(w.type), Plain) and w.has_contiguous_rows()
-        self._floats(node, w if plain else straight(out, w), x)
+        self._floats(node, w if plain else plain_rows(out, w), x)
 
     def _blocks(self, node: Tensor, w: Tensor, x: Tensor) -> None:
         out, form, n_columns = self._out, in_blocks(w.type), x.nrows
@@ -63,13 +64,13 @@ class Products:
             return
         panel_rows = out.lowering.rows_of_panel(w.ne[1])
         if n_columns == 1:
-            panel_rows = matmul.rows_of_one(form, panel_rows)
+            panel_rows = matmul.rows_of_one_column(form, panel_rows)
         panels = -(-w.ne[1] // panel_rows)
         few = _columns_of_few(n_columns, form, out.lowering)
         kernel = matmul.matmul_many
         parameters: dict[str, Any] = {"weights": w.type.name, "panel_rows": panel_rows}
         if few is not None:
-            parameters |= {"columns": few, "near": matmul.next_to_l1(form, panel_rows * w.nb[1])}
+            parameters |= {"columns": few, "near": matmul.prefetches_to_l1(form, panel_rows * w.nb[1])}
             kernel = matmul.matmul_few
         fields: Fields = {
             "w": out.place(w),
@@ -85,7 +86,7 @@ class Products:
         if few is not None:
             mine: Fields = {"next": fields["w"], "next_panels": panels, "next_panel_bytes": panel_rows * w.nb[1]}
             self._first_few = self._first_few or mine
-            fields |= self._first_few  # the next run's, unless another one comes
+            fields |= self._first_few  # the weights of the next run, unless another product follows
             if self._last_few is not None:
                 self._last_few |= mine
             self._last_few = fields
@@ -126,12 +127,12 @@ class Products:
 
 
 def _columns_of_few(n: int, form: Blocks, lowering: Lowering) -> int | None:
-    """The `columns` of `matmul_few` for a product of n columns; None where `matmul_many` is faster: super-blocks take
-    longer to unpack a second time.
+    """Return the `columns` of `matmul_few` for a product of n columns; None if `matmul_many` is faster: super-blocks
+    take longer to unpack a second time.
 
-    As many as registers hold have a kernel for each number, of more every fourth number has one.
+    There is a kernel for each number of columns that fits the registers, and for every fourth number beyond.
     """
     if n <= lowering.few:
         return n
     second = lowering.few if isinstance(form, Blocks32) else lowering.columns
-    return -(-n // matmul.TOGETHER) * matmul.TOGETHER if n <= lowering.few + second * (lowering.passes - 1) else None
+    return -(-n // matmul.MIN_GROUP) * matmul.MIN_GROUP if n <= lowering.few + second * (lowering.passes - 1) else None

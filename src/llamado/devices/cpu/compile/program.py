@@ -1,8 +1,8 @@
-"""Programs: operations with their memory planned, their barriers placed and their fields packed for the machine.
+"""Programs: operations with planned memory, barriers and packed fields, ready for the threads.
 
-An operation names the memory it reads and writes. That alone decides where activations lie (memory is used again once
-its last reader is past) and where threads must wait for each other: only before an operation that touches what
-another has written, or writes what another touches, since the last barrier.
+An operation names the memory it reads and writes. That alone decides the placement of activations (memory is reused
+after its last reader) and the barriers: one is needed only before an operation that touches memory written by another
+one, or writes memory touched by another one, since the last barrier.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.cpu.jit import CodeSegment, Jit, Kernel
-from llamado.devices.cpu.memory import on_lines
-from llamado.devices.first_fit import FOREVER, Life, place
+from llamado.devices.cpu.memory import cache_aligned_zeros
+from llamado.devices.first_fit import FOREVER, Lifetime, place
 
 _ALIGN = 64
 _LINGER = 2
-"""Operations for which freed memory is left alone: using it at once would only add a barrier."""
+"""Operations during which freed memory is not reused: immediate reuse would only add a barrier."""
 
 _REMEMBERED = 512
-"""Spans since the last barrier that a new one is held against; one barrier more costs less than looking further."""
+"""Spans since the last barrier that a new one is compared with; one more barrier costs less than more comparisons."""
 
 
 @dataclass(eq=False)
 class Temporary:
-    """Memory the plan places: an activation, or something a kernel makes for another."""
+    """Memory that the plan places: an activation, or an intermediate result that a kernel makes for another."""
 
     size: int
     keep: bool = False  # readable after the program has run
@@ -37,7 +37,7 @@ class Temporary:
 
 
 class Place(NamedTuple):
-    """An address: `offset` bytes into a temporary, or absolute where `base` is None."""
+    """An address: `offset` bytes into a temporary, or absolute if `base` is None."""
 
     base: Temporary | None
     offset: int
@@ -69,21 +69,21 @@ class Program:
 
     table: NDArray[np.int64]
     counters: NDArray[np.int64]
-    """[threads and groups of them, operations]: see `Work`. Each thread's are on cache lines of its own."""
+    """[threads and groups of them, operations]: see `Work`. Each thread's counters are on cache lines of its own."""
     fields: NDArray[np.int64]
     arena_size: int
     labels: list[str] = field(default_factory=list)
     code: list[CodeSegment] = field(default_factory=list)
-    """What its kernels' addresses point into."""
+    """The code that the kernels' addresses point into."""
 
     @property
     def barriers(self) -> int:
-        """How often the threads wait for each other."""
+        """Number of barriers."""
         return int(self.table[:, 2].sum())
 
 
 def plan(operations: list[Operation]) -> int:
-    """Places every temporary; gives the size of the arena."""
+    """Place every temporary; return the size of the arena."""
     temporaries: dict[Temporary, None] = {}
     for i, operation in enumerate(operations):
         for span in (*operation.reads, *operation.writes):
@@ -93,7 +93,7 @@ def plan(operations: list[Operation]) -> int:
                     base.first = i
                     temporaries[base] = None
                 base.last = i
-    lives = [Life(t.first, FOREVER if t.keep else t.last, t.size) for t in temporaries]
+    lives = [Lifetime(t.first, FOREVER if t.keep else t.last, t.size) for t in temporaries]
     size, offsets = place(lives, alignment=_ALIGN, linger=_LINGER)
     for temporary, offset in zip(temporaries, offsets, strict=True):
         temporary.offset = offset
@@ -101,7 +101,7 @@ def plan(operations: list[Operation]) -> int:
 
 
 def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, n_counters: int) -> Program:
-    """Packs planned operations for an arena at address `arena`; each gets `n_counters` counters."""
+    """Pack planned operations for an arena at address `arena`; each gets `n_counters` counters."""
     table = np.zeros((len(operations), 3), np.int64)
     values: list[int] = []
     starts: list[int] = []
@@ -119,14 +119,16 @@ def link(operations: list[Operation], jit: Jit, arena: int, arena_size: int, n_c
         table[i, 2] = barrier
     fields = np.array(values or [0], np.int64)
     table[:, 1] = fields.ctypes.data + 8 * np.array(starts, np.int64)
-    lines = -(-max(len(operations), 1) // 8) | 1  # odd, or a counter of all threads is in one set of a cache
-    counters = on_lines(n_counters * 8 * lines).reshape(n_counters, 8 * lines)
+    lines = (
+        -(-max(len(operations), 1) // 8) | 1
+    )  # odd: else all threads' counters of one operation map to the same cache set
+    counters = cache_aligned_zeros(n_counters * 8 * lines).reshape(n_counters, 8 * lines)
     labels = [o.label or o.kernel.name for o in operations]
     return Program(table, counters, fields, arena_size, labels, [*code.values()])
 
 
 def _conflict(touched: list[tuple[int, int, bool]], since: list[tuple[int, int, bool]]) -> bool:
-    """Whether one of `touched` (start, stop, written) meets one of `since`, and either is written."""
+    """Return True if one of `touched` (start, stop, written) overlaps one of `since`, and either is written."""
     for start, stop, write in touched:
         for began, stopped, wrote in since:
             if start < stopped and began < stop and (write or wrote):

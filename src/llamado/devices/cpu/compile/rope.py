@@ -1,4 +1,4 @@
-"""What attention knows of positions: the angles of rotations, and how much a head minds a distance."""
+"""Position parameters of attention: the angles of rotations (RoPE), and the slopes of distance biases (ALiBi)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from llamado.ggml.ops import RopeMode
 
 
 def rope_frequencies(n_dims: int, n_ctx_orig: int, parameters: tuple[float, ...]) -> tuple[NDArray[np.float64], float]:
-    """Angle per position of each pair (f64[n_dims/2]) and the magnitude of the rotation.
+    """Return the angle per position of each pair (f64[n_dims/2]) and the magnitude of the rotation.
 
     RoPE (Su et al. 2021) with `parameters` (base, scale, ext_factor, attn_factor, beta_fast, beta_slow) as in ROPE's
-    op_params: position interpolation by `scale`, and YaRN (Peng et al. 2023) where `ext_factor` > 0:
-    pairs below the ramp keep their frequency, those above are interpolated.
+    op_params: position interpolation by `scale`, and YaRN (Peng et al. 2023) if `ext_factor` > 0: pairs below the ramp
+    keep their frequency, those above are interpolated.
     """
     base, scale, ext_factor, attn_factor, beta_fast, beta_slow = parameters
     i = np.arange(n_dims // 2, dtype=np.float64)
@@ -35,10 +35,11 @@ def rope_frequencies(n_dims: int, n_ctx_orig: int, parameters: tuple[float, ...]
 
 
 def sections_of_pairs(n_pairs: int, mode: RopeMode, lengths: tuple[int, ...]) -> NDArray[np.int64] | None:
-    """Which of a token's four positions turns each pair (M-RoPE, arXiv 2409.12191); None where there is one.
+    """Return for each pair the one of a token's four positions that rotates it (M-RoPE, arXiv 2409.12191); None for
+    other modes.
 
-    Sections of these lengths follow one another, again and again, or (IMROPE) the first three take turns while they
-    last, and the fourth has the rest.
+    MROPE: sections of these lengths follow one another and repeat. IMROPE: the first three alternate while they last,
+    and the fourth has the rest.
     """
     if mode not in (RopeMode.MROPE, RopeMode.IMROPE):
         return None
@@ -50,9 +51,9 @@ def sections_of_pairs(n_pairs: int, mode: RopeMode, lengths: tuple[int, ...]) ->
 
 
 def alibi_slopes(n_heads: int, max_bias: float) -> NDArray[np.float32]:
-    """How much a head minds the mask (ALiBi, Press et al. 2021): even powers of ½ down to 2^−max_bias.
+    """Return each head's factor for the mask (ALiBi, Press et al. 2021): even powers of ½ down to 2^−max_bias.
 
-    Heads beyond a power of two lie in between. 1 for all without a bias.
+    Heads beyond a power of two lie in between. All factors are 1 without a bias.
     """
     if max_bias <= 0:
         return np.ones(n_heads, np.float32)

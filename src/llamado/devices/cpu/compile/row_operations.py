@@ -1,4 +1,4 @@
-"""Row operations: chains of them as one kernel each, and those on what is not rows of f32."""
+"""Compilation of row operations: chains as one kernel each, and operations on data that is not rows of f32."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from llamado.devices.cpu.compile import columns, copies
 from llamado.devices.cpu.compile.chains import Chain
 from llamado.devices.cpu.compile.checks import BINARY
-from llamado.devices.cpu.compile.copies import alias, made, straight
+from llamado.devices.cpu.compile.copies import alias, intermediate, plain_rows
 from llamado.devices.cpu.compile.emitter import Emitter
 from llamado.devices.cpu.compile.fusion import Fusion
 from llamado.devices.cpu.compile.stages import STAGES
@@ -18,7 +18,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 _MAX_STAGES = 24
-"""Stages of a chain: every chain is a kernel of its own, which takes time to compile."""
+"""Most stages of a chain: every chain is a kernel of its own, which takes time to compile."""
 
 
 class RowOperations:
@@ -30,12 +30,12 @@ class RowOperations:
         self._readers: dict[Tensor, list[Tensor]] = {}
 
     def reads(self, source: Tensor, reader: Tensor) -> None:
-        """An operation of the graph, or a view, reads a tensor."""
+        """Record that an operation of the graph, or a view, reads a tensor."""
         self._readers.setdefault(source, []).append(reader)
 
     def consumers(self, tensor: Tensor) -> list[Tensor]:
-        """Operations that read a tensor, also through views."""
-        found: list[Tensor] = []  # once for each time it reads
+        """Return the operations that read a tensor, also through views."""
+        found: list[Tensor] = []  # one entry for each time an operation reads it
         seen, waiting = {tensor}, [tensor]
         while waiting:
             for reader in self._readers.get(waiting.pop(), ()):
@@ -47,7 +47,7 @@ class RowOperations:
         return found
 
     def chain(self, first: Tensor, at: Tensor) -> None:
-        """The chain that begins with `first`, as long as it can be; `at`: the node of the graph that it is for."""
+        """Emit the longest chain that begins with `first`. `at`: the node of the graph that it is for."""
         out, source = self._out, first.src[0]
         assert source is not None
         chain, fusion = Chain(out, source), Fusion(out, self._nodes, self.numbers, at)
@@ -58,7 +58,7 @@ class RowOperations:
         while node is not None:
             STAGES[node.op](chain, node)
             fusion.joined(node)
-            out.did(node)
+            out.mark_done(node)
             chain.value = node
             if node.op is Op.SET_ROWS:
                 break
@@ -69,7 +69,9 @@ class RowOperations:
         chain.finish(shape)
 
     def _keep(self, chain: Chain, node: Tensor, after: Tensor | None, consumers: Sequence[Tensor]) -> None:
-        """What others than `after` need of a node: the row in memory, or its quantised columns."""
+        """Store the outputs of a node that operations other than `after` need: the row in memory, or its quantized
+        columns.
+        """
         products = [c for c in consumers if c is not after and columns.takes_columns(c, node)]
         stored = node.root()[0] in self._out.outputs or node.view_src is not None or node.buffer is not None
         if stored or len(consumers) - (after is not None) > len(products) or not consumers:
@@ -77,12 +79,14 @@ class RowOperations:
         for layout in sorted({columns.layout_of(c, self._out.lowering) for c in products}):
             columns.quantize(chain, node, layout)
 
-    def straightened(self, node: Tensor) -> None:
-        """A row operation on what is not rows of f32: on copies that are, its result copied to where it belongs."""
+    def emit_on_copies(self, node: Tensor) -> None:
+        """Emit a row operation on data that is not rows of f32: on copies that are, with its result copied to its
+        place.
+        """
         out, a, b = self._out, node.src[0], node.source(1)
         assert a is not None
         type_ = TensorType.F32
-        if node.op is Op.GET_ROWS and node.type == a.type == TensorType.I32:  # moved as they are
+        if node.op is Op.GET_ROWS and node.type == a.type == TensorType.I32:  # moved without conversion
             a = alias(a, type_, a.ne, a.nb)
             type_ = TensorType.I32
         elif node.type not in copies.WRITABLE:
@@ -94,19 +98,19 @@ class RowOperations:
         elif node.has_contiguous_rows() and node.type == type_:
             result = alias(node, TensorType.F32, node.ne, node.nb)
         else:
-            result = made(TensorType.F32, node.ne, node.name)
+            result = intermediate(TensorType.F32, node.ne, node.name)
         sources: tuple[Tensor | None, ...] = (*node.src[1:],)
         if node.op is Op.GLU and b is None:
             swapped = struct.unpack_from("<i", node.op_params, 4)[0]
-            a = straight(out, a)
+            a = plain_rows(out, a)
             halves = [alias(a, a.type, node.ne, a.nb, at) for at in (0, 4 * node.ne[0])]
             a, b = halves[::-1] if swapped else halves
             sources = (b,)
         elif b is not None and (node.op in BINARY or node.op is Op.GLU):
-            sources = (self._repeated(straight(out, b), node),)
+            sources = (self._repeated(plain_rows(out, b), node),)
         elif b is not None and node.op in (Op.SOFT_MAX, Op.ADD_ID):
-            sources = (straight(out, b), *node.src[2:])
-        a = straight(out, a)
+            sources = (plain_rows(out, b), *node.src[2:])
+        a = plain_rows(out, a)
         result.op, result.src, result.op_params = node.op, (a, *sources), node.op_params
         if node.op is Op.GLU:
             result.op_params = node.op_params[:4] + bytes(4) + node.op_params[8:]
@@ -115,9 +119,9 @@ class RowOperations:
             copies.copy(out, result if type_ == TensorType.F32 else alias(result, type_, result.ne, result.nb), node)
 
     def _repeated(self, operand: Tensor, node: Tensor) -> Tensor:
-        """An operand whose dimensions are those of the result, or one."""
+        """Return an operand whose dimensions are those of the result, or one."""
         if all(m in (1, n) for m, n in zip(operand.ne, node.ne, strict=True)):
             return operand
-        whole = made(TensorType.F32, node.ne)
+        whole = intermediate(TensorType.F32, node.ne)
         copies.repeat(self._out, operand, whole)
         return whole

@@ -1,4 +1,4 @@
-"""How one row operation becomes a stage of a chain: its parameters, and what it reads besides the row."""
+"""Stages of chains: the parameters of each row operation, and its reads besides the row."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from llamado.devices.cpu.compile.chains import Chain
 from llamado.devices.cpu.compile.checks import BINARY
 from llamado.devices.cpu.compile.copies import WRITABLE
-from llamado.devices.cpu.compile.emitter import Emitter, Fields, nothing
+from llamado.devices.cpu.compile.emitter import Emitter, Fields, no_operand
 from llamado.devices.cpu.compile.program import ByteSpan, Place, Temporary
 from llamado.devices.cpu.compile.rope import alibi_slopes, rope_frequencies, sections_of_pairs
 from llamado.devices.cpu.kernels import rows
 from llamado.devices.cpu.kernels.formats import FORMATS
-from llamado.devices.cpu.kernels.maths import ALONE, GATE, UNARY
+from llamado.devices.cpu.kernels.maths import GATE, UNARY, UNARY_OPS
 from llamado.devices.device import DeviceError
 from llamado.ggml.ops import GluOp, Op, RopeMode, UnaryOp
 from llamado.ggml.tensor import Tensor
@@ -117,7 +117,7 @@ def _soft_max(chain: Chain, node: Tensor) -> None:
     out, mask, sinks = chain.out, node.source(1), node.source(2)
     scale, max_bias = struct.unpack_from("<2f", node.op_params)
     fields: Fields = {"s1": 0, "s2": 0, "s3": 0, "m2": 1, "m3": 1}
-    fields |= {"scale": scale, "mask": nothing(), "slopes": nothing(), "sinks": nothing()}
+    fields |= {"scale": scale, "mask": no_operand(), "slopes": no_operand(), "sinks": no_operand()}
     if mask is not None:
         slopes = out.constant(alibi_slopes(node.ne[2], max_bias))
         fields |= {"mask": out.place(mask), "slopes": slopes, "m2": mask.ne[2], "m3": mask.ne[3]}
@@ -135,7 +135,7 @@ def _set_rows(chain: Chain, node: Tensor) -> None:
     assert source is not None and ids is not None
     if node.type not in WRITABLE:
         raise DeviceError(f"SET_ROWS to {node.type.name} is not supported here")
-    # the row may be one head of what the cache keeps as one row
+    # the row may be one head of a row of the cache
     how = "flat" if source.ne[2] * source.ne[3] == 1 else "deep"
     if chain.value.ne[0] != source.ne[0]:
         how = "heads"
@@ -170,16 +170,16 @@ def _rope(chain: Chain, node: Tensor) -> None:
 
 
 def _angles(out: Emitter, node: Tensor) -> Temporary:
-    """cos and sin of every token and pair that a rotation turns, computed once for all layers."""
+    """Return the cos and sin of every token and pair of a rotation, computed once for all layers."""
     positions, factors = node.src[1], node.source(2)
     assert positions is not None
     _, n_dims, mode, _, n_ctx_orig, *scaling = struct.unpack_from("<5i6f", node.op_params)
     lengths = struct.unpack_from("<4i", node.op_params, 44)
     key = (
-        "angles", out.contents(positions), node.op_params[:60], None if factors is None else out.contents(factors),
-        node.ne[2],
+        "angles", out.contents_key(positions), node.op_params[:60],
+        None if factors is None else out.contents_key(factors), node.ne[2],
     )  # fmt: skip
-    if key not in out.made:
+    if key not in out.shared:
         with np.errstate(all="ignore"):  # parameters may be anything
             frequencies, magnitude = rope_frequencies(n_dims, n_ctx_orig, tuple(scaling))
             sections = sections_of_pairs(n_dims // 2, RopeMode(mode), lengths)
@@ -187,8 +187,8 @@ def _angles(out: Emitter, node: Tensor) -> Temporary:
         fields: Fields = {
             "positions": out.place(positions),
             "frequencies": out.constant(frequencies),
-            "sections": nothing() if sections is None else out.constant(sections),
-            "factors": nothing() if factors is None else out.place(factors),
+            "sections": no_operand() if sections is None else out.constant(sections),
+            "factors": no_operand() if factors is None else out.place(factors),
             "table": Place(table, 0),
             "n_tokens": node.ne[2],
             "n_pairs": n_dims // 2,
@@ -197,13 +197,13 @@ def _angles(out: Emitter, node: Tensor) -> Temporary:
         read = [out.span(t) for t in (positions, factors) if t is not None]
         parameters = {"factored": factors is not None, "sectioned": sections is not None}
         out.emit(rows.rope_table, parameters, fields, read, [ByteSpan(Place(table, 0), table.size)])
-        out.made[key] = table
-    return out.made[key]
+        out.shared[key] = table
+    return out.shared[key]
 
 
 STAGES: dict[Op, StageOf] = {
     **dict.fromkeys(BINARY, _binary),
-    **dict.fromkeys(ALONE, _alone),
+    **dict.fromkeys(UNARY_OPS, _alone),
     Op.ADD_ID: _add_id,
     Op.RMS_NORM: _norm,
     Op.NORM: _norm,
@@ -218,4 +218,4 @@ STAGES: dict[Op, StageOf] = {
     Op.GET_ROWS: _get_rows,
     Op.SET_ROWS: _set_rows,
 }
-"""Row operations, and how each joins a chain; GET_ROWS can only begin one."""
+"""Row operations, and the function that adds each to a chain. GET_ROWS can only begin one."""

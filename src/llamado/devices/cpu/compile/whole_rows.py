@@ -1,4 +1,4 @@
-"""Operations that need a whole row for each number of theirs: sums, places of the greatest, orders, scores."""
+"""Compilation of operations that need a whole row for each result: sums, argmax, sorting, pooling, scores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 from llamado.devices.cpu.compile import copies
-from llamado.devices.cpu.compile.copies import made, straight
+from llamado.devices.cpu.compile.copies import intermediate, plain_rows
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
 from llamado.devices.cpu.kernels import sorting, streams
 from llamado.devices.cpu.kernels.formats import FORMATS
@@ -25,7 +25,7 @@ def reduce(out: Emitter, node: Tensor) -> None:
     a = node.src[0]
     assert a is not None
     if node.op is Op.SUM:
-        whole = made(TensorType.F32, a.ne)
+        whole = intermediate(TensorType.F32, a.ne)
         copies.copy(out, a, whole)
         a = copies.in_shape(whole, (a.nelements, 1, 1, 1))
     kind = {Op.ARGMAX: "argmax", Op.MEAN: "mean"}.get(node.op, "sum")
@@ -33,20 +33,20 @@ def reduce(out: Emitter, node: Tensor) -> None:
     _emit(out, node, a, sorting.reduce_rows, {"kind": kind}, steps)
 
 
-def cumulate(out: Emitter, node: Tensor) -> None:
+def cumulative_sum(out: Emitter, node: Tensor) -> None:
     """CUMSUM."""
     a = node.src[0]
     assert a is not None
     if node.type != TensorType.F32:
         raise DeviceError(f"a result of type {node.type.name} is not supported here")
-    _emit(out, node, a, sorting.cumulate, {}, node.nb[1:])
+    _emit(out, node, a, sorting.cumulative_sum, {}, node.nb[1:])
 
 
 def add_copies(out: Emitter, node: Tensor) -> None:
     """REPEAT_BACK."""
     a = node.src[0]
     assert a is not None
-    a = straight(out, a)
+    a = plain_rows(out, a)
     if not node.has_contiguous_rows():
         raise DeviceError("rows of the result have gaps")
     fields: Fields = {"x": out.place(a), "y": out.place(node), "n": node.ne[0]}
@@ -69,7 +69,7 @@ def pool(out: Emitter, node: Tensor) -> None:
     """POOL_2D."""
     a = node.src[0]
     assert a is not None
-    a = straight(out, a)
+    a = plain_rows(out, a)
     kind, *sizes = struct.unpack_from("<7i", node.op_params)
     if kind not in (_GREATEST, _MEAN) or not node.has_contiguous_rows():
         raise DeviceError("a window of this form is not supported here")
@@ -84,9 +84,9 @@ def score(out: Emitter, node: Tensor) -> None:
     """LIGHTNING_INDEXER."""
     q, k, w, mask = (node.src[i] for i in range(4))
     assert q is not None and k is not None and w is not None and mask is not None
-    q, w, mask = straight(out, q), straight(out, w), straight(out, mask, TensorType.F16)
+    q, w, mask = plain_rows(out, q), plain_rows(out, w), plain_rows(out, mask, TensorType.F16)
     if not isinstance(FORMATS.get(k.type), Plain) or not k.has_contiguous_rows():
-        k = straight(out, k)
+        k = plain_rows(out, k)
     if not node.has_contiguous_rows():
         raise DeviceError("rows of the result have gaps")
     fields: Fields = {
@@ -105,7 +105,7 @@ def read_streams(out: Emitter, node: Tensor) -> None:
     """DSV4_HC_PRE."""
     x, w = node.src[0], node.src[1]
     assert x is not None and w is not None
-    x, w = straight(out, x), straight(out, w)
+    x, w = plain_rows(out, x), plain_rows(out, w)
     factor, gated = struct.unpack_from("<fi", node.op_params)
     fields: Fields = {
         "x": out.place(x), "x1": x.nb[1], "x2": x.nb[2], "w": out.place(w), "w1": w.nb[1], "w2": w.nb[2],
@@ -120,7 +120,7 @@ def add_to_streams(out: Emitter, node: Tensor) -> None:
     """DSV4_HC_POST."""
     x, r, p, m = (node.source(i) for i in range(4))
     assert x is not None and r is not None and p is not None
-    given = [straight(out, t) for t in (x, r, p, *(() if m is None else (m,)))]
+    given = [plain_rows(out, t) for t in (x, r, p, *(() if m is None else (m,)))]
     x, r, p, m = given[0], given[1], given[2], given[-1]
     fields: Fields = {
         "x": out.place(x), "x1": x.nb[1], "r": out.place(r), "r1": r.nb[1], "r2": r.nb[2],
@@ -136,7 +136,7 @@ def mix_streams(out: Emitter, node: Tensor) -> None:
     """DSV4_HC_COMB."""
     x, factors, shifts = (node.src[i] for i in range(3))
     assert x is not None and factors is not None and shifts is not None
-    x, factors, shifts = (straight(out, t) for t in (x, factors, shifts))
+    x, factors, shifts = (plain_rows(out, t) for t in (x, factors, shifts))
     eps, n_rounds = struct.unpack_from("<fi", node.op_params)
     fields: Fields = {
         "x": out.place(x), "x1": x.nb[1], "factors": out.place(factors), "shifts": out.place(shifts),
@@ -150,8 +150,8 @@ def mix_streams(out: Emitter, node: Tensor) -> None:
 def _emit(
     out: Emitter, node: Tensor, a: Tensor, kernel: Any, parameters: dict[str, Any], steps: tuple[int, ...], **more: int
 ) -> None:
-    """A kernel over the rows of `a`; `steps`: strides of the result over their numbers."""
-    a = straight(out, a)
+    """Emit a kernel over the rows of `a`; `steps`: strides of the result over their numbers."""
+    a = plain_rows(out, a)
     if not node.has_contiguous_rows():
         raise DeviceError("rows of the result have gaps")
     fields: Fields = {"x": out.place(a), "y": out.place(node), "n": a.ne[0]}

@@ -1,1 +1,1 @@
-"""The kernels, one file per family."""
+"""Kernels of the CPU device, one file per family."""

@@ -1,19 +1,18 @@
-"""Quantised activations: the int8 columns that the matmul kernels multiply weights with.
+"""Quantized activations: the int8 columns that the matmul kernels multiply weights with.
 
-Columns lie in groups of `columns`, interleaved run by run so that a group is one stream: a matrix of n columns is whole
-groups of `Lowering.columns` and a last group of 4 where that holds the rest (the padding columns hold anything). A run
+Columns form groups of `columns`, interleaved run by run so that a group is one stream. A matrix of n columns is whole
+groups of `Lowering.columns`, and a last group of 4 if the rest fits it (padding columns have undefined contents). A run
 has `Lowering.run` bytes of a column, 4 or 8. Per block and group of n columns:
 
 blocks of 32 (44 bytes a column):   32 × n int8 in runs | n × f32 d | n × f32 d·Σq | n × i32 −Σq
 blocks of 256 (308 bytes a column): 256 × n int8 in runs | n × f32 d | 4 × n × pairs of i16 sums of 32
                                     | 8 × n × pairs of i16 sums of 16
 
-Columns in tiles, for `tiles/`: groups of TILE, and of the int8 so many (RUN) of each column lie together that they
-are a row of a tile.
+Columns in tiles, for `tiles/`: groups of TILE, with RUN adjacent int8 of each column, which are a row of a tile.
 
-with q = round(x · 127 / max|x|) and d = max|x| / 127: the values of ggml's Q8_0, Q8_1 and Q8_K (ggml-quants.c), the
-scales of the blocks of 32 rounded through f16 as theirs are. Sums come in the pairs in which formats.py reads mins and
-scales: (0, 2), (1, 3), (4, 6), ….
+Here q = round(x · 127 / max|x|) and d = max|x| / 127: the values of ggml's Q8_0, Q8_1 and Q8_K (ggml-quants.c), with
+the scales of the blocks of 32 rounded through f16 like ggml's. Sums are stored in the pairs in which the formats read
+mins and scales: (0, 2), (1, 3), (4, 6), ….
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ BYTES_PER_COLUMN = {32: 44, 256: 308}
 TILE = 16
 """Columns of a tile, and rows of weights."""
 RUN = {32: 32, 256: 64}
-"""Bytes of a column that lie together in tiles."""
+"""Bytes of a column that are adjacent in tiles."""
 
-# Where things lie in a block of a group of n columns, in units of n bytes.
+# offsets of the parts in a block of a group of n columns, in units of n bytes
 D, D_SUM, MINUS_SUM = 32, 36, 40
 D_256, SUMS_OF_32, SUMS_OF_16 = 256, 260, 276
 
 
 def quantized_bytes(block: int, n: int, columns: int, group: int) -> int:
-    """Bytes of `columns` quantised columns of n values, padded to whole groups."""
+    """Bytes of `columns` quantized columns of n values, padded to whole groups."""
     whole, rest = divmod(columns, group)
     padded = columns if columns <= group else whole * group + (0 if rest == 0 else 4 if rest <= 4 else group)
     if group == TILE:
@@ -44,8 +43,8 @@ def quantized_bytes(block: int, n: int, columns: int, group: int) -> int:
 def quantize_row(
     c: Code, source: Value, n: Value, target: Value, column: Value, columns: Value, *, block: int, run: int = 4
 ) -> None:
-    """Quantises n f32 at `source` into place `column` of a group of `columns` columns at `target` (column,
-    columns: I64), of which `run` bytes lie together.
+    """Quantize n f32 at `source` into place `column` of a group of `columns` columns at `target` (column, columns:
+    I64), of which `run` bytes are adjacent.
     """
     per_block = BYTES_PER_COLUMN[block]
     in_run = column * run
@@ -92,7 +91,9 @@ def quantize_row(
 
 
 def _through_half(c: Code, v: Value) -> Value:
-    """An f32 rounded to f16, where it is not too great for one (a sum of large activations: ggml gets infinity)."""
+    """Round an f32 to f16, unless it is too large for one (a sum of large activations, for which ggml gets
+    infinity).
+    """
     return c.select(c.abs(v) > 65504.0, v, v.to(F16).to(F32))
 
 
@@ -101,8 +102,8 @@ def _pairs(sums: list[Value]) -> list[tuple[Value, Value]]:
 
 
 def _store(c: Code, quads: list[Value], to: Value, columns: Value, run: int) -> Value:
-    """Stores vectors of eight small integers as bytes, `run` of them together, runs run·columns apart; gives the sum of
-    all.
+    """Store vectors of eight small integers as bytes, `run` of them adjacent and runs run·columns apart. Return the sum
+    of all.
     """
     total = quads[0]
     for more in quads[1:]:

@@ -1,16 +1,16 @@
-"""Running a program: the loop over its operations, the barrier between them, and the threads that wait for the next
-one.
+"""Program execution by a thread team: the loop over the operations, the barriers between them, and the wait for the
+next program.
 
-A program is an array of (kernel address, fields address, barrier before it: 0 or 1). Operations with no barrier
-between them touch nothing of each other's, so a thread that finds no work left in one goes on with the next. Every
-operation has counters of its own, one per thread, by which its work is shared out.
+A program is an array of (kernel address, fields address, barrier before it: 0 or 1). Operations without a barrier
+between them touch no common memory, so a thread that finds no work left in one continues with the next. Every operation
+has counters of its own, one per thread, which divide its work.
 
-Threads that wait for each other look at a word that one of them writes. Where many look at one word, writing it takes
-as long as telling all of them; so threads stand in groups (`GROUP`): who comes last in a group counts for it among the
-groups, and who comes last of all tells the groups, each by a word of its own.
+Threads that wait for each other poll a word that one of them writes. If many threads poll one word, writing it takes as
+long as notifying each of them. So threads form groups (`GROUP`): the last thread of a group to arrive counts for it
+among the groups, and the last thread of all notifies each group through a word of its own.
 
-Thread 0 is the caller, who may have something else to do first: it launches the program and joins later. Until then the
-others do its share of the work, as they do for any thread that is late, and thread 1 comes to the barriers for it.
+Thread 0 is the caller, which may have other work first: it launches the program and joins later. Until then the other
+threads do its share of the work, as they do for any late thread, and thread 1 arrives at the barriers for it.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from types import SimpleNamespace
 from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.simd import GROUP, I32, I64, Code, Value, Work, groups_of
 
-# Byte offsets in the block the threads share, each on its own cache line.
+# byte offsets in the block the threads share, each on its own cache line
 GENERATION, PROGRAM, LENGTH, COUNTERS, THREADS, ARRIVED, FINISHED, SLEEPERS, TEAM, COUNTER_STEP, TIMES = (
     64 * i for i in range(11)
 )
-# Whether thread 1 stands in for thread 0; whether that one has come; at which barrier (the first is 1) and before which
-# operation it takes part from then on.
-_ABSENT, _HERE, _ENTRY, _ENTRY_AT, _GROUPS = (64 * i for i in range(11, 16))
-# Of each group from _GROUPS on: how many of it have arrived, and how often it was told to go on.
-_GROUP_BYTES, _TOLD = 128, 64
+# 1 while thread 1 stands in for thread 0; 1 once thread 0 has come; the barrier (the first is 1) and the operation from
+# which thread 0 takes part
+_ABSENT, _PRESENT, _ENTRY, _ENTRY_AT, _GROUPS = (64 * i for i in range(11, 16))
+# of each group from _GROUPS on: the number of arrivals, and the last barrier the group was released from
+_GROUP_BYTES, _RELEASED = 128, 64
 
 
 def state_words(n_threads: int) -> int:
-    """Words (i64) of the block that so many threads share."""
+    """Words (i64) of the block that `n_threads` threads share."""
     return (_GROUPS + _GROUP_BYTES * groups_of(n_threads)) // 8
 
 
 FUTEX = {"x86_64": 202, "aarch64": 98, "arm64": 98}.get(platform.machine()) if sys.platform == "linux" else None
 WAIT, WAKE = 128, 129  # private to the process
-# A thread without a program looks so often for the next one, 20 to 50 µs, then so often more between which whoever
-# wants its core gets it, one to two milliseconds in all: longer than what lies between two steps of several sequences.
-# Then it sleeps; to be woken takes whoever launches as long as a dozen system calls.
-_LOOKS, _YIELDS = 1000, 5000
+# A thread without a program polls this often for the next one, 20 to 50 µs, then this often with yields of its core in
+# between, one to two milliseconds in all: longer than the gap between two steps of several sequences. Then it sleeps;
+# waking it costs the launching thread as much as a dozen system calls.
+_POLLS, _YIELDS = 1000, 5000
 
 
 def _pause(c: Code) -> None:
@@ -53,31 +53,33 @@ def _pause(c: Code) -> None:
 
 
 def _run(c: Code, state: Value, thread: Value, threads: Value, entry: Value | None = None) -> None:
-    """Runs the program of `state` as one of its threads; with an `entry` as thread 0, from that barrier on."""
+    """Run the program of `state` as one of its threads; with an `entry`, as thread 0 from that barrier on."""
     program, length, counters = (c.load(I64, state + at) for at in (PROGRAM, LENGTH, COUNTERS))
     step = c.load(I64, state + COUNTER_STEP)
     times = c.load(I64, state + TIMES)
     barriers = c.var(c.i64(0) if entry is None else entry - 1)
     first = c.i64(0) if entry is None else c.load(I64, state + _ENTRY_AT)
-    stands_in = c.var((thread.equals(1) & c.load(I64, state + _ABSENT).differs(0)).zext(I64))
+    is_substitute = c.var((thread.equals(1) & c.load(I64, state + _ABSENT).differs(0)).zext(I64))
     with c.range(first, length) as i:
         op = program + i * 24
         stamps = times + (i * threads + thread) * 24
         _stamp(c, times, stamps)
         with c.when(c.load(I64, op + 16).differs(0)):
             barriers.value = barriers.value + 1
-            with c.when(stands_in.value.differs(0)):
-                here = c.atomic_load(state + _HERE)
+            with c.when(is_substitute.value.differs(0)):
+                here = c.atomic_load(state + _PRESENT)
                 with c.when(here.differs(0)):
-                    stands_in.value = c.i64(0)
+                    is_substitute.value = c.i64(0)
                     _let_in(c, state, barriers.value, i)
                 with c.when(here.equals(0)):
-                    c.atomic_add(state + _GROUPS, 1)  # it is never the last: this thread itself comes after it
+                    c.atomic_add(
+                        state + _GROUPS, 1
+                    )  # never the last arrival, because this thread itself arrives after it
             _barrier(c, state, thread, threads, barriers.value)
         _stamp(c, times, stamps + 8)
         c.call_address(c.load(I64, op), [c.load(I64, op + 8), thread, threads, counters + i * 8, step])
         _stamp(c, times, stamps + 16)
-    with c.when(stands_in.value.differs(0)):
+    with c.when(is_substitute.value.differs(0)):
         _let_in(c, state, barriers.value + 1, length)
 
 
@@ -87,13 +89,13 @@ def _let_in(c: Code, state: Value, barrier: Value, operation: Value) -> None:
 
 
 def _stamp(c: Code, times: Value, at: Value) -> None:
-    """Writes the counter of cycles, or on ARM of time, down where times are wanted (TIMES is not 0)."""
+    """Store the cycle counter (on ARM the time) if times are requested (TIMES is not 0)."""
     with c.when(times.differs(0)):
         c.store(at, c.clock())
 
 
 def _barrier(c: Code, state: Value, thread: Value, threads: Value, number: Value) -> None:
-    """Waits until all threads have come to the barrier of this number, the program's first is 1."""
+    """Wait until all threads have arrived at the barrier of this number; the program's first is 1."""
     groups, group = groups_of(threads), thread // GROUP
     own = state + group * _GROUP_BYTES + _GROUPS
     due = number * c.min(threads - group * GROUP, GROUP)
@@ -104,12 +106,12 @@ def _barrier(c: Code, state: Value, thread: Value, threads: Value, number: Value
         with c.when(arrived.equals(due)):
             last = (c.atomic_add(state + ARRIVED, 1) + 1).equals(number * groups)
             with c.when(last), c.range(0, groups) as other:
-                c.atomic_store(state + other * _GROUP_BYTES + (_GROUPS + _TOLD), number)
-        _spin_until(c, lambda: c.atomic_load(own + _TOLD) >= number)
+                c.atomic_store(state + other * _GROUP_BYTES + (_GROUPS + _RELEASED), number)
+        _spin_until(c, lambda: c.atomic_load(own + _RELEASED) >= number)
 
 
 def _spin_until(c: Code, done: Callable[[], Value]) -> None:
-    """Looks at a condition that another running thread is about to make true; lets others run when it takes long."""
+    """Poll a condition that another running thread is about to make true; yield the core if it takes long."""
     spins = c.var(c.i64(0))
     with c.loop() as loop:
         c.leave(loop, done())
@@ -120,15 +122,15 @@ def _spin_until(c: Code, done: Callable[[], Value]) -> None:
 
 
 def _start(c: Code, state: Value, absent: Value) -> None:
-    """Starts the program that `state` names on all threads but the caller's."""
+    """Start the program of `state` on all threads except the caller's."""
     n, team = c.load(I64, state + THREADS), c.load(I64, state + TEAM)
     c.atomic_store(state + ARRIVED, c.i64(0))
     with c.range(0, groups_of(n)) as group:
-        for word in (0, _TOLD):
+        for word in (0, _RELEASED):
             c.atomic_store(state + group * _GROUP_BYTES + (_GROUPS + word), c.i64(0))
     c.atomic_store(state + FINISHED, c.i64(0))
     c.store(state + _ABSENT, absent)
-    c.store(state + _HERE, c.i64(0))
+    c.store(state + _PRESENT, c.i64(0))
     c.store(state + _ENTRY, c.i64(0))
     with c.when(team > 1):
         c.atomic_add(state + GENERATION, 1)
@@ -138,14 +140,14 @@ def _start(c: Code, state: Value, absent: Value) -> None:
 
 
 def _wait(c: Code, state: Value) -> None:
-    """Returns when all other threads are through."""
+    """Wait until all other threads are done."""
     team = c.load(I64, state + TEAM)
     _spin_until(c, lambda: c.atomic_load(state + FINISHED) >= team - 1)
 
 
 @kernel("state")
 def dispatch(c: Code, a: SimpleNamespace, work: Work) -> None:
-    """Starts the program that `state` names on all threads, takes part as thread 0, returns when all are done."""
+    """Run the program of `state` on all threads, with the caller as thread 0; return when all are done."""
     _start(c, a.state, c.i64(0))
     _run(c, a.state, c.i64(0), c.load(I64, a.state + THREADS))
     _wait(c, a.state)
@@ -153,19 +155,19 @@ def dispatch(c: Code, a: SimpleNamespace, work: Work) -> None:
 
 @kernel("state")
 def launch(c: Code, a: SimpleNamespace, work: Work) -> None:
-    """Starts the program that `state` names on all other threads, and returns; `join` must follow."""
+    """Start the program of `state` on all other threads and return; `join` must follow."""
     _start(c, a.state, c.i64(1))
 
 
 @kernel("state")
 def join(c: Code, a: SimpleNamespace, work: Work) -> None:
-    """Takes part in what was launched as thread 0, returns when all are done."""
+    """Join the launched program as thread 0; return when all are done."""
     n = c.load(I64, a.state + THREADS)
     entry = c.var(c.i64(1))
-    with c.when(n.equals(1)):  # nobody stands in for it
+    with c.when(n.equals(1)):  # no other thread stands in for it
         c.store(a.state + _ENTRY_AT, c.i64(0))
     with c.when(n > 1):
-        c.atomic_store(a.state + _HERE, c.i64(1))
+        c.atomic_store(a.state + _PRESENT, c.i64(1))
         _spin_until(c, lambda: c.atomic_load(a.state + _ENTRY) > 0)
         entry.value = c.atomic_load(a.state + _ENTRY)
     _run(c, a.state, c.i64(0), n, entry.value)
@@ -174,9 +176,7 @@ def join(c: Code, a: SimpleNamespace, work: Work) -> None:
 
 @kernel("state")
 def work(c: Code, a: SimpleNamespace, work: Work) -> None:
-    """The life of thread `thread` ≥ 1: waits for a program (looks a while, then sleeps), runs it, until the
-    program is 0.
-    """
+    """Main loop of thread `thread` ≥ 1: wait for a program (poll, then sleep) and run it, until the program is 0."""
     seen = c.var(c.i64(0))
     with c.loop() as life:
         spins = c.var(c.i64(0))
@@ -184,9 +184,9 @@ def work(c: Code, a: SimpleNamespace, work: Work) -> None:
             c.leave(waiting, c.atomic_load(a.state + GENERATION).differs(seen.value))
             _pause(c)
             spins.value = spins.value + 1
-            with c.when(spins.value > _LOOKS):
+            with c.when(spins.value > _POLLS):
                 c.intrinsic("sched_yield", I32, [])
-            with c.when(spins.value > _LOOKS + _YIELDS):
+            with c.when(spins.value > _POLLS + _YIELDS):
                 if FUTEX is None:
                     c.intrinsic("usleep", I32, [c.const(I32, 200)])
                 else:
@@ -198,7 +198,7 @@ def work(c: Code, a: SimpleNamespace, work: Work) -> None:
         n = c.load(I64, a.state + THREADS)
         with c.when(work.thread < n):
             _run(c, a.state, work.thread, n)
-        # also the threads this program did not want report, so that none can take the next program for this one
+        # threads that this program did not use report, too, so that none of them can take the next program for this one
         c.atomic_add(a.state + FINISHED, 1)
 
 

@@ -1,4 +1,4 @@
-"""How one element of a plain type is moved without changing it."""
+"""Plain types as SIMD types, for moving elements without conversion."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Products of experts: each token's activations times the matrices that were chosen for it.
+"""Matrix products of experts: each token's activations times the matrices chosen for it.
 
-The arithmetic is that of `matmul.py` and `floats.py`, so a product is the same to the bit as that of the expert's
-matrix alone, whoever else chose it. `routes` says which columns each expert has, so that its rows are read once for all
-of them. A slot is a choice of a token, number token · n_used + i; it is a row of the result.
+The arithmetic is that of `matmul.py` and `floats.py`, so a product has the same bits as one with the expert's matrix
+alone, independent of other tokens. `routes` lists the columns of each expert, so that its rows are read once for all of
+them. A slot is one choice of one token, number token · n_used + i; it is a row of the result.
 
 Columns are groups of one (see `activations.py`), one for each token or for each slot: `x_token` and `x_slot` are the
-bytes from one to the next, the other being 0. Numbers of experts that do not exist count as the first.
+bytes from one to the next, and the other of them is 0. Invalid expert numbers count as the first expert.
 
-The table of routes: i64 n, the number of experts that were chosen; from HEAD on 16 bytes for each of them (i32 expert,
-i32 first, i32 count); behind those of all experts 8 bytes for each slot, by experts (i32 slot, i32 token).
+The table of routes: i64 n, the number of chosen experts; from HEAD on 16 bytes for each of them (i32 expert, i32 first,
+i32 count); after the room for all experts 8 bytes for each slot, ordered by expert (i32 slot, i32 token).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from llamado.devices.cpu.kernels.floats import COLUMNS, ROWS, dot_rows
 from llamado.devices.cpu.kernels.formats import FORMATS, in_blocks
 from llamado.devices.cpu.kernels.matmul import (
     STRETCH,
-    Apart,
     RowPanel,
+    ScatteredColumns,
     add_panel,
     products,
     slots,
@@ -48,7 +48,7 @@ def routes_bytes(n_experts: int, n_slots: int) -> int:
 
 @lru_cache(maxsize=64)
 def routes(n: int, count: int) -> NDArray[np.uint8]:
-    """The table of `n` matrices that have `count` columns each, one behind the other."""
+    """Return the table of `n` matrices with `count` consecutive columns each."""
     chosen, slots_ = np.zeros((n, _CHOSEN // 4), np.int32), np.arange(n * count, dtype=np.int32)
     chosen[:, 0], chosen[:, 1], chosen[:, 2] = np.arange(n), np.arange(n) * count, count
     head = np.zeros(HEAD, np.uint8)
@@ -58,14 +58,14 @@ def routes(n: int, count: int) -> NDArray[np.uint8]:
 
 
 def expert_of(c: Code, a: SimpleNamespace, token: Value, i: Value) -> Value:
-    """The number of the expert that is a token's choice i."""
+    """Return the number of the expert that is a token's choice i."""
     id_ = c.load(I32, a.ids + token * a.id1 + i * a.id0).to(I64)
     return c.select((id_ >= 0) & (id_ < a.n_experts), id_, c.i64(0))
 
 
 @kernel(*CHOICES, "n_tokens", "counts", "routes")
 def group_by_expert(c: Code, a: SimpleNamespace, work: Work) -> None:
-    """The table of routes; an expert's slots ascend. `counts`: i32 for each expert, used on the way."""
+    """Build the table of routes, with ascending slots per expert. `counts`: i32 for each expert, scratch."""
     order = a.routes + HEAD + a.n_experts * _CHOSEN
     with c.shares(work, c.i64(1), c.i64(1)):
         with c.range(0, a.n_experts) as e:
@@ -95,14 +95,14 @@ def group_by_expert(c: Code, a: SimpleNamespace, work: Work) -> None:
 
 @kernel(*MATRICES, "x_slot", "n_blocks", *CHOICES)
 def experts_one(c: Code, a: SimpleNamespace, work: Work, *, weights: str, near: bool, panel_rows: int) -> None:
-    """y for one token: the rows of its experts one after the other, as `matmul_few`."""
+    """y for one token: the rows of its experts one after the other, like `matmul_few`."""
     form = in_blocks(TensorType[weights])
     panels = (a.n_rows + (panel_rows - 1)) // panel_rows
     with c.shares(work, a.n_used * panels, a.share) as unit:
         i, number = unit // panels, unit % panels
         first = c.min(number * panel_rows, a.n_rows - panel_rows)
         panel = _panel(c, a, expert_of(c, a, c.i64(0), i), first, panel_rows)
-        (total,) = products(c, form, a.n_blocks, panel, [Apart([a.x + i * a.x_slot])], near)
+        (total,) = products(c, form, a.n_blocks, panel, [ScatteredColumns([a.x + i * a.x_slot])], near)
         c.store(a.y + i * a.y_stride + first * 4, total.value)
 
 
@@ -112,7 +112,7 @@ def _panel(c: Code, a: SimpleNamespace, expert: Value, first: Value, n: int) -> 
 
 
 class ChosenExpert(NamedTuple):
-    """The columns of a chosen expert: `n` from slot `first` of the table on, which is at `order`."""
+    """The columns of a chosen expert: `n`, from slot `first` of the table on, which is at `order`."""
 
     expert: Value
     first: Value
@@ -127,7 +127,7 @@ def chosen_at(c: Code, a: SimpleNamespace, number: Value) -> ChosenExpert:
 
 
 def slot_and_token(c: Code, found: ChosenExpert, column: Value) -> tuple[Value, Value]:
-    """Which choice one of an expert's columns is, and of which token."""
+    """Return the slot and the token of one of an expert's columns."""
     at = found.order + column * _SLOT
     return c.load(I32, at).to(I64), c.load(I32, at + 4).to(I64)
 
@@ -136,10 +136,10 @@ def slot_and_token(c: Code, found: ChosenExpert, column: Value) -> tuple[Value, 
 def experts_many(
     c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_rows: int, most: int | None = None
 ) -> None:
-    """y for any number of tokens; `panel_rows`, 8 or 16: rows that a thread takes at a time.
+    """y for any number of tokens. `panel_rows`, 8 or 16: rows that a thread takes at a time.
 
-    For few columns of an expert as `matmul_few`, for more as `matmul_many`. `most`: experts of more columns are
-    left out, for `tiles/experts.py`.
+    Few columns of an expert are multiplied like `matmul_few`, more like `matmul_many`. `most`: experts with more
+    columns are left to `tiles/experts.py`.
     """
     form = in_blocks(TensorType[weights])
     per_column, wide = form.column_bytes, c.lowering.columns
@@ -147,24 +147,24 @@ def experts_many(
     stretch = STRETCH * 8 // panel_rows // form.block
     scratch, nowhere = c.scratch(stretch * size), c.scratch(4 * panel_rows)
 
-    def group(found: ChosenExpert, column: Value, first: Value, n: int) -> tuple[Apart, list[Value]]:
-        """Where n columns lie, and where their products go."""
+    def group(found: ChosenExpert, column: Value, first: Value, n: int) -> tuple[ScatteredColumns, list[Value]]:
+        """Return n columns, and the target addresses of their products."""
         xs, targets = [], []
         for j in range(n):
             slot, token = slot_and_token(c, found, c.min(column + j, found.n - 1))
             xs.append(a.x + slot * a.x_slot + token * a.x_token)
             targets.append(c.select(column + j < found.n, a.y + slot * a.y_stride + first * 4, nowhere))
-        return Apart(xs), targets
+        return ScatteredColumns(xs), targets
 
     def few(found: ChosenExpert, first: Value, n: int) -> None:
-        """A panel's rows times up to n columns."""
+        """Multiply a panel's rows with up to n columns."""
         x, targets = group(found, c.i64(0), first, n)
         here = _panel(c, a, found.expert, first, panel_rows)
         for target, total in zip(targets, products(c, form, a.n_blocks, here, [x], False), strict=True):
             c.store(target, total.value)
 
     def panel(found: ChosenExpert, first: Value) -> None:
-        """A panel's rows times many columns; sums wait in y from one stretch to the next."""
+        """Multiply a panel's rows with many columns; sums are kept in y from one stretch to the next."""
         here = _panel(c, a, found.expert, first, panel_rows)
         n_wide, rest = found.n // wide, found.n % wide
         if wide > 4:
@@ -183,7 +183,7 @@ def experts_many(
             with c.when(n_wide * wide < found.n):
                 columns(n_wide * wide, min(wide, 4))
 
-    # as in `matmul_many`, one thread does the last two panels where they share rows
+    # as in `matmul_many`, one thread does the last two panels if they share rows
     panels = a.n_rows // panel_rows
     with c.shares(work, c.load(I64, a.routes) * panels, a.share) as unit:
         found = chosen_at(c, a, unit // panels)
@@ -202,7 +202,7 @@ def experts_many(
 
 @kernel(*MATRICES, "n", "x1", "x_used", "n_experts", "routes")
 def experts_float(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> None:
-    """y for experts of plain floats, as `matmul_float`: x has rows of f32, `x_used` of them for each token."""
+    """y for experts of plain floats, like `matmul_float`. x has rows of f32, `x_used` of them for each token."""
     form = FORMATS[TensorType[weights]]
     quads = (a.n_rows + (ROWS - 1)) // ROWS
     with c.shares(work, c.load(I64, a.routes) * quads, a.share) as unit:

@@ -1,6 +1,6 @@
 """Matrix products of F32, F16 and BF16 weights with f32 activations, and plain copies.
 
-Lanes run over K: each output has eight partial sums (k mod 8) added in one fixed tree at the end, for any number of
+Lanes run over K: each output has eight partial sums (k mod 8), added in one fixed tree at the end, for any number of
 columns.
 """
 
@@ -20,7 +20,9 @@ from llamado.gguf.types import TensorType
 ROWS, COLUMNS = 4, 2
 
 _AHEAD = 16
-"""Rows between those that are multiplied and those that are asked for: short ones defeat the hardware's prefetching."""
+"""Rows between those that are multiplied and those that are prefetched: short rows defeat the hardware's
+prefetching.
+"""
 
 
 @kernel(
@@ -45,8 +47,9 @@ _AHEAD = 16
     "r3",
 )
 def matmul_float(c: Code, a: SimpleNamespace, work: Work, *, weights: str, columns: int) -> None:
-    """y[i3, i2, column, row] = w[i3/r3, i2/r2, row] · x[i3, i2, column]; a unit of work is four rows and all
-    columns, `columns` (1 or 2) at a time.
+    """y[i3, i2, column, row] = w[i3/r3, i2/r2, row] · x[i3, i2, column].
+
+    A unit of work is four rows and all columns, `columns` (1 or 2) at a time.
     """
     form = FORMATS[TensorType[weights]]
     quads = (a.n_rows + (ROWS - 1)) // ROWS
@@ -69,13 +72,16 @@ def matmul_float(c: Code, a: SimpleNamespace, work: Work, *, weights: str, colum
 def dot_rows(
     c: Code, form: Format, rows: Sequence[Value], columns: Sequence[Value], n: Value, ahead: Value | None = None
 ) -> list[list[Value]]:
-    """The products of each row of `n` weights with each column of f32; as much from `ahead` on is asked for."""
+    """Return the products of each row of `n` weights with each column of f32. Prefetches as many bytes from `ahead`."""
     n8 = n // 8 * 8
     sums = [[c.var(c.const(F32x8, 0.0)) for _ in columns] for _ in rows]
     tails = [[c.var(c.f32(0.0)) for _ in columns] for _ in rows]
     for lanes, totals, start, stop in ((8, sums, c.i64(0), n8), (1, tails, n8, n)):
         with c.range(start, stop, lanes) as k:
-            if ahead is not None and (lanes, form.block_bytes) == (8, 2):  # a line; f32 comes as fast without
+            if ahead is not None and (lanes, form.block_bytes) == (
+                8,
+                2,
+            ):  # a cache line per turn; f32 is as fast without
                 c.prefetch(ahead + k * (2 * len(rows)), near=False)
             xs = [c.load(F32._replace(lanes=lanes), at + k * 4) for at in columns]
             for r, row in enumerate(rows):
@@ -89,17 +95,17 @@ def dot_rows(
 
 
 STRETCH = 512 * 1024
-"""Bytes of activations that a thread takes all weights past: they stay in its L2."""
+"""Bytes of activations that a thread multiplies with all weights before the next ones: they stay in its L2."""
 
 _DEEP = 512
-"""Elements of rows and columns worked on at a time: those of a tile stay in L1."""
+"""Elements of rows and columns processed at a time: those of a tile stay in L1."""
 
 _VECTORS = 4
 """Vectors of weights in a tile."""
 
 
 class FloatTile(NamedTuple):
-    """What `matmul_float_many` keeps in registers: sums of `rows` rows, one or two to a vector, and `columns` columns.
+    """The sums that `matmul_float_many` keeps in registers: `rows` rows, one or two to a vector, and `columns` columns.
 
     Three columns and one vector of weights fill AVX2's sixteen registers, six and four vectors AVX-512's 32.
     """
@@ -109,7 +115,7 @@ class FloatTile(NamedTuple):
 
 
 def tile(panel_rows: int) -> FloatTile:
-    """For vectors of 8 or 16 lanes."""
+    """Return the tile size for vectors of 8 or 16 lanes."""
     return FloatTile(_VECTORS, 3) if panel_rows == 8 else FloatTile(2 * _VECTORS, 6)
 
 
@@ -118,7 +124,8 @@ def tile(panel_rows: int) -> FloatTile:
     *("n", "n_rows", "n_columns", "n2", "n3", "r2", "r3", "width", "scratch", "scratch_step"),
 )
 def matmul_float_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, rows: int, columns: int) -> None:
-    """As `matmul_float`, with the same bits, for many columns; `n` a multiple of eight, and at least a tile's rows.
+    """`matmul_float` for many columns, with the same bits. `n` is a multiple of eight, and there are at least a tile's
+    rows.
 
     A unit of work is a tile's rows, as f32 in scratch, and `width` columns. Vectors of 16 lanes hold eight partial sums
     of each of two rows.
@@ -168,7 +175,7 @@ def matmul_float_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, 
                 eights = [part for totals in sums for total in totals for part in _eights(c, total.value)]
                 eights += eights[: -len(eights) % 8]
                 for first_eight in range(0, rows * columns, 8):
-                    # + 0: what the tail adds in `matmul_float`
+                    # + 0.0: the tail that `matmul_float` adds
                     found = c.sum_lanes8(eights[first_eight : first_eight + 8]) + 0.0
                     for r in range(first_eight, min(first_eight + 8, rows * columns), rows):
                         part = found if rows == 8 else c.shuffle(found, None, range(r % 8, r % 8 + rows))
@@ -176,12 +183,12 @@ def matmul_float_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, 
 
 
 def _eights(c: Code, v: Value) -> list[Value]:
-    """A vector in parts of eight lanes."""
+    """Split a vector in parts of eight lanes."""
     return [v] if v.type.lanes == 8 else [c.shuffle(v, None, range(at, at + 8)) for at in (0, 8)]
 
 
 def many_scratch(n: int, width: int, size: FloatTile) -> int:
-    """Scratch one thread needs for `matmul_float_many`: a tile's rows as f32, and the sums of `width` columns."""
+    """Scratch bytes of one thread for `matmul_float_many`: a tile's rows as f32, and the sums of `width` columns."""
     return 4 * size.rows * n + 32 * size.rows * (width + size.columns)
 
 
@@ -190,7 +197,7 @@ def many_scratch(n: int, width: int, size: FloatTile) -> int:
     *(f"{k}{d}" for k in "nm" for d in range(4)),
 )
 def copy(c: Code, a: SimpleNamespace, work: Work, *, source: str, target: str, repeated: bool) -> None:
-    """y = x element by element, any strides (of a shared shape n), converting between plain types.
+    """y = x element by element, with any strides (of a shared shape n), converting between plain types.
 
     `repeated`: x has shape m and is repeated until it fills y.
     """
@@ -219,7 +226,7 @@ def copy(c: Code, a: SimpleNamespace, work: Work, *, source: str, target: str, r
 
 @kernel("x", "size", "number")
 def fill(c: Code, a: SimpleNamespace, work: Work) -> None:
-    """Makes `size` bytes, a whole number of f32, one number."""
+    """Fill `size` bytes, a whole number of f32, with one number."""
     pages = (a.size + 4095) // 4096
     with (
         c.shares(work, pages, c.i64(4)) as page,

@@ -1,8 +1,7 @@
-"""Elementary functions on values of the SIMD language, the same for one lane and for eight.
+"""Elementary functions of the SIMD language, the same for one lane and for eight.
 
 `exp` reduces by ln 2 in two parts and evaluates the degree-6 polynomial of Cephes' `expf` (relative error below 2e-7),
-`exp64` sums the Taylor series in double;
-`sincos` reduces by π/2 in two parts and sums the Taylor series, in double.
+`exp64` sums the Taylor series in double; `sincos` reduces by π/2 in two parts and sums the Taylor series, in double.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _COS = (1 / 479001600, -1 / 3628800, 1 / 40320, -1 / 720, 1 / 24, -1 / 2)
 
 
 def exp(c: Code, x: Value) -> Value:
-    """eˣ for f32; 0 below −87.3, that of 88 above 88."""
+    """eˣ for f32; 0 below −87.3, and e⁸⁸ above 88."""
     t = x.type
     bounded = c.max(c.min(x, 88.0), -87.3)
     n = c.round(bounded * 1.44269504088896341)
@@ -42,7 +41,7 @@ def exp(c: Code, x: Value) -> Value:
 
 
 def exp64(c: Code, x: Value) -> Value:
-    """eˣ for f64, x ≤ 0: less than one unit of the last place off; 0 below −708."""
+    """eˣ for f64, x ≤ 0: error below one unit in the last place; 0 below −708."""
     t = x.type
     bounded = c.max(x, -708.0)
     n = c.round(bounded * 1.44269504088896341)
@@ -130,7 +129,7 @@ def log(c: Code, x: Value) -> Value:
 
 
 def softplus(c: Code, x: Value) -> Value:
-    """ln(1 + eˣ), x itself above 20 (ggml_compute_softplus_f32)."""
+    """ln(1 + eˣ); x itself above 20 (ggml_compute_softplus_f32)."""
     return c.select(x > 20.0, x, log(c, exp(c, x) + 1.0))
 
 
@@ -144,12 +143,12 @@ def ceil(c: Code, x: Value) -> Value:
 
 
 def trunc(c: Code, x: Value) -> Value:
-    """To the integer next to it on the side of zero."""
+    """Round towards zero."""
     return c.select(x < 0.0, ceil(c, x), c.floor(x))
 
 
 def rounded(c: Code, x: Value) -> Value:
-    """To the nearest integer, halves away from zero (roundf)."""
+    """Round to the nearest integer, halves away from zero (roundf)."""
     whole, one, none = trunc(c, x), c.const(x.type, 1.0), c.const(x.type, 0.0)
     rest = x - whole
     return whole + c.select(rest >= 0.5, one, none) - c.select(rest <= -0.5, one, none)
@@ -176,7 +175,7 @@ UNARY: dict[UnaryOp, Function] = {
     UnaryOp.TRUNC: trunc,
 }
 
-ALONE: dict[Op, Function] = {
+UNARY_OPS: dict[Op, Function] = {
     Op.SQR: lambda c, x: x * x,
     Op.SQRT: lambda c, x: c.sqrt(x),
     Op.LOG: log,
@@ -185,7 +184,7 @@ ALONE: dict[Op, Function] = {
 }
 """Operations that are functions of one number."""
 
-FUNCTIONS = {op.name: function for op, function in (*UNARY.items(), *ALONE.items())}
+FUNCTIONS = {op.name: function for op, function in (*UNARY.items(), *UNARY_OPS.items())}
 
 GATE: dict[GluOp, Function] = {
     GluOp.REGLU: relu,

@@ -1,9 +1,9 @@
-"""Matrix products of quantised weights with quantised activations: y = W·x.
+"""Matrix products of quantized weights with quantized activations: y = W·x.
 
-One arithmetic for every batch size (the law "one numerics"): for each output, blocks are taken in order along K;
-within a block the integer dot product is exact; then one fused multiply-add into the f32 sum. `matmul_few` keeps a
-block's unpacked weights in registers for up to `Lowering.few` columns, and does so again for up to `Lowering.passes`
-times as many; `matmul_many` unpacks 8 or 16 rows of a stretch of K into scratch (L1) and spends them on all columns.
+One arithmetic for every batch size (invariant "one numerics"): for each output, blocks are taken in order along K.
+Within a block the integer dot product is exact; then one fused multiply-add adds it to the f32 sum. `matmul_few` keeps
+a block's unpacked weights in registers for up to `Lowering.few` columns, and repeats that for up to `Lowering.passes`
+times as many. `matmul_many` unpacks 8 or 16 rows of a stretch of K into scratch (L1) and uses them for all columns.
 Lanes are rows in both, so the float operations are the same ones in the same order.
 
 Layout of x: see `activations.py`. W: row r at w + r·row_bytes as in the file. y: f32, column j at y + j·y_stride.
@@ -26,25 +26,25 @@ from llamado.gguf.types import TensorType
 
 
 class Columns(ABC):
-    """Where `n` quantised columns lie: element `at` of column j of the block they stand at (see `activations.py`)."""
+    """Addresses of `n` quantized columns at their current block (layout: see `activations.py`)."""
 
     n: int
 
     @abstractmethod
     def address(self, at: Value | int, j: int) -> Value:
-        """Byte `at` of column j, in units of a single column."""
+        """Address of byte `at` of column j, in units of a single column."""
 
     @abstractmethod
     def behind(self, at: Value | int) -> Columns:
         """The same columns from byte `at` on."""
 
     def cells(self, g: int) -> list[Value]:
-        """Where the four numbers of group `g` of each column are."""
+        """Addresses of the four numbers of group `g` of each column."""
         return [self.address(4 * g, j) for j in range(self.n)]
 
 
-class Together(Columns):
-    """The first `n` of a group of `width` columns (all of n), interleaved from address x on."""
+class InterleavedColumns(Columns):
+    """The first `n` of a group of `width` columns (default: n), interleaved from address x on."""
 
     def __init__(self, x: Value, n: int, width: int = 0) -> None:
         self.x, self.n, self.width = x, n, width or n
@@ -53,7 +53,7 @@ class Together(Columns):
         return self.x + (at * self.width + 4 * j)
 
     def behind(self, at: Value | int) -> Columns:
-        return Together(self.x + at * self.width, self.n, self.width)
+        return InterleavedColumns(self.x + at * self.width, self.n, self.width)
 
     def cells(self, g: int) -> list[Value]:
         run = self.x.code.lowering.run
@@ -61,8 +61,8 @@ class Together(Columns):
         return [self.x + (first * self.width + run * j + inside) for j in range(self.n)]
 
 
-class Apart(Columns):
-    """Columns that are groups of one, each somewhere else."""
+class ScatteredColumns(Columns):
+    """Columns that are groups of one, each at an address of its own."""
 
     def __init__(self, columns: Sequence[Value]) -> None:
         self.columns, self.n = columns, len(columns)
@@ -71,33 +71,33 @@ class Apart(Columns):
         return self.columns[j] + at
 
     def behind(self, at: Value | int) -> Columns:
-        return Apart([column + at for column in self.columns])
+        return ScatteredColumns([column + at for column in self.columns])
 
 
 _FIELDS = ("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_stride", "share")
 
 _NEAR = 8192
-"""Bytes of a panel of small blocks up to which the next one is asked for into L1, too."""
+"""Most bytes of a panel of small blocks for which the next panel is also prefetched into L1."""
 
 _FETCHED = 128 << 10
-"""Most bytes of the next product that a thread asks for when it is through with one."""
+"""Most bytes of the next product that a thread prefetches when it is done with one."""
 
-TOGETHER = 4
-"""Least columns of a group that is filled up."""
+MIN_GROUP = 4
+"""Least columns of a padded group."""
 
 STRETCH = 2048
 """Weights of a row unpacked at a time by `matmul_many` for eight rows, half as many for 16: they stay in L1."""
 
 
 Among = Callable[[Iterable[Value]], Iterable[Value]]
-"""Gives the groups that it takes, and does something else between them."""
+"""Yields the groups it gets, with other instructions between them."""
 
 
-class Fetches:
-    """Cache lines that are asked for while a block is multiplied, a few with each group of weights.
+class Prefetches:
+    """Cache lines to prefetch while a block is multiplied, a few with each group of weights.
 
-    A core can wait for few lines at once (10 to 16 in L1). Asked for one right behind the other, most wait for a place,
-    and everything behind them waits as well, so that the core either multiplies or reads.
+    A core can wait for few lines at once (10 to 16 in L1). Prefetches in direct succession would stall for a free
+    entry, together with everything behind them, so that the core either multiplies or reads.
     """
 
     def __init__(self, c: Code, turns: int) -> None:
@@ -106,11 +106,11 @@ class Fetches:
         self._lines: list[tuple[Sequence[Value], bool]] = []
 
     def add(self, lines: Sequence[Value], *, near: bool) -> None:
-        """Addresses to be asked for within so many turns, into L1 (near) or L2."""
+        """Add addresses to prefetch evenly over all turns, into L1 (near) or L2."""
         self._lines.append((lines, near))
 
     def among(self, groups: Iterable[Value]) -> Iterator[Value]:
-        """The groups; before each one its share of the lines."""
+        """Yield the groups; before each one prefetch its share of the lines."""
         for group in groups:
             turn, self._turn = self._turn, self._turn + 1
             for lines, near in self._lines:
@@ -123,7 +123,7 @@ class Fetches:
 def _step32(
     c: Code, form: Blocks32, block: Block32, x: Columns, sums: Sequence[Var], zero: int, among: Among = iter
 ) -> None:
-    """Adds 32 weights of the panel's rows, of this zero point, times the columns at x to the f32 sums."""
+    """Add 32 weights of the panel's rows, with this zero point, times the columns at x to the f32 sums."""
     n = len(sums)
     i32 = block.d.type._replace(elem="i32")
     totals = [c.const(i32, 0)] * n
@@ -137,7 +137,7 @@ def _step32(
     else:
         first, zeros = (c.lowering.hold(c, [c.const(i32, 0)] * n) for _ in range(2))
         c.lowering.dot(c, first, among(block.groups[:4]), addresses[:4], form.peak)
-        if zero:  # the sum of the first sixteen activations is not among those of the columns
+        if zero:  # the columns have no sum of the first sixteen activations
             c.lowering.dot(c, zeros, [c.const(block.groups[0].type, zero)] * 4, addresses[:4], form.peak)
             first = [total - z for total, z in zip(first, zeros, strict=True)]
             totals = [total + z for total, z in zip(totals, zeros, strict=True)]
@@ -149,7 +149,9 @@ def _step32(
 def finish32(
     c: Code, found: Sequence[tuple[Sequence[Value], Value]], m: Value | None, x: Columns, sums: Sequence[Var]
 ) -> None:
-    """Adds the integer sums of 32 weights, or of each half of them, to the f32 sums: `found` has them with their d."""
+    """Add the integer sums of 32 weights, or of each half of them, to the f32 sums. `found`: the integer sums with
+    their d.
+    """
     f32 = sums[0].type
     for j, total in enumerate(sums):
         d, value = c.splat_load(f32, x.address(acts.D, j)), total.value
@@ -163,7 +165,7 @@ def finish32(
 def finish256(
     c: Code, form: Blocks256, block: Block256, totals: Sequence[Value], x: Columns, sums: Sequence[Var], zero: int
 ) -> None:
-    """Adds a super-block's scaled integer sums, of weights with this zero point, to the f32 sums."""
+    """Add a super-block's scaled integer sums, of weights with this zero point, to the f32 sums."""
     n = len(sums)
     i32, f32 = block.d.type._replace(elem="i32"), block.d.type
     first = acts.SUMS_OF_16 if form.part == 16 else acts.SUMS_OF_32
@@ -184,7 +186,7 @@ def finish256(
 def _step256(
     c: Code, form: Blocks256, block: Block256, columns: Sequence[Columns], sums: Sequence[Var], among: Among = iter
 ) -> None:
-    """Adds one super-block of the panel's rows times each group of columns to the f32 sums."""
+    """Add one super-block of the panel's rows times each group of columns to the f32 sums."""
     group, nothing = 0, c.const(block.d.type._replace(elem="i32"), 0)
     totals = [c.lowering.hold(c, [nothing] * x.n) for x in columns]
     for groups, scale in block.parts:
@@ -204,33 +206,34 @@ def _step256(
 
 
 class RowPanel:
-    """`n` rows of weights from the one at address `first` on."""
+    """`n` rows of weights from address `first` on."""
 
     def __init__(self, c: Code, first: Value, row_bytes: Value, n: int) -> None:
         self.first, self.row_bytes, self.n = first, row_bytes, n
-        # all that registers have to hold: with these every row is a sum of two, which instructions make themselves
+        # all that registers have to hold: every row is a sum of two of these, which address modes compute
         self._steps = [c.opaque(row_bytes * step) for step in range(1, 4)]
         self._fours = [c.opaque(row_bytes * four) for four in range(4, n, 4)]
 
     def at(self, offset: Value | int) -> list[Value]:
-        """Addresses at `offset` of each row."""
+        """Return the addresses at `offset` of each row."""
         first = self.first + offset
         fours = [first, *(first + four for four in self._fours)]
         return [row for four in fours for row in (four, *(four + step for step in self._steps))]
 
 
-def rows_of_one(form: Blocks, panel_rows: int) -> int:
-    """Rows that are unpacked together for one column, where `panel_rows` are for several.
+def rows_of_one_column(form: Blocks, panel_rows: int) -> int:
+    """Rows that are unpacked together for one column, if several columns unpack `panel_rows`.
 
-    Of super-blocks eight: the fewer come at a time, the more evenly they are asked for.
+    Super-blocks take eight: prefetches are more even with fewer rows at a time.
     """
     return 8 if isinstance(form, Blocks256) else panel_rows
 
 
-def next_to_l1(form: Blocks, panel_bytes: int) -> bool:
-    """Whether a product of one panel after the other asks for a next one that is so short a second time, into L1.
+def prefetches_to_l1(form: Blocks, panel_bytes: int) -> bool:
+    """Return True if a product, panel after panel, prefetches the next panel a second time, into L1, because it is
+    short.
 
-    Of super-blocks the next ones of the same rows are asked for, however long these are.
+    For super-blocks the next blocks of the same rows are prefetched instead, for any row length.
     """
     return isinstance(form, Blocks32) and panel_bytes <= _NEAR
 
@@ -246,11 +249,11 @@ def matmul_few(
     near: bool,
     panel_rows: int,
 ) -> None:
-    """y for `columns` columns, or where registers do not hold as many for up to as many; `panel_rows`, 8 or 16: rows
+    """y for `columns` columns, or for at most as many if they exceed the registers. `panel_rows`, 8 or 16: rows
     unpacked together.
 
-    They are as many short streams, which defeat the hardware's prefetching: the next ones are asked for here. Columns
-    that registers do not hold follow in a second pass over the panel, which the caches have by then.
+    Those rows are as many short streams, which defeat the hardware's prefetching, so the next ones are prefetched here.
+    Columns that exceed the registers follow in a second pass over the panel, which is cached by then.
     """
     form, wide, at_once = in_blocks(TensorType[weights]), c.lowering.columns, c.lowering.few
     size = a.n_blocks * form.column_bytes
@@ -263,18 +266,22 @@ def matmul_few(
             found = products(c, form, a.n_blocks, panel, x, near, ahead=start == 0)
             for j, total in enumerate(found, start):
                 target = a.y + j * a.y_stride + first * 4
-                if nowhere is not None and j > columns - TOGETHER:  # it may be one that fills up the last group
+                if nowhere is not None and j > columns - MIN_GROUP:  # the column may be padding of the last group
                     target = c.select(a.n_columns > j, target, nowhere)
                 c.store(target, total.value)
     _fetch_next(c, a, work)
 
 
 def few_columns(x: Value, n: int, wide: int, column_bytes: Value) -> list[Columns]:
-    """The first n columns at x, of `column_bytes` each: one group, or groups of `wide` and one that holds the rest."""
+    """The first n columns at x, of `column_bytes` each: one group, or groups of `wide` and one for the rest."""
     if n <= wide:
-        return [Together(x, n)]
-    rest = [Together(x + column_bytes * (n // wide * wide), n % wide, 4 if n % wide <= 4 else wide)] if n % wide else []
-    return [*(Together(x + column_bytes * first, wide) for first in range(0, n - wide + 1, wide)), *rest]
+        return [InterleavedColumns(x, n)]
+    rest = (
+        [InterleavedColumns(x + column_bytes * (n // wide * wide), n % wide, 4 if n % wide <= 4 else wide)]
+        if n % wide
+        else []
+    )
+    return [*(InterleavedColumns(x + column_bytes * first, wide) for first in range(0, n - wide + 1, wide)), *rest]
 
 
 def products(
@@ -287,10 +294,12 @@ def products(
     *,
     ahead: bool = True,
 ) -> list[Var]:
-    """Sums of a panel's rows times groups of columns; `ahead`: asks for what follows, `near`: twice."""
+    """Return the sums of a panel's rows times groups of columns. `ahead`: prefetch the following rows, with `near` also
+    into L1.
+    """
     sums = [c.var(c.const(Type("f32", panel.n), 0.0)) for x in columns for _ in range(x.n)]
     with c.range(0, n_blocks) as i:
-        fetches = _ahead(c, form, n_blocks, panel, i, near) if ahead else Fetches(c, form.block // 4)
+        prefetches = _ahead(c, form, n_blocks, panel, i, near) if ahead else Prefetches(c, form.block // 4)
         here = panel.at(i * form.block_bytes)
         at_x = [x.behind(i * form.column_bytes) for x in columns]
         if isinstance(form, Blocks32):
@@ -299,42 +308,42 @@ def products(
                 first = 0
                 for x in at_x:
                     here_x, of = x.behind(part * BYTES_PER_COLUMN[32]), sums[first : first + x.n]
-                    among: Among = iter if first else fetches.among
+                    among: Among = iter if first else prefetches.among
                     _step32(c, form, block, here_x, of, form.zero(c.lowering), among)
                     first += x.n
         else:
-            _step256(c, form, form.unpack(c, here), at_x, sums, fetches.among)
+            _step256(c, form, form.unpack(c, here), at_x, sums, prefetches.among)
     return sums
 
 
-def _ahead(c: Code, form: Blocks32 | Blocks256, n_blocks: Value, panel: RowPanel, i: Value, near: bool) -> Fetches:
-    """What is asked for while block i of a panel's rows is multiplied: as many bytes of the panel after the next one
-    into L2, and into L1 what comes next, where it is not there yet.
+def _ahead(c: Code, form: Blocks32 | Blocks256, n_blocks: Value, panel: RowPanel, i: Value, near: bool) -> Prefetches:
+    """Prefetches for the time that block i of a panel is multiplied: as many bytes of the panel after the next one into
+    L2, and the next bytes into L1, unless they are there already.
     """
-    fetches, size = Fetches(c, form.block // 4), panel.n * form.block_bytes
+    prefetches, size = Prefetches(c, form.block // 4), panel.n * form.block_bytes
     step = panel.row_bytes * panel.n
     lines = range(0, size, 64)
-    fetches.add([panel.first + step * 2 + i * size + line for line in lines], near=False)
+    prefetches.add([panel.first + step * 2 + i * size + line for line in lines], near=False)
     if isinstance(form, Blocks256):
         after = i + 1
         next_block = panel.at(c.select(after < n_blocks, after * form.block_bytes, step))
-        # its first line is that of this block's end, or taken by the lines in between
+        # its first line is that of this block's end, or covered by the lines in between
         lines = range(63, form.block_bytes + 63, 64)
-        fetches.add([row + line for row in next_block for line in lines], near=True)
+        prefetches.add([row + line for row in next_block for line in lines], near=True)
     elif near:
-        fetches.add([panel.first + step + i * size + line for line in lines], near=True)
-    return fetches
+        prefetches.add([panel.first + step + i * size + line for line in lines], near=True)
+    return prefetches
 
 
 def _fetch_next(c: Code, a: SimpleNamespace, work: Work) -> None:
-    """Asks for the first panels of this thread's stretch of the next product, so that they come while it waits."""
+    """Prefetch the first panels of this thread's stretch of the next product, so that they arrive while it waits."""
     first = a.next + a.next_panels * work.thread // work.threads * a.next_panel_bytes
     with c.range(first, first + c.min(a.next_panel_bytes * 3, c.i64(_FETCHED)), 64) as line:
         c.prefetch(line, near=False)
 
 
 def slots(form: Blocks32 | Blocks256) -> int:
-    """Vectors that one unpacked block takes in scratch: groups, scales, pairs, d and dmin (m, or the other d)."""
+    """Vectors of one unpacked block in scratch: groups, scales, pairs, d and dmin (m, or the other d)."""
     return 10 * form.n_parts if isinstance(form, Blocks32) else 64 + form.n_parts + form.n_pairs + 2
 
 
@@ -344,13 +353,13 @@ def _unpacked_zero(c: Code, form: Blocks32 | Blocks256) -> int:
 
 
 def _groups_to_store(c: Code, form: Blocks32 | Blocks256, groups: Sequence[Value]) -> list[Value]:
-    """Groups as products of many columns take them."""
+    """Convert groups to the form that products of many columns take."""
     off = form.zero(c.lowering) - _unpacked_zero(c, form)
     return c.lowering.arrange(c, [group - off for group in groups] if off else groups, c.lowering.columns)
 
 
 def unpack(c: Code, form: Blocks32 | Blocks256, rows: Sequence[Value], to: Value) -> None:
-    """Stores one unpacked block of a panel's rows, vector after vector."""
+    """Store one unpacked block of a panel's rows, vector after vector."""
     slot = 4 * len(rows)
     if isinstance(form, Blocks32):
         for part, small in enumerate(form.unpack(c, rows)):
@@ -374,7 +383,7 @@ def unpack(c: Code, form: Blocks32 | Blocks256, rows: Sequence[Value], to: Value
 def step_panel(
     c: Code, form: Blocks32 | Blocks256, panel: Value, x: Columns, sums: Sequence[Var], ask: Callable[[Value], None]
 ) -> None:
-    """As `_step32` and `_step256`, from scratch, for as many rows as the sums have lanes.
+    """Like `_step32` and `_step256`, from scratch, for as many rows as the sums have lanes.
 
     `ask` is called once for each part of a block, with its number.
     """
@@ -428,7 +437,8 @@ def add_panel(
     panel_rows: int,
     ask: Callable[[Value, Value], None] = lambda block, part: None,
 ) -> None:
-    """Products of a panel's blocks in scratch and the columns at x, to `targets`; `on`: added to what is there.
+    """Multiply a panel's blocks in scratch with the columns at x and store the results at `targets`. `on`: add to the
+    values there.
 
     `ask` is called with the number of each block and of each of its parts.
     """
@@ -445,7 +455,7 @@ def add_panel(
 
 @kernel(*_FIELDS)
 def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_rows: int) -> None:
-    """y for any number of columns: x in groups of `Lowering.columns`, the last group of 4 where that holds the rest.
+    """y for any number of columns: x in groups of `Lowering.columns`, and a last group of 4 if the rest fits it.
 
     `panel_rows`, 8 or 16: rows unpacked together, the lanes of the vectors that are multiplied.
     """
@@ -453,7 +463,9 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
     per_column, size = form.column_bytes, 4 * panel_rows * slots(form)
     stretch = STRETCH * 8 // panel_rows // form.block
     scratch, nowhere = c.scratch(stretch * size), c.scratch(4 * panel_rows)
-    turns = max(1, stretch * form.n_parts // panel_rows)  # parts of blocks that a row's lines are asked for among
+    turns = max(
+        1, stretch * form.n_parts // panel_rows
+    )  # parts of blocks over which the prefetches of a row are spread
     lines = (stretch * form.block_bytes // 64 + turns) // turns
     wide = c.lowering.columns
     n_wide = a.n_columns // wide
@@ -465,8 +477,8 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
     def columns(
         first_row: Value, start: Value, blocks: Value, column: Value, n: int, ask: Callable[[Value, Value], None]
     ) -> None:
-        """One group of n columns over the blocks in scratch."""
-        x = Together(a.x + column * x_column, n).behind(start * per_column)
+        """Multiply one group of n columns with the blocks in scratch."""
+        x = InterleavedColumns(a.x + column * x_column, n).behind(start * per_column)
         targets = []
         for j in range(n):
             inside = column + j < a.n_columns
@@ -474,7 +486,7 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
         add_panel(c, form, scratch, blocks, x, targets, start > 0, panel_rows, ask)
 
     def panel(first: Value) -> None:
-        """A panel's rows and all columns; sums wait in y from one stretch to the next."""
+        """Multiply a panel's rows with all columns; sums are kept in y from one stretch to the next."""
         panel = RowPanel(c, a.w + first * a.row_bytes, a.row_bytes, panel_rows)
         with c.range(0, a.n_blocks, stretch) as start:
             blocks = c.min(a.n_blocks - start, stretch)
@@ -484,7 +496,7 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
             follows = c.select(after < a.n_blocks, after * form.block_bytes, a.row_bytes * panel_rows)
 
             def ask(group: Value, block: Value, part: Value) -> None:
-                """With the first group of columns a share of the lines that are unpacked next."""
+                """During the first group of columns, prefetch a share of the lines that are unpacked next."""
                 with c.when(group.equals(0)):
                     turn = block * form.n_parts + part
                     at = panel.first + follows + turn // turns * a.row_bytes + turn % turns * (64 * lines)
@@ -500,8 +512,8 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
                 with c.when(rest > 0):
                     columns(first, start, blocks, n_wide * wide, wide, lambda block, part: None)
 
-    # a last panel of fewer rows shares some with the one before it: one thread does both, or it would take up sums of
-    # the other's that are half done
+    # A last panel of fewer rows shares some with the panel before it. One thread does both, because another thread
+    # would read its unfinished sums.
     panels = a.n_rows // panel_rows
     with c.shares(work, panels, a.share) as number:
         start = number * panel_rows

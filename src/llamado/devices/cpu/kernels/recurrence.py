@@ -1,17 +1,17 @@
-"""Linear attention with a state: what a head remembers is a matrix, and tokens change it one after the other.
+"""Linear attention with a recurrent state: each head's state is a matrix that tokens update one after the other.
 
-Tokens are walked in order with the same operations for each, so one token at a time and many at once give the same
-bits. A state is read from one place and written to another (or the same); no row of it depends on another one's, so
-threads share the rows of all heads of all sequences.
+Tokens are processed in order with the same operations, so one token at a time and many at once give the same bits. A
+state is read at one place and written to another (or the same). Its rows are independent, so threads share the rows of
+all heads of all sequences.
 
-`by_rows`: the numbers of a row go with keys. S[j] is row j, x the row's dot product with a vector:
-  gated delta rule (Yang et al., arXiv 2412.06464): S[j] = w·S[j] + (v[j] - x)·beta·k with x = S[j]·(w·k); out = S[j]·q;
-  RWKV-7 (arXiv 2503.14456): S[j] = w·S[j] + v[j]·k + x·b with x = S[j]·a; out = S[j]·r.
+`by_rows`: the numbers of a row belong to keys. S[j] is row j, x the row's dot product with a vector:
+ gated delta rule (Yang et al., arXiv 2412.06464): S[j] = w·S[j] + (v[j] - x)·beta·k with x = S[j]·(w·k); out = S[j]·q;
+ RWKV-7 (arXiv 2503.14456): S[j] = w·S[j] + v[j]·k + x·b with x = S[j]·a; out = S[j]·r.
 Dot products run over 16 partial sums (element i belongs to number i % 16) and one fixed tree.
 
-`by_columns`: the numbers of a row go with values, rows with keys. S[i] is row i:
-  gated linear attention (arXiv 2312.06635): S[i] = w[i]·S[i] + k[i]·v; out = Σ q[i]·S[i];
-  RWKV-6 (arXiv 2404.05892): out = Σ r[i]·(S[i] + u[i]·k[i]·v), then S[i] = w[i]·S[i] + k[i]·v.
+`by_columns`: the numbers of a row belong to values, rows to keys. S[i] is row i:
+ gated linear attention (arXiv 2312.06635): S[i] = w[i]·S[i] + k[i]·v; out = Σ q[i]·S[i];
+ RWKV-6 (arXiv 2404.05892): out = Σ r[i]·(S[i] + u[i]·k[i]·v), then S[i] = w[i]·S[i] + k[i]·v.
 Sums run over the rows in order.
 """
 
@@ -24,9 +24,9 @@ from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.simd import F32, I32, I64, Code, F32x8, Value, Var, Work
 
 ROWS = 8
-"""Rows of a state that a thread takes through all tokens before it takes the next ones."""
+"""Rows of a state that a thread takes through all tokens before the next rows."""
 PARTS = 16
-"""Partial sums of a dot product; heads are a multiple of them."""
+"""Partial sums of a dot product; head sizes are a multiple of them."""
 
 _ANY_STATE = (
     "state", "state_row", "ids", "n_states",
@@ -36,7 +36,9 @@ _ANY_STATE = (
 
 
 def _operand(*names: str) -> tuple[str, ...]:
-    """Fields of vectors: of token t and head h (of `heads`) of sequence s, at t·token + h % heads·head + s·seq."""
+    """Fields of vectors: that of token t and head h (of `heads`) of sequence s is at t·token + h % heads·head +
+    s·seq.
+    """
     return tuple(name + suffix for name in names for suffix in ("", "_head", "_token", "_seq", "_heads"))
 
 
@@ -46,28 +48,28 @@ LINEAR = ("q", "k", "v", "w")
 
 
 class _State:
-    """Where a sequence's state comes from and goes to, and the vectors of its tokens."""
+    """Source and target address of a sequence's state, and the vectors of its tokens."""
 
     def __init__(self, c: Code, a: SimpleNamespace, seq: Value, head: Value, *, chosen: bool, keeps: str) -> None:
         self.c, self.a, self.seq, self.head = c, a, seq, head
         row, to = seq, a.states + seq * a.states_row
-        if chosen:  # as GET_ROWS does: the first row where there is none of that number
+        if chosen:  # as in GET_ROWS: the first row for an invalid number
             id_ = c.load(I32, a.ids + seq * 4).to(I64)
             row = c.select((id_ >= 0) & (id_ < a.n_states), id_, c.i64(0))
-        if keeps:  # as SET_ROWS does: where there is none of that number, elsewhere
+        if keeps:  # as in SET_ROWS: an invalid number is not written there
             wide = I64 if keeps == "I64" else I32
             id_ = c.load(wide, a.kept_ids + seq * wide.bytes).to(I64)
             to = c.select((id_ >= 0) & (id_ < a.kept_rows), a.kept + id_ * a.kept1, to)
         self.source, self.target = a.state + row * a.state_row, to
 
     def vector(self, name: str, token: Value) -> Value:
-        """The address of a vector of this head."""
+        """Address of a vector of this head."""
         base, head, step, seq, heads = (getattr(self.a, name + s) for s in ("", "_head", "_token", "_seq", "_heads"))
         at: Value = base + self.head % heads * head + token * step + self.seq * seq
         return at
 
     def output(self, token: Value, size: int) -> Value:
-        """The address of what a token gets of this head."""
+        """Address of this head's output for a token."""
         a = self.a
         at: Value = a.out + ((self.seq * a.n_tokens + token) * a.n_heads + self.head) * (4 * size)
         return at
@@ -87,10 +89,11 @@ def by_rows(
     keeps: str,
     snapshots: bool,
 ) -> None:
-    """`rule`: "delta" or "rwkv7"; `vector`: a decay for each element of a row, else one for the head.
+    """Update states row by row. `rule`: "delta" or "rwkv7"; `vector`: a decay for each element of a row, otherwise one
+    per head.
 
-    `chosen`: states are rows `ids` of `n_states`, else they lie one after the other. `keeps`: the type of the numbers
-    of rows that they become, "" where they are left in the result. With `snapshots` the states of up to `n_snapshots`
+    `chosen`: states are rows `ids` of `n_states`, otherwise they are consecutive. `keeps`: the type of the row numbers
+    the new states are written to, "" to leave them in the result. With `snapshots`, the states of up to `n_snapshots`
     tokens before the last are written `snapshot` bytes apart.
     """
     blocks = size // ROWS
@@ -133,7 +136,7 @@ class _Rows:
         self.groups = [range(8)] if lanes == PARTS else [range(4), range(4, 8)]
 
     def _vectors(self, i: Value) -> list[Value]:
-        """Offsets (bytes) of the vectors of the 16 elements from `i` on."""
+        """Byte offsets of the vectors of the 16 elements from `i` on."""
         return [(i + lane) * 4 for lane in range(0, PARTS, self.type.lanes)]
 
     def _sums(self, n: int) -> list[list[Var]]:
@@ -152,7 +155,7 @@ class _Rows:
         return c.sum_lanes8(halves)
 
     def dots(self, name: str, weights: str | None) -> Value:
-        """Of each row with a vector, its elements multiplied by those of another."""
+        """Dot product of each row with a vector, which is multiplied by another one first if `weights` names it."""
         c = self.c
         x = self.state.vector(name, self.token)
         w = None if weights is None else self.state.vector(weights, self.token)
@@ -169,7 +172,7 @@ class _Rows:
         return self._total(sums)
 
     def changed(self, terms: Sequence[tuple[str, Value]], decay: Value | None) -> Value:
-        """Decays each row, adds its number of each term times the term's vector, and gives its dot product with q."""
+        """Decay each row, add its number of each term times the term's vector, and return its dot product with q."""
         c = self.c
         q, w = (self.state.vector(name, self.token) for name in ("q", "w"))
         vectors = [self.state.vector(name, self.token) for name, _ in terms]
@@ -195,7 +198,9 @@ class _Rows:
 def by_columns(
     c: Code, a: SimpleNamespace, work: Work, *, size: int, lanes: int, bonus: bool, chosen: bool, keeps: str
 ) -> None:
-    """`bonus`: what a token adds to its own output before it changes the state (RWKV-6); see `by_rows` for the rest."""
+    """Update states column by column. `bonus`: a token's contribution to its own output before it changes the state
+    (RWKV-6). See `by_rows` for the rest.
+    """
     blocks, type_ = size // PARTS, F32._replace(lanes=lanes)
     scale = a.scale.to(I32).bits(F32)
     with c.shares(work, a.n_seqs * a.n_heads * blocks, c.i64(1)) as unit:

@@ -1,18 +1,18 @@
-"""Row operations: everything that works along one row at a time, any chain of it as one kernel.
+"""Row operations: a chain of operations on one row at a time is one kernel.
 
-A chain is a tuple of stages. The first brings a row in; the others change it or put it somewhere. One pass over the row
-carries as many stages as need nothing but the element itself; a norm ends a pass, because it needs the whole row first.
-So RMS_NORM → MUL → ADD → RMS_NORM → MUL → quantise is one kernel, one trip through memory and one place among the
-threads.
+A chain is a tuple of stages. The first loads a row; the others change or store it. One pass over the row applies
+consecutive stages that need only the element itself; a norm ends a pass, because it needs the whole row first. So
+RMS_NORM → MUL → ADD → RMS_NORM → MUL → quantize is one kernel, one trip through memory and one operation of the
+program.
 
-Rows are counted over three dimensions (n1, n2, n3). An operand lies at address + i1·s1 + i2·s2 + i3·s3; a stride of 0
+Rows are counted over three dimensions (n1, n2, n3). An operand is at address + i1·s1 + i2·s2 + i3·s3; a stride of 0
 repeats it.
 
 stage                          fields                    meaning
 ("row",)                       x s1 s2 s3                the row itself, f32
 ("load", type)                 x s1 s2 s3                a row of any type, as f32
-("get_rows", type)             x nb1 nb2 nb3 ids         row ids[i1, i2, i3] of a table of `rows` (its first row where
-                               id1 id2 id3 rows          there is none of that number)
+("get_rows", type)             x nb1 nb2 nb3 ids         row ids[i1, i2, i3] of a table of `rows` (its first row
+                               id1 id2 id3 rows          for an invalid number)
 ("add"|"sub"|"mul"|"div",)     x s1 s2 s3                with an operand row
 ("add_id",)                    x nb1 ids id1 id2 rows    plus row ids[i1, i2] of a matrix of `rows` (as above)
 ("element", op)                x s1 s2 s3                the same with one number for the whole row
@@ -27,7 +27,7 @@ stage                          fields                    meaning
 ("glu", op)                    x s1 s2 s3                op(row) · operand
 ("swiglu_oai",)                x s1 s2 s3 alpha limit    with g = min(row, limit): g·sigmoid(alpha·g)·(1 + operand),
                                                          the operand within ±limit
-("swiglu_clamp",)              x s1 s2 s3 limit          silu(min(row, limit)) · operand, that within ±limit
+("swiglu_clamp",)              x s1 s2 s3 limit          silu(min(row, limit)) · operand within ±limit
 ("rope", mode)                 table step n_dims         rotation of `n_dims` elements from `offset` on by the table
                                offset                    of token i2 (rope_table)
 ("soft_max", mask, sinks)      scale mask s1 s2 s3       softmax(row · scale + slope[i2] · mask[i1, i2 % m2, i3 % m3]);
@@ -35,9 +35,9 @@ stage                          fields                    meaning
 ("store",)                     x s1 s2 s3                to memory, f32
 ("keep", type)                 x s1 s2 s3                to memory, as any type
 ("set_rows", type, wide, how)  x nb1 nb2 nb3 ids         to row ids[i1, i2 % m2, i3 % m3] of a cache of `rows` (wide:
-                               id1 id2 id3 m2 m3         64-bit ids; nowhere for other numbers); how "flat": ids[row];
+                               id1 id2 id3 m2 m3         64-bit ids; invalid ids are skipped); how "flat": ids[row];
                                part rows                 "heads": to byte i1·part of row ids[i2]; "deep": as above
-("quantize", block, place)     x columns                 to column (flat row number) of quantised activations: in
+("quantize", block, place)     x columns                 to column (flat row number) of quantized activations: in
                                                          groups, each "apart", or in "tiles"
 """
 
@@ -96,9 +96,9 @@ _ARITHMETIC: dict[str, Callable[[Value, Value], Value]] = {
 }
 
 
-@lru_cache(4096)  # strangers may think of ever new chains
+@lru_cache(4096)  # clients may send ever new chains
 def rows_kernel(stages: tuple[Stage, ...]) -> Kernel:
-    """The kernel for a chain; a stage's fields carry its number as prefix ("2x", "2s1", …)."""
+    """Return the kernel for a chain; a stage's fields carry its number as prefix ("s2_x", "s2_s1", …)."""
     fields = ["n", "n1", "n2", "n3", "scratch", "scratch_step", "share"]
     for i, stage in enumerate(stages):
         fields += [f"s{i}_{name}" for name in _FIELDS[stage[0]]]
@@ -113,7 +113,9 @@ def _trace(c: Code, a: SimpleNamespace, work: Work, *, stages: tuple[Stage, ...]
 
 
 class _RowCode:
-    """Writes the code of one row: where it is now, what is still to be done to each element on the next pass."""
+    """Emits the code of one row. `at`: address of the row; `pending`: functions to apply to each element on the next
+    pass.
+    """
 
     def __init__(
         self, c: Code, a: SimpleNamespace, scratch: Value, row: Value, index: tuple[Value, Value, Value]
@@ -184,7 +186,7 @@ class _RowCode:
                     self._quantize(i, stage[1], stage[2])
 
     def _then(self, function: Callable[[Value], Value]) -> None:
-        """Leaves something to be done to each element on the next pass."""
+        """Add a function to apply to each element on the next pass."""
         self.pending.append(lambda v, _: function(v))
 
     def _with_operand(self, op: Callable[[Value, Value], Value], operand: Value) -> None:
@@ -243,7 +245,7 @@ class _RowCode:
         self._with_operand(gated, operand)
 
     def sweep(self, each: Callable[[Value, Value], None]) -> None:
-        """One pass: every vector of the row, with what is pending done to it; single elements at the end."""
+        """Run one pass over the row: apply the pending functions to every vector, and to single elements at the end."""
         c, n8 = self.c, self.a.n // 8 * 8
         for lanes, start, stop in ((8, c.i64(0), n8), (1, n8, self.a.n)):
             with c.range(start, stop, lanes) as j:
@@ -253,7 +255,7 @@ class _RowCode:
                 each(v, j)
 
     def settle(self, to: Value) -> None:
-        """Does what is pending and leaves the row at `to`."""
+        """Apply the pending functions and store the row at `to`."""
         self.sweep(lambda v, j: self.c.store(to + j * 4, v))
         self.at, self.pending = to, []
 
@@ -262,7 +264,7 @@ class _RowCode:
         total.value = total.value + v
 
     def _sum_of_squares(self) -> Value:
-        """Of the row, which lies at `at` when it is known."""
+        """Sum of the row's squares. Afterwards the row is stored at `at`."""
         c = self.c
         sums = (c.var(c.const(Type("f32", 8), 0.0)), c.var(c.f32(0.0)))
         move = bool(self.pending)
@@ -307,7 +309,7 @@ class _RowCode:
         self._then(lambda v: (v - _like(mean, v)) * _like(factor, v))
 
     def _soft_max(self, i: int, mask_type: TensorType | None, *, with_sinks: bool) -> None:
-        """Weights e^(score − greatest) / sum; a row that sees nothing gets zeros."""
+        """Compute weights e^(score − maximum) / sum; a row that sees nothing gets zeros."""
         c, (i1, i2, i3) = self.c, self.index
         scale = self.number(i, "scale")
         if mask_type is None:
@@ -323,7 +325,7 @@ class _RowCode:
                 return v * _like(scale, v) + m * _like(slope, v)
 
             self.pending.append(masked)
-        lowest = -1e30  # finite, so that −inf − greatest stays −inf
+        lowest = -1e30  # finite, so that −inf − maximum stays −inf
         peaks = (c.var(c.const(Type("f32", 8), lowest)), c.var(c.f32(lowest)))
 
         def scored(v: Value, j: Value) -> None:
@@ -359,7 +361,7 @@ class _RowCode:
         self._expand(type_, row + i2 * self.field(i, "nb2") + i3 * self.field(i, "nb3"))
 
     def _expand(self, type_: TensorType, row: Value) -> None:
-        """Goes on with the row of any type at `row`."""
+        """Continue with the row of any type at `row`, as f32."""
         self.at = FORMATS[type_].expand(self.c, row, self.a.n, self.scratch)
 
     def _rope(self, i: int, mode: RopeMode) -> None:
@@ -406,7 +408,7 @@ class _RowCode:
             self._put(type_, row)
 
     def _put(self, type_: TensorType, row: Value) -> None:
-        """Leaves the row at `row` in any type; what came before goes on from where it was."""
+        """Store the row at `row` in any type; later stages still read the f32 row."""
         form = FORMATS[type_]
         if isinstance(form, Plain):
             self.sweep(lambda v, j: form.store(self.c, row, j, v))
@@ -432,7 +434,7 @@ class _RowCode:
             quantize_row(c, self.at, self.a.n, to, column, c.i64(TILE), block=block, run=RUN[block])
             return
         columns = self.field(i, "columns")
-        # one group holds all columns where they fit; else whole groups, the last of 4 where that holds the rest
+        # one group holds all columns if they fit; otherwise whole groups, and a last group of 4 if the rest fits it
         first = self.row // wide * wide
         rest = columns - first
         last = c.select(rest > 4, c.i64(wide), c.i64(min(4, wide)))
@@ -443,7 +445,7 @@ class _RowCode:
 
 
 def _like(number: Value, v: Value) -> Value:
-    """A scalar as wide as v."""
+    """Broadcast a scalar to the lanes of v."""
     return number if v.type.lanes == 1 else number.splat(v.type.lanes)
 
 
@@ -451,7 +453,7 @@ def _like(number: Value, v: Value) -> Value:
 def rope_table(c: Code, a: SimpleNamespace, work: Work, *, factored: bool, sectioned: bool) -> None:
     """cos and sin (interleaved f32, times magnitude) of position · frequency (f64) [/ factor] per token and pair.
 
-    With `sectioned` the position is that of the pair's section (i64), of several that all tokens have.
+    With `sectioned`, each pair has a section (i64), and each token has one position per section.
     """
     magnitude = a.magnitude.to(I32).bits(F32)
     with c.shares(work, a.n_tokens, c.i64(4)) as token:

@@ -1,4 +1,4 @@
-"""The greatest numbers of rows: which they are, in order, and one of them drawn by a sampler chain."""
+"""Top-k of rows of logits in order, and sampling from them by a sampler chain."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from llamado.devices.cpu.simd import F32, F64, I32, I64, Code, Type, Value, Work
 from llamado.devices.drawing import Cut
 
 BLOCK = 64
-"""Elements of which the greatest is found first: most blocks hold none that counts, and are not looked at again."""
+"""Elements per block. The largest of each block is found first: most blocks contain no top-k element and are
+skipped.
+"""
 
 _WIDE = Type("f32", 16)
-_HUGE = 3.4028234663852886e38  # the greatest f32
+_HUGE = 3.4028234663852886e38  # the largest f32
 
 
 def _before(c: Code, x: Value, one: Value, other: Value) -> Value:
-    """Whether element `one` comes before element `other`: it is greater, or as great and earlier."""
+    """Return true if element `one` comes before element `other`: it is larger, or equal and earlier."""
     v, w = c.load(F32, x + one * 4), c.load(F32, x + other * 4)
     return (v > w) | (v.equals(w) & (one < other))
 
@@ -32,7 +34,7 @@ def _put(c: Code, heap: Value, i: Value, place: Value) -> None:
 
 
 def _sink(c: Code, x: Value, heap: Value, root: Value, stop: Value) -> None:
-    """Lets what is at `root` sink to where nothing below it comes later."""
+    """Sift the element at `root` down to its place in the heap."""
     at, moved = c.var(root), _get(c, heap, root)
     with c.loop() as loop:
         left = at.value * 2 + 1
@@ -46,7 +48,7 @@ def _sink(c: Code, x: Value, heap: Value, root: Value, stop: Value) -> None:
 
 
 def _offer(c: Code, x: Value, heap: Value, n: Value, k: Value, place: Value) -> None:
-    """One more element for a heap that holds the first k of the `n` before it, the last of them at its root."""
+    """Offer one more element to a heap of the first k of the `n` before it, with the last of them at its root."""
     with c.when(n < k):
         _put(c, heap, n, place)
     with c.when(n.equals(k - 1)), c.range(0, k // 2) as i:
@@ -57,7 +59,7 @@ def _offer(c: Code, x: Value, heap: Value, n: Value, k: Value, place: Value) -> 
 
 
 def _masses(c: Code, logits: Value, masses: Value, n: Value) -> Value:
-    """Running sums of the weights of `n` logits in falling order (f64); the last of them."""
+    """Store running sums of the weights of `n` logits in descending order (f64); return the last sum."""
     high, total = c.load(F64, logits), c.var(c.const(F64, 0.0))
     with c.range(0, n) as i:
         total.value = total.value + exp64(c, c.load(F64, logits + i * 8) - high)
@@ -66,7 +68,7 @@ def _masses(c: Code, logits: Value, masses: Value, n: Value) -> Value:
 
 
 def _count(c: Code, numbers: Value, n: Value, counts: Callable[[Value], Value]) -> Value:
-    """How many of `n` f64 count."""
+    """Count the f64 that satisfy a condition."""
     found = c.var(c.i64(0))
     with c.range(0, n) as i:
         found.value = found.value + counts(c.load(F64, numbers + i * 8)).zext(I64)
@@ -74,7 +76,7 @@ def _count(c: Code, numbers: Value, n: Value, counts: Callable[[Value], Value]) 
 
 
 def _draw(c: Code, values: Value, k: Value, logits: Value, drawing: Value) -> Value:
-    """The place that is drawn among `k` values in falling order; `drawing`, `logits`: see `top_of_rows`.
+    """Return the position drawn among `k` values in descending order; `drawing`, `logits`: see `top_of_rows`.
 
     The order of sums and comparisons is that of engine/sampling/samplers.py and selectors.py.
     """
@@ -104,15 +106,15 @@ def _draw(c: Code, values: Value, k: Value, logits: Value, drawing: Value) -> Va
 
 @kernel("rows", "ks", "n", "n_rows", "stride", "places", "values", "numbers", "greatest", "drawings", "logits", "drawn")
 def top_of_rows(c: Code, a: SimpleNamespace, work: Work) -> None:
-    """The first k of the `n` elements of each row of f32 in falling order, equal ones by their places.
+    """Find the first k of the `n` elements of each row of f32 in descending order, equal ones in row order.
 
-    `rows`, `ks`: i64 [n_rows], where each lies, and how many of it; `places` (i32), `values` (f32): [n_rows, stride];
-    `numbers`: i64 [n_rows], 0 where an element is not a number, or +inf, and nothing else is of use; `greatest`: f32,
-    room for one of each block.
+    `rows`, `ks`: i64 [n_rows], the address and the k of each row; `places` (i32), `values` (f32): results [n_rows,
+    stride]; `numbers`: i64 [n_rows], 0 if the row has a NaN or +inf, which makes its other results meaningless;
+    `greatest`: f32 scratch, one per block.
 
-    `drawings`: of each row 24 bytes: where the steps of its chain lie (see Drawing), how many there are, -1 for a row
-    of which nothing is drawn, and a random number (f64); `logits`: f64 [2 · stride] of room; `drawn`: i64 [n_rows], the
-    place in the row of what was drawn.
+    `drawings`: 24 bytes per row: the address of the steps of its chain (see Drawing), their number, or -1 for a row
+    without drawing, and a random number (f64); `logits`: f64 [2 · stride] scratch; `drawn`: i64 [n_rows], the position
+    in the row of the drawn element.
     """
     n_blocks = (a.n + (BLOCK - 1)) // BLOCK
     whole = a.n // BLOCK
@@ -120,7 +122,7 @@ def top_of_rows(c: Code, a: SimpleNamespace, work: Work) -> None:
     with c.range(0, a.n_rows) as row:
         x, k = c.load(I64, a.rows + row * 8), c.load(I64, a.ks + row * 8)
         heap, values = a.places + row * a.stride * 4, a.values + row * a.stride * 4
-        # Anything that is not below infinity makes a lane 0 for good.
+        # a value that is not below infinity makes its lane 0 permanently
         sound, least, none = c.var(c.const(_WIDE, 1.0)), c.const(_WIDE, -infinite), c.const(_WIDE, 0.0)
         with c.range(0, whole) as block:
             at, high = x + block * (4 * BLOCK), least
@@ -141,7 +143,7 @@ def top_of_rows(c: Code, a: SimpleNamespace, work: Work) -> None:
         low, high = (c.shuffle(sound.value, None, range(i, i + 8)) for i in (0, 8))
         counted = c.sum_lanes(c.min(low, high))
         c.store(a.numbers + row * 8, (counted > 7.5).zext(I64))
-        # k blocks have an element that is not below the bound, so the first k elements are not below it either.
+        # k blocks have an element that is not below the bound, so the first k elements are not below it either
         bound = c.var(c.f32(-infinite))
         with c.when(n_blocks >= k):
             with c.range(0, n_blocks) as block:

@@ -1,4 +1,4 @@
-"""What a whole row comes to: sums, places of the greatest, orders, windows, scores. One thread takes a row."""
+"""Operations on whole rows, one thread per row: sums, argmax, sorting, pooling, key scores."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _KEYS = 64
 """Keys that a thread scores for a token at a time."""
 _ROWS = ("x", "x1", "x2", "x3", "y", "y1", "y2", "y3", "n", "n1", "n2", "n3")
 _STRIP = 64
-"""Elements of a row that a thread adds up at a time."""
+"""Elements of a row that a thread sums at a time."""
 
 
 def _rows(a: SimpleNamespace, row: Value) -> tuple[Value, Value]:
-    """Where row number `row` of x and of y lie."""
+    """Addresses of row number `row` of x and of y."""
     i1, rest = row % a.n1, row // a.n1
     i2, i3 = rest % a.n2, rest // a.n2
     return a.x + i1 * a.x1 + i2 * a.x2 + i3 * a.x3, a.y + i1 * a.y1 + i2 * a.y2 + i3 * a.y3
@@ -26,7 +26,7 @@ def _rows(a: SimpleNamespace, row: Value) -> tuple[Value, Value]:
 
 @kernel(*_ROWS)
 def reduce_rows(c: Code, a: SimpleNamespace, work: Work, *, kind: str) -> None:
-    """y = one number for each row of f32: its "sum" or "mean" (f32), or the place of its greatest, "argmax" (i32).
+    """y = one number for each row of f32: its "sum" or "mean" (f32), or the position of its maximum, "argmax" (i32).
 
     A sum has eight parts (element mod 8), as everywhere.
     """
@@ -50,12 +50,12 @@ def reduce_rows(c: Code, a: SimpleNamespace, work: Work, *, kind: str) -> None:
 
 
 _LEAST = -3.4028234663852886e38
-"""The least number of f32: what a window's greatest begins with (FLT_MAX)."""
+"""The lowest f32, initial value of a window's maximum (FLT_MAX)."""
 
 
 @kernel(*_ROWS, "m", "width", "k0", "k1", "s0", "s1", "p0", "p1")
 def pool(c: Code, a: SimpleNamespace, work: Work, *, greatest: bool) -> None:
-    """y = the greatest number of f32 in a window over x, or their mean, padding being 0.
+    """y = the maximum of the f32 in a window over x, or their mean with padding of 0.
 
     `n` and `m`: elements of rows of x, and its rows; the other sizes are those of y.
     """
@@ -100,7 +100,7 @@ def score_keys(c: Code, a: SimpleNamespace, work: Work, *, keys: str) -> None:
 
 
 @kernel(*_ROWS)
-def cumulate(c: Code, a: SimpleNamespace, work: Work) -> None:
+def cumulative_sum(c: Code, a: SimpleNamespace, work: Work) -> None:
     """y = running sums along each row of f32."""
     with c.shares(work, a.n1 * a.n2 * a.n3, c.i64(1)) as row:
         x, y = _rows(a, row)
@@ -112,7 +112,7 @@ def cumulate(c: Code, a: SimpleNamespace, work: Work) -> None:
 
 @kernel(*_ROWS, "k0", "k1", "k2", "k3")
 def add_copies(c: Code, a: SimpleNamespace, work: Work) -> None:
-    """y = the sum of the k0 · k1 · k2 · k3 copies of it that x is made of, added in order; n to n3 are y's.
+    """y = the sum of the k0 · k1 · k2 · k3 copies of it that x consists of, added in order; n to n3 are y's.
 
     A thread takes 64 elements of a row, whose sums stay in registers.
     """
@@ -145,13 +145,13 @@ def add_copies(c: Code, a: SimpleNamespace, work: Work) -> None:
 
 @kernel(*_ROWS, "k")
 def sort(c: Code, a: SimpleNamespace, work: Work, *, falling: bool) -> None:
-    """y = the places (i32) of the first `k` elements of each row of f32 in order; equal ones keep theirs.
+    """y = the positions (i32) of the first `k` elements of each row of f32 in order; equal elements keep their order.
 
-    A heap of the best k so far, the worst of them at its root: sorting all is k = n.
+    Keeps a heap of the best k so far with the worst of them at its root; k = n sorts everything.
     """
 
     def before(x: Value, one: Value, other: Value) -> Value:
-        """Whether element `one` comes before element `other`."""
+        """Return true if element `one` comes before element `other`."""
         v, w = c.load(F32, x + one * 4), c.load(F32, x + other * 4)
         ahead = v > w if falling else v < w
         return ahead | (v.equals(w) & (one < other))
@@ -163,7 +163,7 @@ def sort(c: Code, a: SimpleNamespace, work: Work, *, falling: bool) -> None:
         c.store(y + i * 4, place.to(I32))
 
     def sink(x: Value, y: Value, root: Value, stop: Value) -> None:
-        """Lets what is at `root` sink to where nothing below it comes later."""
+        """Sift the element at `root` down to its place in the heap."""
         at, moved = c.var(root), get(y, root)
         with c.loop() as loop:
             left = at.value * 2 + 1

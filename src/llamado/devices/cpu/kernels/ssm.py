@@ -1,7 +1,7 @@
-"""State spaces: the convolution before them, and the scan that walks a sequence's state from token to token.
+"""State-space models: the convolution before the scan, and the scan that updates a sequence's state token by token.
 
-A token's numbers are made of those before it in one order, however many tokens there are: each lane of a state decays
-and takes its input in, then the lanes are summed as everywhere. Threads share heads and channels, never tokens.
+A token's result is computed in one order for any number of tokens: each lane of a state decays and adds its input, then
+the lanes are summed as everywhere. Threads share heads and channels, never tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llamado.devices.cpu.kernels import maths
 from llamado.devices.cpu.simd import F32, I32, I64, Code, F32x8, Type, Value, Work
 
 MAX_PLACES = 16
-"""Tokens that a convolution spans; models have 3 or 4."""
+"""Most tokens that a convolution spans; models have 3 or 4."""
 _F32x4 = Type("f32", 4)
 
 
@@ -21,7 +21,7 @@ _F32x4 = Type("f32", 4)
 def ssm_conv(c: Code, a: SimpleNamespace, work: Work, *, places: int, wide: bool) -> None:
     """y[seq, token, channel] = Σ_i x[seq, channel, token + i] · k[channel, i].
 
-    `wide`: there are eight channels at least, which are taken together (the last eight of them once more).
+    `wide`: there are at least eight channels, and they are processed eight at a time (the last eight overlap).
     """
     lanes = 8 if wide else 1
     blocks = (a.n_channels + (lanes - 1)) // lanes
@@ -45,7 +45,7 @@ def ssm_conv(c: Code, a: SimpleNamespace, work: Work, *, places: int, wide: bool
 def _eights(
     c: Code, a: SimpleNamespace, rows: list[Value], kernels: list[Value], y: Value, n: Value, places: int
 ) -> None:
-    """The convolution of eight channels for `n` tokens, eight of them at a time of one channel after the other."""
+    """Convolve eight channels for `n` tokens, eight tokens at a time, channel by channel."""
     with c.range(0, n, 8) as token:
         sums = []
         for row, own in zip(rows, kernels, strict=True):
@@ -58,7 +58,7 @@ def _eights(
 
 
 _STREAM = 64
-"""Tokens that are convolved at a time: as many rows lie in as many pages of memory."""
+"""Tokens that are convolved at a time: their rows are in as many pages of memory."""
 
 
 @kernel(
@@ -79,10 +79,10 @@ _STREAM = 64
     "n_seqs",
 )
 def ssm_stream(c: Code, a: SimpleNamespace, work: Work, *, places: int, vectors: int) -> None:
-    """As `ssm_conv` of tokens x[seq, token, channel] behind those before them, before[seq, channel, i]; the same bits.
+    """`ssm_conv` of tokens x[seq, token, channel] that follow those in before[seq, channel, i]; the same bits.
 
-    last[seq, channel, i] are the last tokens, those before the next ones. `vectors` of eight channels are taken
-    together (0: one channel), the last of them once more where they are not so many.
+    last[seq, channel, i] receives the last tokens, for the next call. `vectors` of eight channels are processed
+    together (0: one channel); the last of them overlap if there are fewer channels.
     """
     lanes, type_ = (8, F32x8) if vectors else (1, F32)
     n = lanes * max(vectors, 1)
@@ -123,7 +123,7 @@ def ssm_stream(c: Code, a: SimpleNamespace, work: Work, *, places: int, vectors:
 
 
 def _columns(c: Code, rows: list[Value], n: int) -> list[Value]:
-    """The first, second … of `n` numbers at each of eight addresses, or of one."""
+    """Load the first, second … of `n` numbers at each of eight addresses, or of one."""
     if len(rows) == 1:
         return [c.load(F32, rows[0] + 4 * i) for i in range(n)]
     if n == 4:
@@ -132,13 +132,13 @@ def _columns(c: Code, rows: list[Value], n: int) -> list[Value]:
 
 
 TOKENS = 32
-"""Tokens that are walked at a time: what they give lies in L1 until all of a state's columns have been walked."""
+"""Tokens that are processed at a time: their results stay in L1 until all of a state's columns are done."""
 
 ROWS = 8
-"""Rows of a state that are walked together: they share what is loaded for a token."""
+"""Rows of a state that are processed together: they share the data loaded for a token."""
 
 SCRATCH = 4 * TOKENS * 10 * ROWS
-"""Bytes: of each token and row a step, an input, and eight sums."""
+"""Bytes: for each token and row a step, an input, and eight sums."""
 
 _SCAN = (
     *("s", "s3", "n_rows", "ids", "id0", "x", "x1", "x2", "x3", "dt", "dt1", "dt2", "a"),
@@ -149,7 +149,7 @@ _SCAN = (
 
 
 class _Sequence:
-    """Where the state of a sequence is before its first token, and where it goes."""
+    """Addresses of a sequence's state before its first token, and of its new state."""
 
     def __init__(self, c: Code, a: SimpleNamespace, seq: Value, size: Value, *, keeps: str) -> None:
         """`size`: bytes of a sequence's state."""
@@ -175,10 +175,12 @@ def _walk(
     sums: Value,
     vectors: int,
 ) -> None:
-    """Takes some rows of a state, read and left at two addresses each, past `n` tokens, `vectors` columns at a time.
+    """Update some rows of a state, each with a source and a target address, for `n` tokens, `vectors` columns at a
+    time.
 
-    `lanes`: of a row. `columns`: what goes in and what reads, of the first token. `decay`: the factors of all tokens;
-    or their steps, and the rates that make factors of them. `inputs`: of each token and row; `sums`: what it comes to.
+    `lanes`: of a row. `columns`: addresses of the input and output vectors (B and C) of the first token. `decay`: the
+    factors of all tokens; or their steps, and the rates that make factors of them. `inputs`, `sums`: input and result
+    of each token and row.
     """
     with c.range(0, lanes, 8 * vectors) as j:
         starts = [[c.load(F32x8, read + (j + 8 * v) * 4) for v in range(vectors)] for read, _ in rows]
@@ -207,14 +209,14 @@ def _walk(
 
 
 def _sum_up(c: Code, n: Value, sums: Value, rows: int, y: Value, step: Value) -> None:
-    """What each of `n` tokens gives: the sum of eight lanes of each row."""
+    """Store the output of each of `n` tokens: the sum of eight lanes of each row."""
     with c.range(0, n) as t:
         parts = [c.load(F32x8, sums + (t * rows + r) * 32) for r in range(rows)]
         c.store(y + t * step, c.sum_lanes8(parts) if rows == 8 else c.sum_lanes(parts[0]))
 
 
 def _tokens(c: Code, a: SimpleNamespace, first: Value) -> Value:
-    """How many tokens are walked at a time from the `first` on: they end where a state is wanted."""
+    """Number of tokens to process at a time from `first` on: they end where a state has to be stored."""
     return c.max(c.min(c.i64(TOKENS), a.n_tokens - first - (a.n_states - 1)), 1)
 
 
@@ -222,8 +224,8 @@ def _tokens(c: Code, a: SimpleNamespace, first: Value) -> Value:
 def scan_heads(c: Code, a: SimpleNamespace, work: Work, *, lanes: int, rows: int, keeps: str) -> None:
     """The scan of Mamba-2 (arXiv 2405.21060): one rate for each head, whose state has `head_dim` rows of `lanes`.
 
-    `rows`: those that are walked together. `keeps`: the type of the numbers of rows where the last states go, "" where
-    they go nowhere else.
+    `rows`: rows that are processed together. `keeps`: the type of the row numbers the last states are written to; "" if
+    they stay in the result.
     """
     vectors = 2 if lanes % 16 == 0 else 1
     row_bytes = 4 * lanes

@@ -1,4 +1,4 @@
-"""Several streams of hidden states (DSV4_HC_*): how they mix, what is read of them, what is added to them."""
+"""Operations on several streams of hidden states (DSV4_HC_*): mixing them, reading from them, adding to them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from llamado.devices.cpu.kernels import maths
 from llamado.devices.cpu.simd import F32, I32, Code, Type, Value, Var, Work
 
 _STRIP = 64
-"""Elements of a row that a thread makes at a time."""
+"""Elements of a row that a thread computes at a time."""
 N_STREAMS = 4
-"""That mix: ggml knows no other number."""
+"""Number of streams that can be mixed; ggml supports no other."""
 
 
 def _by_strips(c: Code, work: Work, n: Value, n_rows: Value, make: Callable[[Value, Value, int], None]) -> None:
-    """Calls make(row, first element, how many) for all elements of all rows."""
+    """Call make(row, first element, count) for all elements of all rows."""
     strips = (n + (_STRIP - 1)) // _STRIP
     with c.shares(work, n_rows * strips, c.i64(1)) as item:
         row, first = item // strips, item % strips * _STRIP
@@ -29,14 +29,14 @@ def _by_strips(c: Code, work: Work, n: Value, n_rows: Value, make: Callable[[Val
 
 
 def _same(c: Code, lanes: int, address: Value) -> Value:
-    """One number in all lanes."""
+    """Load one number into all lanes."""
     return c.load(F32, address) if lanes == 1 else c.splat_load(Type("f32", lanes), address)
 
 
 @kernel("x", "x1", "x2", "w", "w1", "w2", "y", "y1", "n", "n_streams", "n_tokens", "factor")
 def read_streams(c: Code, a: SimpleNamespace, work: Work, *, gated: bool) -> None:
-    """y = factor · Σ over streams of x · w for each token, w being a number for each stream, or the sigmoid of one for
-    each of its elements.
+    """y = factor · Σ over streams of x · w for each token. w is a number for each stream, or, if `gated`, the sigmoid
+    of one for each of its elements.
     """
 
     factor = a.factor.to(I32).bits(F32)
@@ -55,7 +55,7 @@ def read_streams(c: Code, a: SimpleNamespace, work: Work, *, gated: bool) -> Non
 
 @kernel(*("x", "x1", "r", "r1", "r2", "p", "p1", "m", "m1", "m2", "y", "y1", "y2", "n", "n_streams", "n_tokens"))
 def add_to_streams(c: Code, a: SimpleNamespace, work: Work, *, mixed: bool) -> None:
-    """y = x · p for each stream, and the streams r themselves, or where they are `mixed` Σ over them of r · m."""
+    """y = x · p for each stream, plus the stream r itself, or plus Σ over streams of r · m if they are `mixed`."""
 
     def make(row: Value, at: Value, lanes: int) -> None:
         type_ = Type("f32", lanes)
@@ -76,8 +76,10 @@ def add_to_streams(c: Code, a: SimpleNamespace, work: Work, *, mixed: bool) -> N
 
 @kernel("x", "x1", "factors", "shifts", "y", "y2", "n_tokens", "eps", "n_rounds")
 def mix_streams(c: Code, a: SimpleNamespace, work: Work) -> None:
-    """y = for each token a matrix [to, from] whose rows, and then columns, are made to sum to one so many times: at
-    first the softmax of each row of what x has behind its first two numbers of each stream.
+    """y = for each token a matrix [to, from], normalized `n_rounds` times so that its columns, and then its rows, sum
+    to one.
+
+    It starts as the softmax of each row of the part of x after the first two numbers of each stream.
     """
     n, eps = N_STREAMS, a.eps.to(I32).bits(F32)
     with c.shares(work, a.n_tokens, c.i64(1)) as token:

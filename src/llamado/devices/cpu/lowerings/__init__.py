@@ -1,4 +1,4 @@
-"""How each instruction set spells the words that it does better than plain LLVM arithmetic, and which one is used."""
+"""Lowerings: what each instruction set does better than plain LLVM arithmetic, and the choice of one for a CPU."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from llamado.devices.cpu.lowerings.permission import tiles_permitted
 from llamado.devices.cpu.lowerings.x86 import AMX, AVX2, AVX_VNNI, VNNI, VNNI_256
 
 LOWERINGS = {lowering.name: lowering for lowering in (PORTABLE, AVX2, AVX_VNNI, VNNI_256, VNNI, AMX, NEON, I8MM)}
-"""The better ones last."""
+"""In ascending order of preference."""
 
 
 def can_run(lowering: Lowering, features: dict[str, bool]) -> bool:
-    """Whether a processor with these features (LLVM's names) has all that a lowering needs, and the system lets it."""
+    """Return True if a processor with these features (LLVM's names) can run a lowering, and the OS permits it."""
     return all(features.get(name) for name in lowering.needs) and (not lowering.tiles or tiles_permitted())
 
 
 def choose(features: dict[str, bool]) -> Lowering:
-    """The best lowering for a CPU's features; LLAMADO_SIMD, the name of one it can run, forces that."""
+    """Return the best lowering for a CPU's features. LLAMADO_SIMD overrides it with the name of one that the CPU can
+    run.
+    """
     able = {name: lowering for name, lowering in LOWERINGS.items() if can_run(lowering, features)}
     forced = os.environ.get("LLAMADO_SIMD")
     if not forced:
@@ -31,5 +33,5 @@ def choose(features: dict[str, bool]) -> Lowering:
 
 
 def of_this_machine() -> Lowering:
-    """The lowering that this machine computes with."""
+    """Return the lowering that this machine computes with."""
     return choose(processor()[1])

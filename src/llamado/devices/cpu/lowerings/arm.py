@@ -1,7 +1,7 @@
 """Integer dot products of 64-bit ARM.
 
 `Neon` has an instruction that multiplies 16 signed by 16 signed bytes and adds groups of four (`sdot`, ARMv8.2). It
-takes four bytes of activations out of a register by number: where four lie side by side they are loaded at once.
+takes four bytes of activations from a numbered lane of a register, so four adjacent operands are loaded at once.
 
 `I8mm` multiplies eight bytes of each of two rows with eight of each of two columns in one instruction (`smmla`,
 ARMv8.6): twice as many products.
@@ -49,11 +49,11 @@ class Neon(Lowering):
 
 
 class I8mm(Neon):
-    """Products of two rows with two columns, where there is an even number of columns.
+    """Products of two rows with two columns, for an even number of columns.
 
-    Weights are arranged by pairs of rows: two groups, one behind the other, become two vectors of two pairs each, eight
-    bytes of a row and eight of the next. Sums are held as the instruction gives them: those of two columns in turn, row
-    by row, (r₀c₀, r₀c₁, r₁c₀, r₁c₁), …, in two vectors.
+    Weights are arranged in pairs of rows: two consecutive groups become two vectors of two pairs each, eight bytes of a
+    row followed by eight of the next. Sums stay in the instruction's layout: those of two columns alternate, row by
+    row, (r₀c₀, r₀c₁, r₁c₀, r₁c₁), …, in two vectors.
     """
 
     def arrange(self, c: Code, groups: Sequence[Value], columns: int) -> list[Value]:
@@ -105,13 +105,13 @@ class I8mm(Neon):
 
 
 def _in_turn(c: Code, vectors: Sequence[Value]) -> list[Value]:
-    """Lanes of two I32x8 in turn, one vector of their first halves and one of their second ones, for each two."""
+    """Interleave the lanes of each two I32x8: one vector of their first halves and one of their second ones."""
     halves = (0, 8, 1, 9, 2, 10, 3, 11), (4, 12, 5, 13, 6, 14, 7, 15)
     return [c.shuffle(a, b, half) for a, b in zip(vectors[::2], vectors[1::2], strict=True) for half in halves]
 
 
 def _two_columns(c: Code, addresses: Sequence[Value]) -> Value:
-    """Eight bytes of each of two columns, given where each four of them are."""
+    """Load eight bytes of each of two columns from the addresses of their groups of four."""
     (base, first), *others = [address.place() for address in addresses]
     if others == [(base, first + 4 * k) for k in range(1, 4)]:
         return c.load(_I8x16, addresses[0])
@@ -125,7 +125,9 @@ def _two_columns(c: Code, addresses: Sequence[Value]) -> Value:
 
 
 def _words(c: Code, x: Sequence[Sequence[Value]]) -> list[list[tuple[Value, int]]]:
-    """For each address a register with the four bytes there and their lane; one load for four that lie side by side."""
+    """Return for each address a register with the four bytes there and their lane, with one load for four adjacent
+    ones.
+    """
     places = {address.place(): address for line in x for address in line}
     found: dict[tuple[int, int], tuple[Value, int]] = {}
     for (base, offset), address in sorted(places.items(), key=lambda item: item[0]):
@@ -141,7 +143,7 @@ def _words(c: Code, x: Sequence[Sequence[Value]]) -> list[list[tuple[Value, int]
 
 
 def _lanes(c: Code, word: tuple[Value, int], n: int) -> Value:
-    """A vector of `n` copies of a register's lane."""
+    """Return a vector of `n` copies of a register's lane."""
     register, number = word
     return c.shuffle(register, None, [number] * n)
 

@@ -1,8 +1,8 @@
-"""This machine's processor in LLVM's words, and how to use less of it than it has (`LLAMADO_CPU`).
+"""This machine's processor in LLVM's terms, and `LLAMADO_CPU`, which hides some of its features.
 
-On ARM, LLVM's own look at /proc/cpuinfo finds neither dot products nor matrix products, and on macOS nothing: there the
-operating system is asked for those features that lowerings need (`HWCAP_…` in Linux' asm/hwcap.h,
-`hw.optional.arm.FEAT_…` of sysctl).
+On ARM, LLVM's parser of /proc/cpuinfo finds neither dot products nor matrix products, and on macOS it finds nothing.
+There the OS reports the features that lowerings need (`HWCAP_…` in Linux' asm/hwcap.h, `hw.optional.arm.FEAT_…` of
+sysctl).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import platform
 import sys
 from collections.abc import Mapping
 
-# LLVM's name → (number of the auxiliary vector's entry, bit), name of Apple's sysctl.
+# LLVM's name → (number of the auxiliary vector's entry, bit), name of Apple's sysctl
 _ARM: dict[str, tuple[tuple[int, int], str]] = {
     "neon": ((16, 1), "AdvSIMD"),
     "lse": ((16, 8), "FEAT_LSE"),

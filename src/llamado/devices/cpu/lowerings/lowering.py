@@ -1,6 +1,6 @@
-"""Words of the SIMD language that instruction sets spell differently: integer dot products.
+"""Operations of the SIMD language that instruction sets implement differently: integer dot products.
 
-The words stand here in plain LLVM arithmetic, which every processor has. All lowerings give the same integers, so the
+The base class uses plain LLVM arithmetic, which every processor has. All lowerings return the same integers, and so the
 same bits.
 """
 
@@ -16,7 +16,7 @@ _I32x16 = Type("i32", 16)
 
 @dataclass(frozen=True)
 class Lowering:
-    """One way to spell the words; `columns` is the widest column group its matmul kernels keep in registers."""
+    """One implementation of `LoweringInterface`. `columns`: the widest column group that matmul keeps in registers."""
 
     name: str
     columns: int
@@ -25,49 +25,49 @@ class Lowering:
     """Features that a processor must have, in LLVM's names."""
 
     without: tuple[str, ...] = ()
-    """Beginnings of features that code is compiled without, so that it is what processors that lack them run."""
+    """Prefixes of features that code is compiled without, so that it matches processors that lack them."""
 
     # Rows that products of several columns unpack together: the lanes of their vectors.
     panel_rows: int = 8
 
-    # Groups of columns that a product of few takes at once.
+    # Groups of columns that a product of few columns takes at once.
     groups: int = 1
 
-    # Times that such a product passes over the rows it has unpacked together, sooner than go by way of scratch.
+    # Most passes of such a product over rows it unpacked together; with more passes it goes through scratch.
     passes: int = 1
 
-    # Bytes of a column of activations that lie together in a group of columns.
+    # Bytes of a column of activations that are adjacent in a group of columns.
     run: int = 4
 
-    # Whether products of many columns have tile registers (`kernels/tiles/`).
+    # True if products of many columns have tile registers (`kernels/tiles/`).
     tiles: bool = False
 
-    # A weight of zero point z is held as u = w + z, unsigned; weights that need all of u8, which AVX2's saturating
+    # A weight of zero point z is held as u = w + z, unsigned. Weights that need all of u8, which AVX2's saturating
     # multiply does not allow, stay signed there.
     full_u8: bool = True
 
-    # Whether products take signed weights at no cost: then those of many columns have them without their zero point.
+    # True if products take signed weights at no cost: then products of many columns take them without zero point.
     signed: bool = False
 
     @property
     def few(self) -> int:
-        """Columns up to which rows of weights pass through registers, not through scratch."""
+        """Most columns for which rows of weights pass through registers instead of scratch."""
         return self.columns * self.groups
 
     def rows_of_panel(self, n_rows: int) -> int:
-        """Rows of a matrix of so many that are unpacked together."""
+        """Rows that are unpacked together, for a matrix of `n_rows` rows."""
         return self.panel_rows if n_rows >= self.panel_rows else 8
 
     def arrange(self, c: Code, groups: Sequence[Value], columns: int) -> list[Value]:
-        """An even number of groups of weights as `dot` takes them for so many columns."""
+        """Arrange an even number of groups of weights as `dot` takes them for that many columns."""
         return list(groups)
 
     def hold(self, c: Code, sums: Sequence[Value]) -> list[Value]:
-        """Integer sums (I32x8, one for each column) as `dot` adds to them."""
+        """Convert integer sums (I32x8, one for each column) to the layout that `dot` adds to."""
         return list(sums)
 
     def release(self, c: Code, held: Sequence[Value]) -> list[Value]:
-        """What `hold` made as one vector for each column."""
+        """Convert the result of `hold` back to one vector for each column."""
         return list(held)
 
     def dot(
@@ -75,7 +75,7 @@ class Lowering:
     ) -> None:
         """sums[j] (I32x8, held) += Σ_g groups of four of weights[g] (arranged) · x[g][j] (address of 4 signed bytes).
 
-        Weights are unsigned bytes ≤ `peak`, or signed ones where a greater peak than 127 is not `full_u8` and where
+        Weights are unsigned bytes ≤ `peak`. They are signed if `peak` is greater than 127 without `full_u8`, and if
         products take `signed` ones.
         """
         for w, addresses in zip(weights, x, strict=True):
@@ -102,7 +102,7 @@ class Lowering:
             sums[j] = sums[j] + value * scale
 
     def dot_pairs(self, c: Code, pairs: Sequence[Value], x: Sequence[Sequence[Value]], j: int) -> Value:
-        """Σ_p the sums of neighbouring products of pairs[p] (I16x16) with the two i16 at x[p][j], as I32x8."""
+        """Σ_p the sums of neighboring products of pairs[p] (I16x16) with the two i16 at x[p][j], as I32x8."""
         total = c.const(pairs[0].type._replace(elem="i32", lanes=pairs[0].type.lanes // 2), 0)
         for pair, addresses in zip(pairs, x, strict=True):
             total = self._add_pairs(c, total, pair, c.splat_load(total.type, addresses[j]).bits(pair.type))
@@ -114,7 +114,7 @@ class Lowering:
         return total + even + odd
 
     def scale(self, c: Code, value: Value) -> Value:
-        """Prepares an I32x8 of small integers (−128 … 127) as the scale of `dot_scaled`."""
+        """Prepare an I32x8 of small integers (−128 … 127) as the scale of `dot_scaled`."""
         return value
 
     def lookup(self, c: Code, table: Sequence[int], numbers: Value) -> Value:
@@ -126,7 +126,7 @@ class Lowering:
         return row[0]
 
     def features(self, host: Mapping[str, bool]) -> dict[str, bool]:
-        """The features of a processor that code is compiled for."""
+        """Return the processor's features that code is compiled for."""
         return {name: on and not name.startswith(self.without) for name, on in host.items()}
 
 

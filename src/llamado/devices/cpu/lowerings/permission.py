@@ -1,4 +1,4 @@
-"""Leave to use tile registers (AMX), which Linux gives a process that asks for it."""
+"""Permission to use tile registers (AMX), which Linux grants to a process on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REQUEST_PERMISSION, _TILE_DATA = 0x1023, 18
 
 @cache
 def tiles_permitted() -> bool:
-    """Whether this process may use tile registers: asks once, for the threads that are there and those to come."""
+    """Return True if this process may use tile registers. Requests it once, for all present and future threads."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,7 +1,7 @@
 """Integer dot products of x86.
 
-`Vnni` multiplies unsigned by signed bytes and adds groups of four in one instruction. `Avx2` needs a multiply to i16
-pairs and keeps adding in i16 while that cannot overflow.
+`Vnni` multiplies unsigned by signed bytes and adds groups of four in one instruction. `Avx2` multiplies to pairs of i16
+and keeps adding in i16 while that cannot overflow.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Avx2(Lowering):
     def _parts(
         self, c: Code, columns: int, weights: Iterable[Value], x: Sequence[Sequence[Value]], peak: int
     ) -> list[tuple[Value, int]]:
-        """Partial sums in I16x16, each of as many products as i16 holds, with their columns."""
+        """Partial sums in I16x16, each of as many products as i16 can hold, with their columns."""
         signed = peak > 127
         many = 1 if signed else 32767 // (2 * 127 * peak)
         parts: list[tuple[Value, int]] = []
@@ -80,8 +80,8 @@ def _madd(c: Code, a: Value, b: Value) -> Value:
 
 
 class Vnni(Avx2):
-    """VNNI. With AVX-512 32 registers of 256 or, for panels of 16 rows, 512 bits, operands broadcast from memory; as
-    AVX-VNNI 16 registers of 256.
+    """VNNI. With AVX-512: 32 registers of 256 bits or, for panels of 16 rows, 512 bits, and operands broadcast from
+    memory. As AVX-VNNI: 16 registers of 256 bits.
     """
 
     def dot(

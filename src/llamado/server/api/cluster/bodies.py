@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llamado.engine.cluster.layout import Predicted
+from llamado.engine.cluster.layout import LayoutPrediction
 from llamado.engine.cluster.view import ClusterView, DeviceView
 
 
@@ -60,7 +60,7 @@ def _device_json(device: DeviceView) -> dict[str, Any]:
     }
 
 
-def predicted_json(predicted: Predicted) -> dict[str, Any]:
+def predicted_json(predicted: LayoutPrediction) -> dict[str, Any]:
     """`/cluster/predict`."""
     return {
         "seconds": _rounded(predicted.seconds),

@@ -16,7 +16,7 @@ from llamado.http.request_log import current
 from llamado.server.errors import ApiError
 from llamado.server.generate.formats import finish_reason, was_cut
 from llamado.server.generate.request import GenerationRequest
-from llamado.text.dialects.answer import AnswerReader, CallSoFar, Part
+from llamado.text.dialects.answer import AnswerReader, Part, PartialCall
 from llamado.text.dialects.dialect import Content, Reasoning
 
 LINES = "application/x-ndjson"
@@ -70,7 +70,7 @@ def _logprobs(probs: Sequence[TokenProbs], most: int) -> dict[str, Any]:
     return {"logprobs": shown}
 
 
-def _arguments(call: CallSoFar) -> dict[str, Any]:
+def _arguments(call: PartialCall) -> dict[str, Any]:
     """The arguments of a call as an object; empty where they are none."""
     try:
         given = orjson.loads(call.arguments)
@@ -108,7 +108,7 @@ class OllamaFormat:
     def _head(self) -> dict[str, Any]:
         return {"model": self._model, "created_at": now()}
 
-    def _said(self, content: str, thoughts: str, calls: Sequence[CallSoFar]) -> dict[str, Any]:
+    def _said(self, content: str, thoughts: str, calls: Sequence[PartialCall]) -> dict[str, Any]:
         """The fields that hold a part of the answer, or all of it."""
         raise NotImplementedError
 
@@ -139,13 +139,13 @@ class OllamaFormat:
         yield from self._calls(over=over)
 
     def _calls(self, *, over: bool) -> Iterator[dict[str, Any]]:
-        calls = [] if self._reader is None else self._reader.whole_calls if over else self._reader.calls
+        calls = [] if self._reader is None else self._reader.complete_calls if over else self._reader.calls
         complete = len(calls) if over else len(calls) - 1
         for call in calls[self._told_calls : complete]:
             yield self._chunk(calls=[call])
         self._told_calls = max(self._told_calls, complete)
 
-    def _chunk(self, content: str = "", thoughts: str = "", calls: Sequence[CallSoFar] = ()) -> dict[str, Any]:
+    def _chunk(self, content: str = "", thoughts: str = "", calls: Sequence[PartialCall] = ()) -> dict[str, Any]:
         return {**self._head(), **self._said(content, thoughts, calls), "done": False}
 
     def progress(self, index: int, event: Progress) -> bytes:
@@ -165,7 +165,7 @@ class OllamaFormat:
         else:
             reader.push(result.content)
             reader.finish(was_cut(self._asked, result))
-            said = self._said(reader.content, reader.reasoning, reader.whole_calls)
+            said = self._said(reader.content, reader.reasoning, reader.complete_calls)
         return orjson.dumps(self._over(result, said) | _logprobs(result.probs, self._most))
 
     def _over(self, result: Result, said: dict[str, Any]) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class OllamaFormat:
 class ChatLines(OllamaFormat):
     """`/api/chat`: a message, or its parts."""
 
-    def _said(self, content: str, thoughts: str, calls: Sequence[CallSoFar]) -> dict[str, Any]:
+    def _said(self, content: str, thoughts: str, calls: Sequence[PartialCall]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if thoughts:
             message["thinking"] = thoughts
@@ -217,5 +217,5 @@ class ChatLines(OllamaFormat):
 class GenerateLines(OllamaFormat):
     """`/api/generate`: a text, or its parts."""
 
-    def _said(self, content: str, thoughts: str, calls: Sequence[CallSoFar]) -> dict[str, Any]:
+    def _said(self, content: str, thoughts: str, calls: Sequence[PartialCall]) -> dict[str, Any]:
         return {"response": content} | ({"thinking": thoughts} if thoughts else {})

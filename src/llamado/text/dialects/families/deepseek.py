@@ -14,7 +14,7 @@ _SECTION_END = "<｜tool▁calls▁end｜>"
 
 R1 = Family(
     name="DeepSeek R1",
-    knows=lambda source: _CALL in source and "```json" in source,
+    matches=lambda source: _CALL in source and "```json" in source,
     calls=NamedCalls(
         start=_SECTION,
         each=_CALL,
@@ -30,7 +30,7 @@ R1 = Family(
 
 V31 = Family(
     name="DeepSeek V3.1",
-    knows=all_of(_CALL),
+    matches=all_of(_CALL),
     calls=NamedCalls(
         start=_SECTION,
         each=_CALL,
@@ -54,14 +54,14 @@ def _dsml(section: str) -> TaggedCalls:
         value_end="</｜DSML｜parameter>",
         name_close="</｜DSML｜invoke>",
         section_end=f"</｜DSML｜{section}>",
-        also_starts=(f"\n\n<｜DSML｜{section}>",),  # an empty line in front is no content
+        also_starts=(f"\n\n<｜DSML｜{section}>",),  # the empty line in front is not content
         trim=False,
     )
 
 
 V32 = Family(
     name="DeepSeek V3.2",
-    knows=lambda source: "dsml_token" in source and "DSML" in source and "function_calls" in source,
+    matches=lambda source: "dsml_token" in source and "DSML" in source and "function_calls" in source,
     calls=_dsml("function_calls"),
     thinking=Thinking(
         "<think>", "</think>", 0, 0, also_ends=("\n\n<｜DSML｜function_calls>", "<｜DSML｜function_calls>")
@@ -71,7 +71,7 @@ V32 = Family(
 
 V4 = Family(
     name="DeepSeek V4",
-    knows=lambda source: "dsml_token" in source and "DSML" in source and "tool_calls" in source,
+    matches=lambda source: "dsml_token" in source and "DSML" in source and "tool_calls" in source,
     calls=_dsml("tool_calls"),
     thinking=Thinking("<think>", "</think>", 0, 0, also_ends=("\n\n<｜DSML｜tool_calls>", "<｜DSML｜tool_calls>")),
     preserved=("｜DSML｜",),

@@ -1,4 +1,4 @@
-"""Functionary: 3.1 calls by <function=name>{…}</function>, 3.2 by recipients, >>>name and >>>all for content."""
+"""Functionary: 3.1 calls with <function=name>{…}</function>, 3.2 with recipients, >>>name, and >>>all for content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llamado.text.grammar.source import Trigger
 
 V31 = Family(
     name="Functionary v3.1 Llama 3.1",
-    knows=all_of("<function=", "</function>"),
+    matches=all_of("<function=", "</function>"),
     calls=NamedCalls(start="<function=", name_end=">", end="</function>"),
 )
 
@@ -23,7 +23,7 @@ _LINE = Tags("\n")
 
 @dataclass(frozen=True)
 class RecipientCalls:
-    """Parts of an answer, each to a recipient named in a line of its own; the prompt ends with the first `>>>`."""
+    """Parts of an answer, each for a recipient named on its own line; the prompt ends with the first `>>>`."""
 
     triggers: tuple[Trigger, ...] = (Trigger("pattern", r"(?:^|>>>)((?!all\n)[^\n>]+\n)"),)
     tags: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ def read_recipients(reader: Reader, tools: Tools, format: str) -> Reading[None]:
 
 V32 = Family(
     name="Functionary v3.2",
-    knows=all_of(">>>all", ">>>${recipient}"),
+    matches=all_of(">>>all", ">>>${recipient}"),
     calls=RecipientCalls(),
     reads=read_recipients,
     before_content="all\n",

@@ -25,7 +25,7 @@ from llamado.text.grammar.source import Trigger
 
 _CALL = "<|tool_call>"
 _CALL_END = "<tool_call|>"
-_RESPONSE = "<|tool_response>"  # what the model would like to see next
+_RESPONSE = "<|tool_response>"  # the model writes this where it expects the result
 _QUOTE = '<|"|>'
 _THOUGHT = "<|channel>"
 _THOUGHT_END = "<channel|>"
@@ -59,7 +59,7 @@ _ANY = (
     'any_object: "{" (any_member ("," any_member)*)? "}"',
     'any_member: /[^:{},<"]+/ ":" any',
     'any_array: "[" (any ("," any)*)? "]"',
-    # The quote is one token in some vocabularies and letters in others; a text ends with either.
+    # The quote is one token in some vocabularies and several letters in others; a text ends with either.
     f"any_string: {quoted(_QUOTE)} (letters | TEXT {quoted(_QUOTE)})",
     "letters[suffix=QUOTE]: /(?s:.*)/",
     f"QUOTE: {quoted(_QUOTE)}",
@@ -70,7 +70,7 @@ _ANY = (
 
 
 def _object(rule: str, schema: Any, root: Mapping[str, Any], depth: int) -> list[str]:
-    """Rules for an object's notation: required members in order, each of the others or not."""
+    """Return rules for an object's notation: members in order, required ones mandatory, the others optional."""
     given = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(given, Mapping) or not given:
         return [f"{rule}: " + ('"{" "}"' if depth == 0 else "any_object")]
@@ -159,7 +159,7 @@ def _read_call(reader: Reader, tools: Tools) -> Reading[Outcome]:
 
 
 def _read_value(reader: Reader, show: Show, depth: int) -> Reading[bool]:
-    """Show one value of Gemma's notation as JSON; False where it is malformed."""
+    """Emit one value of Gemma's notation as JSON; return False if it is malformed."""
     yield from reader.space()
     if (yield from reader.take(_QUOTE)):
         show('"')
@@ -204,7 +204,7 @@ def _read_value(reader: Reader, show: Show, depth: int) -> Reading[bool]:
 
 
 def _with_responses(messages: Sequence[Message]) -> list[Message]:
-    """Results of calls as part of the turn that called, and the answer made of them, too: older templates need it."""
+    """Move results of calls, and the answer that follows them, into the turn that called: older templates need it."""
     out: list[Message] = []
     pending = list(reversed(messages))
     while pending:
@@ -240,17 +240,17 @@ _SIGN = "'<|tool_call>call:'"
 
 GEMMA = Family(
     name="Gemma 4",
-    knows=lambda source: _SIGN in source,
+    matches=lambda source: _SIGN in source,
     calls=GemmaCalls(),
     thinking=Thinking("<|channel>thought\n", "<channel|>", 0, 0),
     reads=read_gemma,
-    opens=("<turn|>\n", "<|turn>model\n"),
+    missing_opening=("<turn|>\n", "<|turn>model\n"),
     dialect="peg-gemma4",
     preserved=(*GemmaCalls.tags, "<|turn>"),
 )
 
 OLD_GEMMA = replace(
     GEMMA,
-    knows=lambda source: _SIGN in source and "{#- OpenAI Chat Completions:" not in source,
+    matches=lambda source: _SIGN in source and "{#- OpenAI Chat Completions:" not in source,
     adjust=_with_responses,
 )

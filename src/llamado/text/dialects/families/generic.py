@@ -1,4 +1,4 @@
-"""Models whose templates know no tools: told in words what there is, and held to JSON by a grammar."""
+"""Models whose templates do not support tools: the tools are described in text, and a grammar enforces JSON."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _CALL = JsonCalls(start="", id=("id",))
 _KEYS = ("tool_call", "tool_calls", "response")
 
 
-def instructed(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], required: bool) -> list[Message]:
-    """The messages with the tools described in the system message."""
+def with_tools_as_text(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], required: bool
+) -> list[Message]:
+    """Return the messages with the tools described in the system message."""
     lines = [json.dumps(tool, ensure_ascii=False) for tool in tools]
     answer = 'Answer with one JSON object: {"tool_call": {"name": ..., "arguments": {...}}} uses a tool' + (
         "." if required else ', {"response": ...} answers the user.'
@@ -33,8 +35,8 @@ def instructed(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], 
     return [{"role": "system", "content": text}, *rest]
 
 
-def spelled_out(messages: Sequence[Message]) -> list[Message]:
-    """Calls and results of the past as text, for templates that drop them."""
+def with_calls_as_text(messages: Sequence[Message]) -> list[Message]:
+    """Return earlier calls and results as text, for templates that drop them."""
     out: list[Message] = []
     for message in messages:
         calls = message.get("tool_calls")
@@ -63,9 +65,9 @@ def spelled_out(messages: Sequence[Message]) -> list[Message]:
 
 
 def generic_grammar(tools: Tools, parallel: bool, required: bool, response: Any) -> GrammarSource:
-    """JSON: a call, several where `parallel`, or, unless `required`, a response.
+    """Return a grammar of JSON: a call, several if `parallel`, or, unless `required`, a response.
 
-    Each tool's schema is a document of its own, in which its references lead.
+    Each tool's schema is a separate document, which its references point into.
     """
     calls = _CALL.grammar(tools, False).split("\n", 1)[1]
     form = '"\\"tool_calls\\"" COLON "[" SPACE one (SPACE "," SPACE one)* SPACE "]"' if parallel else ""
@@ -127,11 +129,13 @@ def read_generic(reader: Reader, tools: Tools) -> Reading[None]:
 
 
 class _Unescaped:
-    """Shows what a JSON string means as content; takes it as `read_string` shows it: escapes are whole."""
+    """Emits the value of a JSON string as content; takes it in the pieces that `read_string` emits, with whole
+    escapes.
+    """
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._high = ""  # the first half of a character that is escaped in two
+        self._high = ""  # the first half of a surrogate pair that is escaped in two
 
     def show(self, text: str) -> None:
         if text == '"':

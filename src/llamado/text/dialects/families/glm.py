@@ -1,4 +1,4 @@
-"""GLM 4.5 and later, and all who call in their way: <tool_call>name<arg_key>…</arg_key><arg_value>…</arg_value>."""
+"""GLM 4.5 and later, and models with the same calls: <tool_call>name<arg_key>…</arg_key><arg_value>…</arg_value>."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llamado.text.dialects.thinking import Thinking
 
 GLM = Family(
     name="GLM 4.5",
-    knows=all_of("<tool_call>", "<arg_key>"),
+    matches=all_of("<tool_call>", "<arg_key>"),
     calls=TaggedCalls(
         start="<tool_call>",
         name_end="\n",
@@ -26,7 +26,7 @@ GLM = Family(
 LING = replace(
     GLM,
     name="Ling 3",
-    knows=all_of("<role>ASSISTANT</role>", "<arg_key>"),
+    matches=all_of("<role>ASSISTANT</role>", "<arg_key>"),
     calls_end_thoughts=True,
     stops=("<|role_end|>",),
 )
@@ -34,15 +34,15 @@ LING = replace(
 LAGUNA = replace(
     GLM,
     name="Laguna",
-    knows=all_of("laguna_glm_thinking", "<arg_key>"),
-    stops=("</assistant>",),  # spelled out instead of the token now and then
+    matches=all_of("laguna_glm_thinking", "<arg_key>"),
+    stops=("</assistant>",),  # sometimes spelled out instead of the token
 )
 
 _HY = ":opensource"  # ends every tag of the open Hunyuan 3
 
 HUNYUAN = Family(
     name="Hunyuan 3",
-    knows=all_of("toolcalls_begin_token", f"'{_HY}'"),
+    matches=all_of("toolcalls_begin_token", f"'{_HY}'"),
     calls=TaggedCalls(
         start=f"<tool_calls{_HY}>",
         each=f"<tool_call{_HY}>",

@@ -1,7 +1,7 @@
 """gpt-oss and its Harmony format: messages in channels, calls addressed to `functions.NAME`.
 
-An answer begins behind `<|start|>assistant`. Each message is a header (a recipient, a channel, a form of the content,
-in this order or with the recipient behind the channel), `<|message|>`, a body and `<|end|>`.
+An answer begins after `<|start|>assistant`. Each message is a header (a recipient, a channel, a content format, in this
+order or with the recipient after the channel), `<|message|>`, a body and `<|end|>`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HarmonyCalls:
         yield from read_harmony(reader, tools, "auto")
 
     def grammar(self, tools: Tools, parallel: bool) -> str:
-        """One call; a second one would follow the end of the message, which ends the answer."""
+        """Return rules of one call; a second one would follow the end of the message, which ends the answer."""
         rules = [
             "calls: in_role | in_channel",
             'in_role: " to=functions." named_in_role',
@@ -69,7 +69,7 @@ def read_harmony(reader: Reader, tools: Tools, format: str) -> Reading[None]:
             return
         reader.mark()
         found = None
-        if not first or (yield from reader.sees("<|channel|>", " to=")):
+        if not first or (yield from reader.peek("<|channel|>", " to=")):
             found = yield from reader.word(_MESSAGE, _HEADER)
         if found is None:
             reader.reject()
@@ -89,7 +89,7 @@ def read_harmony(reader: Reader, tools: Tools, format: str) -> Reading[None]:
                 yield from reader.space()
             yield from reader.until(_BODY, reader.content)
         elif to not in ("assistant", "user") and not to.startswith("functions."):
-            yield from reader.until(_BODY, _nowhere)  # to one of the tools OpenAI runs itself; there is none here
+            yield from reader.until(_BODY, _discard)  # to one of OpenAI's built-in tools, which do not exist here
         elif channel and channel[-1] == "analysis" and to == "assistant":
             if format == "none":
                 reader.content(header + found[1])
@@ -103,12 +103,12 @@ def read_harmony(reader: Reader, tools: Tools, format: str) -> Reading[None]:
             yield from reader.until(_BODY, reader.content)
 
 
-def _nowhere(text: str) -> None:
+def _discard(text: str) -> None:
     pass
 
 
 def _thoughts(messages: Sequence[Message]) -> list[Message]:
-    """Thoughts under the name the template knows; where there are calls they stand instead of the content."""
+    """Rename thoughts for the template; if there are calls they replace the content."""
     out: list[Message] = []
     for message in messages:
         if isinstance(message.get("reasoning_content"), str):
@@ -121,7 +121,7 @@ def _thoughts(messages: Sequence[Message]) -> list[Message]:
 
 HARMONY = Family(
     name="GPT-OSS",
-    knows=lambda source: "<|channel|>" in source,
+    matches=lambda source: "<|channel|>" in source,
     calls=HarmonyCalls(),
     thinking=Thinking("<|channel|>analysis<|message|>", "<|end|>", 0, 0),
     adjust=_thoughts,

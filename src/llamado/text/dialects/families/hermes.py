@@ -1,4 +1,6 @@
-"""Hermes 2 and 3, Qwen 2.5 and 3, and all who call like them: <tool_call>{"name": …, "arguments": {…}}</tool_call>."""
+"""Hermes 2 and 3, Qwen 2.5 and 3, and models with the same calls: <tool_call>{"name": …, "arguments":
+{…}}</tool_call>.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from llamado.text.dialects.family import Family, Message, all_of
 
 HERMES = Family(
     name="Hermes 2 Pro",
-    knows=lambda source: "<tool_call>" in source and "]<]minimax[>[" not in source,
+    matches=lambda source: "<tool_call>" in source and "]<]minimax[>[" not in source,
     calls=JsonCalls(start="<tool_call>", end="</tool_call>"),
 )
 
@@ -23,19 +25,19 @@ _CODER = TaggedCalls(
     value_end="</parameter>",
     name_close="</function>",
     end="</tool_call>",
-    also_starts=("<function=",),  # the models leave the tag in front out now and then
+    also_starts=("<function=",),  # the models sometimes omit the tag in front
 )
 
 QWEN_CODER = Family(
     name="Qwen3 Coder",
-    knows=all_of("<tool_call>", "<function=", "<parameter="),
+    matches=all_of("<tool_call>", "<function=", "<parameter="),
     calls=_CODER,
     calls_end_thoughts=True,
 )
 
 
 def _trimmed(messages: Sequence[Message]) -> list[Message]:
-    """Texts without white space around them, which drives these models into endless thoughts."""
+    """Strip whitespace around texts, which causes endless thoughts in these models."""
     out: list[Message] = []
     for message in messages:
         texts = {key: message[key].strip() for key in ("content", "reasoning_content") if _is_text(message.get(key))}
@@ -54,11 +56,11 @@ def _is_text(value: object) -> bool:
 
 _STEP = "You have access to the following functions in JSONSchema format"
 
-STEP = replace(QWEN_CODER, name="Step 3.5", knows=lambda s: QWEN_CODER.knows(s) and _STEP in s, adjust=_trimmed)
+STEP = replace(QWEN_CODER, name="Step 3.5", matches=lambda s: QWEN_CODER.matches(s) and _STEP in s, adjust=_trimmed)
 
 SEED = Family(
     name="Seed-OSS",
-    knows=all_of("seed:tool_call", "<function="),
+    matches=all_of("seed:tool_call", "<function="),
     calls=TaggedCalls(
         start="<seed:tool_call>",
         before_name="<function=",

@@ -1,4 +1,4 @@
-"""LFM2: calls as Python writes them, <|tool_call_start|>[name(key="value")]<|tool_call_end|>."""
+"""LFM2: calls in Python syntax, <|tool_call_start|>[name(key="value")]<|tool_call_end|>."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _read_call(reader: Reader, tools: Tools, before: str) -> Reading[Outcome]:
 
 
 def _read_python(reader: Reader, show: Show, depth: int) -> Reading[bool]:
-    """Show a Python literal as JSON; False where it is malformed."""
+    """Emit a Python literal as JSON; return False if it is malformed."""
     yield from reader.space()
     c = yield from reader.char()
     if c == "'":
@@ -153,17 +153,17 @@ def _read_python(reader: Reader, show: Show, depth: int) -> Reading[bool]:
         if not (yield from _read_python(reader, show, depth + 1)):
             return False
         yield from reader.space()
-        if (yield from reader.sees(",", close)) == ",":
+        if (yield from reader.peek(",", close)) == ",":
             reader.at += 1
             yield from reader.space()
-            if not (yield from reader.sees(close)):
+            if not (yield from reader.peek(close)):
                 show(",")
-        elif not (yield from reader.sees(close)):
+        elif not (yield from reader.peek(close)):
             return False
 
 
 def _read_quoted(reader: Reader, show: Show) -> Reading[bool]:
-    """Show a string between apostrophes as a JSON string."""
+    """Emit a string between apostrophes as a JSON string."""
     reader.at += 1
     show('"')
     while True:
@@ -190,7 +190,7 @@ def _read_quoted(reader: Reader, show: Show) -> Reading[bool]:
 
 
 def _thoughts(messages: Sequence[Message]) -> list[Message]:
-    """Thoughts under the name the templates know."""
+    """Rename thoughts for the template."""
     return [
         {**message, "thinking": message["reasoning_content"]} if message.get("reasoning_content") else message
         for message in messages
@@ -199,7 +199,7 @@ def _thoughts(messages: Sequence[Message]) -> list[Message]:
 
 LFM = Family(
     name="LFM2",
-    knows=lambda source: (
+    matches=lambda source: (
         "<|tool_list_start|>" in source or "List of tools: [" in source or "<|tool_call_start|>" in source
     ),
     calls=PythonCalls(),

@@ -21,7 +21,7 @@ _BUILT_IN = re.compile(r"(?P<name>\w+)\.call\((?P<key>\w+)=")
 
 @dataclass(frozen=True)
 class LlamaCalls:
-    """Objects at the beginning of an answer, one after the other; of old, also built-in tools behind the tag."""
+    """Objects at the beginning of an answer, one after the other; in older models also built-in tools after the tag."""
 
     triggers: tuple[Trigger, ...] = (
         Trigger("word", _TAG),
@@ -52,7 +52,7 @@ class LlamaCalls:
                 return
             yield from reader.take(";", ",", _TAG)
             yield from reader.space()
-            if not (yield from reader.sees("{")):
+            if not (yield from reader.peek("{")):
                 reader.reject()
                 return
             between = reader.read()
@@ -62,7 +62,7 @@ class LlamaCalls:
                 reader.content(between)
 
     def _read_later(self, reader: Reader, tools: Tools) -> Reading[None]:
-        """Content with a tagged call behind it."""
+        """Read content that ends with a tagged call."""
         while True:
             tag = yield from reader.until(Tags(_TAG), reader.content)
             if tag is None:
@@ -83,7 +83,7 @@ class LlamaCalls:
 
 
 def _sees_call(reader: Reader) -> Reading[bool]:
-    """Whether an object comes next that begins as calls do; any other one is content and shown as it comes."""
+    """Return True if the next object begins like a call; any other object is content and emitted as it arrives."""
     reader.mark()
     key = None
     if (yield from reader.take("{")):
@@ -94,7 +94,7 @@ def _sees_call(reader: Reader) -> Reading[bool]:
 
 
 def _read_built_in(reader: Reader, tools: Tools) -> Reading[Outcome]:
-    """`brave_search.call(query="…")`, as Llama 3.1 calls the tools it was trained with."""
+    """Read `brave_search.call(query="…")`, Llama 3.1's calls of the tools it was trained with."""
     reader.mark()
     yield from reader.space()
     head = yield from reader.word(Tags("="), tools.longest + 64)
@@ -113,8 +113,8 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _knows(source: str) -> bool:
+def _matches(source: str) -> bool:
     return _TAG in source or ("<|start_header_id|>" in source and '"parameters"' in source)
 
 
-LLAMA = Family(name="Llama 3.x", knows=_knows, calls=LlamaCalls())
+LLAMA = Family(name="Llama 3.x", matches=_matches, calls=LlamaCalls())

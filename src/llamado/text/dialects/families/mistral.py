@@ -1,4 +1,6 @@
-"""Mistral: Nemo calls by [TOOL_CALLS][{…}], later models by [TOOL_CALLS]name[ARGS]{…}; Magistral thinks in [THINK]."""
+"""Mistral: Nemo calls with [TOOL_CALLS][{…}], later models with [TOOL_CALLS]name[ARGS]{…}; Magistral thinks in
+[THINK].
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _ID = "[a-zA-Z0-9]{9}"
 
 NEMO = Family(
     name="Mistral Nemo",
-    knows=all_of("[TOOL_CALLS]"),
+    matches=all_of("[TOOL_CALLS]"),
     calls=JsonCalls(
         start="[TOOL_CALLS]",
         array=True,
@@ -26,7 +28,7 @@ NEMO = Family(
 
 SMALL = Family(
     name="Mistral Small 3.2",
-    knows=all_of("[TOOL_CALLS]", "[ARGS]"),
+    matches=all_of("[TOOL_CALLS]", "[ARGS]"),
     calls=NamedCalls(
         start="[TOOL_CALLS]",
         name_end="[ARGS]",
@@ -38,7 +40,7 @@ SMALL = Family(
 
 
 def _blocks(messages: Sequence[Message]) -> list[Message]:
-    """Content in parts, with thoughts as a part of their own."""
+    """Return content as parts, with thoughts as a separate part."""
     out: list[Message] = []
     for message in messages:
         if message.get("role") not in ("system", "assistant"):
@@ -58,7 +60,7 @@ def _blocks(messages: Sequence[Message]) -> list[Message]:
 
 MINISTRAL = Family(
     name="Ministral 3",
-    knows=lambda source: (
+    matches=lambda source: (
         all(tag in source for tag in ("[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]")) and "[CALL_ID]" not in source
     ),
     calls=NamedCalls(start="[TOOL_CALLS]", name_end="[ARGS]", also_name_ends=("{",)),

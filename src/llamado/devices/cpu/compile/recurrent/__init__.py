@@ -1,1 +1,1 @@
-"""Operations that carry a state from token to token."""
+"""Compilation of operations that carry a state from token to token."""

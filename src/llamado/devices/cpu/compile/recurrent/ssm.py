@@ -1,4 +1,4 @@
-"""State spaces (`kernels/ssm.py`): SSM_CONV and SSM_SCAN."""
+"""Compilation of state-space models (`kernels/ssm.py`): SSM_CONV and SSM_SCAN."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from llamado.devices.cpu.compile import checks, copies
 from llamado.devices.cpu.compile.checks import COPIES
-from llamado.devices.cpu.compile.copies import made, straight
+from llamado.devices.cpu.compile.copies import intermediate, plain_rows
 from llamado.devices.cpu.compile.emitter import Emitter, Fields
-from llamado.devices.cpu.compile.recurrent.keeping import Keeping, Made
+from llamado.devices.cpu.compile.recurrent.state_target import StateLocation, StateTarget
 from llamado.devices.cpu.kernels import ssm
 from llamado.devices.device import DeviceError
 from llamado.ggml.ops import Op
@@ -17,10 +17,10 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
 Between = Callable[[Tensor], Sequence[Tensor] | None]
-"""What a graph computes after one operation and before another; None where that cannot be told."""
+"""Return the operations of a graph after one operation and before another; None if their order is unknown."""
 
 MAX_LANES = 1024
-"""Elements of a row of states; models have up to 256."""
+"""Most elements of a row of states; models have up to 256."""
 
 
 def convolve(out: Emitter, node: Tensor) -> None:
@@ -32,7 +32,7 @@ def convolve(out: Emitter, node: Tensor) -> None:
         raise DeviceError(f"a convolution over {places} tokens is not supported here")
     if not node.has_contiguous_rows():
         raise DeviceError("rows of the result have gaps")
-    x, kernel = straight(out, x), straight(out, kernel)
+    x, kernel = plain_rows(out, x), plain_rows(out, kernel)
     fields: Fields = {
         "x": out.place(x), "x1": x.nb[1], "x2": x.nb[2], "k": out.place(kernel), "k1": kernel.nb[1],
         "y": out.place(node), "y1": node.nb[1], "y2": node.nb[2],
@@ -43,10 +43,11 @@ def convolve(out: Emitter, node: Tensor) -> None:
 
 
 def stream(out: Emitter, node: Tensor, readers: Sequence[Tensor], between: Between) -> bool:
-    """A CONCAT of the tokens before and the new ones, of which nothing is wanted but their convolution and the last of
-    them: all three in one, without the copies. Whether it is one.
+    """Fuse a CONCAT of earlier and new tokens with its only readers, a convolution and a copy of the last tokens,
+    without copies. Return True if that is possible.
 
-    `readers`: what reads the node, also through views; `between`: what is computed after it and before another one.
+    `readers`: the operations that read the node, also through views; `between`: returns the operations after it and
+    before another one.
     """
     before, x = node.src[0], node.src[1]
     assert before is not None and x is not None
@@ -76,9 +77,9 @@ def stream(out: Emitter, node: Tensor, readers: Sequence[Tensor], between: Betwe
     others = [other for other in until_conv if other is not last]
     if out.is_written((kernel,), others) or any(other is not conv for other in until_last):
         return False
-    if not out.may_be_written(last, (before, x, kernel), ()):
+    if not out.can_write_early(last, (before, x, kernel), ()):
         return False
-    if not out.may_be_written(conv, (before, x, kernel, last), others):
+    if not out.can_write_early(conv, (before, x, kernel, last), others):
         return False
     for one in (conv, last):
         out.subject = one
@@ -93,19 +94,19 @@ def stream(out: Emitter, node: Tensor, readers: Sequence[Tensor], between: Betwe
     reads, writes = [out.span(t) for t in (before, x, kernel)], [out.span(t) for t in (conv, last)]
     out.emit(ssm.ssm_stream, {"places": places, "vectors": vectors}, fields, reads, writes, "ssm_conv")
     for one in (node, conv, last):
-        out.did(one)
+        out.mark_done(one)
     return True
 
 
-def made_by_scan(node: Tensor) -> Made | None:
-    """The states in the result of an SSM_SCAN; None where there are several of each sequence."""
+def scan_state_location(node: Tensor) -> StateLocation | None:
+    """Return the location of the states in the result of an SSM_SCAN; None if there are several per sequence."""
     s, x = _needed(node, 0), _needed(node, 1)
     (n_states,) = struct.unpack_from("<i", node.op_params)
-    return Made(4 * x.nelements, 4 * s.ne[0] * s.ne[1] * s.ne[2]) if n_states == 1 else None
+    return StateLocation(4 * x.nelements, 4 * s.ne[0] * s.ne[1] * s.ne[2]) if n_states == 1 else None
 
 
-def scan(out: Emitter, node: Tensor, keeping: Keeping) -> None:
-    """SSM_SCAN, whose states are kept by `keeping`."""
+def scan(out: Emitter, node: Tensor, target: StateTarget) -> None:
+    """SSM_SCAN, with new states written to `target`."""
     s, x, dt, a, b, c, ids = (_needed(node, i) for i in range(7))
     lanes, head_dim, n_head, n_rows = s.ne
     (n_states,) = struct.unpack_from("<i", node.op_params)
@@ -121,27 +122,27 @@ def scan(out: Emitter, node: Tensor, keeping: Keeping) -> None:
         "c": out.place(c), "c1": c.nb[1], "c2": c.nb[2], "c3": c.nb[3],
         "y": out.place(node), "states": out.place(node, 4 * x.nelements), "n_states": n_states,
         "n_head": n_head, "head_dim": head_dim, "n_group": b.ne[1], "n_tokens": x.ne[2], "n_seqs": x.ne[3],
-        **keeping.fields, **out.share_scratch(ssm.SCRATCH),
+        **target.fields, **out.share_scratch(ssm.SCRATCH),
     }  # fmt: skip
     kernel = ssm.scan_heads if one_rate else ssm.scan_channels
     grouped = head_dim if one_rate else n_head // b.ne[1]
-    parameters = {"lanes": lanes, "rows": ssm.ROWS if grouped % ssm.ROWS == 0 else 1, "keeps": keeping.ids}
-    reads = [out.span(t) for t in (s, x, dt, a, b, c, ids)] + keeping.reads
-    out.emit(kernel, parameters, fields, reads, [out.span(node), *keeping.writes], "ssm_scan")
+    parameters = {"lanes": lanes, "rows": ssm.ROWS if grouped % ssm.ROWS == 0 else 1, "keeps": target.ids}
+    reads = [out.span(t) for t in (s, x, dt, a, b, c, ids)] + target.reads
+    out.emit(kernel, parameters, fields, reads, [out.span(node), *target.writes], "ssm_scan")
 
 
 def _needed(node: Tensor, i: int) -> Tensor:
     source = node.source(i)
-    assert source is not None  # checks.check_node has looked
+    assert source is not None  # check_node has checked this
     return source
 
 
 def _plain(out: Emitter, tensor: Tensor, dims: int) -> Tensor:
-    """The tensor itself where its first dimensions have no gaps, else a copy."""
+    """Return the tensor if its first dimensions have no gaps, otherwise a copy."""
     step = 4
     for n, nb in zip(tensor.ne[:dims], tensor.nb[:dims], strict=True):
         if nb != step:
-            plain = made(TensorType.F32, tensor.ne, tensor.name)
+            plain = intermediate(TensorType.F32, tensor.ne, tensor.name)
             copies.copy(out, tensor, plain)
             return plain
         step *= n

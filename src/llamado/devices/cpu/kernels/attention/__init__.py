@@ -1,3 +1,3 @@
-"""Flash attention: what each query sees (`visible.py`), a tile of queries against it (`flash.py`), what is done with
-one block of keys (`blocks.py`), and results of segments put together (`results.py`).
+"""Flash attention: visible key blocks of each query (`visible.py`), a tile of queries (`flash.py`), one block of keys
+(`blocks.py`), and the combination of segment results (`results.py`).
 """

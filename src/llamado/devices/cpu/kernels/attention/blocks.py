@@ -1,9 +1,9 @@
-"""One block of keys against some queries: scores, weights, and the values they weigh.
+"""One block of keys against some queries: scores, weights, and the weighted values.
 
 A product q·k is summed in eight lanes (element i in lane i mod 8, in order), and the lanes in one fixed tree. Few
-queries read keys where they lie, eight elements at a time, two keys in a register of 16 lanes. For many queries a
-block is turned over first: then a register holds one element of as many keys as it has lanes, the eight lanes of a
-product are eight registers, and adding them needs no shuffles. Both are the same sums.
+queries read keys in place, eight elements at a time, two keys in a register of 16 lanes. For many queries a block is
+transposed first: then a register holds one element of as many keys as it has lanes, the eight lanes of a product are
+eight registers, and adding them needs no shuffles. Both compute the same sums.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from llamado.devices.cpu.simd import F16, F32, I32, I64, Code, F32x8, I16x8, Typ
 from llamado.gguf.types import TensorType
 
 _SEVERAL = 3
-"""Queries with whose sums for eight registers of keys all registers are full."""
+"""Queries whose sums for eight registers of keys fill all registers."""
 
 
 class Query:
-    """Where a query's data lie, in bytes: addresses of its numbers, mask row, output, row of what it sees, and result;
-    the blocks of the current word that it sees; its sink and its slope (f32).
+    """Byte offsets of a query's record: addresses of its numbers, mask row, output, MaskRow and result; the visible
+    blocks of the current word; its sink and its slope (f32).
     """
 
     Q, MASK, OUT, ROW, RESULT, SEES, SINK, SLOPE = 0, 8, 16, 24, 32, 40, 48, 52
@@ -41,8 +41,8 @@ class Cells(NamedTuple):
 
 
 class KeyBlock(NamedTuple):
-    """A block of keys: its first cell, how many of them a query of the tile may see, the cells of the cache; and the
-    first cell of the block that is asked for meanwhile.
+    """A block of keys: its first cell, the number of cells that a query of the tile may see, the cells of the cache,
+    and the first cell of the block to prefetch meanwhile.
     """
 
     first: Value
@@ -52,7 +52,7 @@ class KeyBlock(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """What is done to a product to make it a score."""
+    """The steps from a product to a score."""
 
     scale: Value
     softcap: Value | None
@@ -70,8 +70,8 @@ class Viewers(NamedTuple):
         return c.load(I64, self.list + (self.first + s) * 8)
 
 
-def turn_over(c: Code, keys: Cells, block: KeyBlock, to: Value, lanes: int) -> None:
-    """A block of keys as f32, element by element: element d of key i at to + 4·(32·d + i)."""
+def transpose_keys(c: Code, keys: Cells, block: KeyBlock, to: Value, lanes: int) -> None:
+    """Store a block of keys as f32, element by element: element d of key i at to + 4·(32·d + i)."""
     lanes = lanes if keys.head % lanes == 0 else 8
     transpose = c.transpose16 if lanes == 16 else c.transpose8
     for k in range(0, BLOCK, lanes):
@@ -82,7 +82,7 @@ def turn_over(c: Code, keys: Cells, block: KeyBlock, to: Value, lanes: int) -> N
 
 
 def expand(c: Code, values: Cells, block: KeyBlock, to: Value) -> Cells:
-    """A block of values as f32; cell i of the cache is cell i of what comes back, as far as it is in the block."""
+    """Store a block of values as f32. Cell numbers of the result are those of the cache, within the block."""
     lanes = 16 if values.head % 16 == 0 else 8
     with c.range(0, block.here) as i:
         row = values.base + (block.first + i) * values.step
@@ -92,7 +92,7 @@ def expand(c: Code, values: Cells, block: KeyBlock, to: Value) -> Cells:
 
 
 def _load(c: Code, type_: TensorType, row: Value, d: Value, lanes: int) -> Value:
-    """Eight or 16 elements of a row as f32."""
+    """Load eight or 16 elements of a row as f32."""
     form = FORMATS[type_]
     if lanes == 8 or isinstance(form, Plain):
         return form.load(c, row, d, lanes)
@@ -100,23 +100,23 @@ def _load(c: Code, type_: TensorType, row: Value, d: Value, lanes: int) -> Value
 
 
 def _load_two(c: Code, type_: TensorType, row: Value, other: Value, d: Value) -> Value:
-    """Eight elements of each of two rows as one register of f32."""
+    """Load eight elements of each of two rows as one register of f32."""
     if type_ is not TensorType.F16:
         return c.concat(_load(c, type_, row, d, 8), _load(c, type_, other, d, 8))
     halves = c.concat(c.load(I16x8, row + d * 2), c.load(I16x8, other + d * 2))
     return halves.bits(F16._replace(lanes=16)).to(Type("f32", 16))  # one conversion instead of two
 
 
-def _ask(c: Code, cells: Cells, cell: Value, d: Value, n: int) -> None:
-    """Asks for `n` elements of a cell from element d on: rows of one head are far apart, which hardware does not
-    foresee. Asked for here and there, they do not keep waiting what is read now.
+def _prefetch(c: Code, cells: Cells, cell: Value, d: Value, n: int) -> None:
+    """Prefetch `n` elements of a cell from element d on: rows of one head are far apart, which defeats the hardware's
+    prefetching. Spread over the loop, prefetches do not delay the loads of current data.
     """
     block_bytes, elements = cells.type.block_bytes, cells.type.block_size
     for byte in range(0, n * block_bytes // elements, 64):
         c.prefetch(cells.base + cell * cells.step + (d * block_bytes // elements + byte), near=False)
 
 
-def score_turned(
+def score_transposed(
     c: Code,
     keys: Value,
     head: int,
@@ -127,13 +127,13 @@ def score_turned(
     scoring: Scoring,
     lanes: int,
 ) -> None:
-    """Scores of `n` queries for a block that is turned over."""
+    """Compute the scores of `n` queries for a transposed block."""
     queries = [chosen.query(c, s) for s in range(n)]
     at = [c.load(I64, query + Query.Q) for query in queries]
     type_, groups = Type("f32", lanes), 2
     for k in range(0, BLOCK, groups * lanes):
         pairs = []
-        for low in (0, 2, 1, 3):  # lanes 0 and 4, 2 and 6, 1 and 5, 3 and 7 meet first
+        for low in (0, 2, 1, 3):  # lanes 0 and 4, 2 and 6, 1 and 5, 3 and 7 are added first
             sums = [[[c.var(c.const(type_, 0.0)) for _ in range(groups)] for _ in at] for _ in range(2)]
             with c.range(0, head, _turns(head)) as d0:
                 for half, lane, d in [
@@ -153,7 +153,7 @@ def score_turned(
 
 
 def _turns(head: int, most: int = 16) -> int:
-    """Elements of a head that one turn of a loop takes: ends of short loops are guessed wrong too often."""
+    """Elements of a head per loop iteration: branch prediction misses the ends of short loops too often."""
     return next(n for n in range(min(most, head), 0, -8) if head % n == 0)
 
 
@@ -165,17 +165,17 @@ def _added(a: list[list[Value]], b: list[list[Value]]) -> list[list[Value]]:
     return [[x + y for x, y in zip(*rows, strict=True)] for rows in zip(a, b, strict=True)]
 
 
-def score_here(
+def score_in_place(
     c: Code, keys: Cells, chosen: Viewers, n: int, scores: Value, block: KeyBlock, scoring: Scoring, lanes: int
 ) -> None:
-    """Scores of `n` queries for a block that lies wholly in the cache, read where it is."""
+    """Compute the scores of `n` queries for a block that is entirely in the cache, read in place."""
     queries = [chosen.query(c, s) for s in range(n)]
     at = [c.load(I64, query + Query.Q) for query in queries]
     type_, turn = Type("f32", lanes), _turns(keys.head, 32)
     with c.range(0, BLOCK, lanes) as k:
         row = keys.base + (block.first + k) * keys.step
         products: list[list[Value]] = [[] for _ in at]
-        together = 8 if n <= _SEVERAL else 4  # as many keys as leave room for the sums of all queries
+        together = 8 if n <= _SEVERAL else 4  # as many keys as leave registers for the sums of all queries
         for first in range(0, 8, together):
             sums = [[c.var(c.const(type_, 0.0)) for _ in range(together)] for _ in at]
             with c.range(0, keys.head, turn) as d0:
@@ -190,9 +190,9 @@ def score_here(
                             key = _load(c, keys.type, own, d, 8)
                         for s in range(n):
                             sums[s][i].value = c.fma(q[s], key, sums[s][i].value)
-                        if i * (turn // 8) // together == step:  # evenly: memory takes a few requests at a time
+                        if i * (turn // 8) // together == step:  # spread evenly: memory takes a few requests at a time
                             for half in range(0, lanes, 8):
-                                _ask(c, keys, block.ahead + (k + first + i + half), d0, turn)
+                                _prefetch(c, keys, block.ahead + (k + first + i + half), d0, turn)
             for s in range(n):
                 products[s] += [v.value for v in sums[s]]
         for s, query in enumerate(queries):
@@ -201,25 +201,25 @@ def score_here(
 
 
 def _keep(c: Code, product: Value, query: Value, scores: Value, k: Value, block: KeyBlock, scoring: Scoring) -> None:
-    """Stores the scores of the block's keys from `k` on."""
+    """Store the scores of the block's keys from `k` on."""
     lanes = product.type.lanes
     inside = c.const(I32._replace(lanes=lanes), list(range(lanes))) < (block.here - k).to(I32).splat(lanes)
     score = product * scoring.scale.splat(lanes)
     if scoring.softcap is not None:
-        score = maths.tanh(c, score) * scoring.softcap.splat(lanes)  # `scale` has the division by the cap in it
+        score = maths.tanh(c, score) * scoring.softcap.splat(lanes)  # `scale` includes the division by the cap
     if scoring.masked:
         mask = c.load(F16._replace(lanes=lanes), c.load(I64, query + Query.MASK) + (block.first + k) * 2)
         weight = mask.to(product.type)
-        inside = inside & (weight > float("-inf"))  # whatever an unseen key holds, NaN as well
+        inside = inside & (weight > float("-inf"))  # hides any content of an unseen key, NaN as well
         if scoring.biased:
             weight = weight * c.splat_load(product.type, query + Query.SLOPE)
         score = score + weight
     c.store(scores + k * 4, c.select(inside, score, c.const(product.type, float("-inf"))))
 
 
-def soften(c: Code, chosen: Viewers, n: int, scores: Value, fades: Value, lanes: int) -> None:
-    """Scores of up to four queries → weights e^(score − maximum); moves their maxima and sums on; `fades`: what their
-    outputs so far are to be multiplied with.
+def update_softmax(c: Code, chosen: Viewers, n: int, scores: Value, fades: Value, lanes: int) -> None:
+    """Convert scores of up to four queries to weights e^(score − maximum) and update their maxima and sums. `fades`:
+    receives the factors of their outputs so far.
     """
     type_ = Type("f32", lanes)
     queries = [chosen.query(c, min(s, n - 1)) for s in range(4)]
@@ -247,15 +247,15 @@ def soften(c: Code, chosen: Viewers, n: int, scores: Value, fades: Value, lanes:
         c.store(results[s] + SegmentResult.SUMS, total)
 
 
-def mix(
+def add_values(
     c: Code, values: Cells, chosen: Viewers, n: int, scores: Value, fades: Value, block: KeyBlock, lanes: int,
     start: Value, n_registers: int, *, fetch: bool,
 ) -> None:  # fmt: skip
-    """outputs = outputs · fade + Σ weight · value, key by key, for `n_registers` registers from element `start` on;
-    `fetch`: asks for the same of the block ahead.
+    """outputs = outputs · fade + Σ weight · value, key by key, for `n_registers` registers from element `start` on.
+    `fetch`: prefetch the same part of the next block.
 
-    What an unseen key has for a value may be no number, and 0 · NaN is not 0. That shows in the sums, which then are
-    computed again without keys of no weight: so others need not look.
+    The value of an unseen key may be NaN, and 0 · NaN is not 0. A NaN shows in the sums, which are then computed again
+    without keys of weight 0, so the usual case needs no check per key.
     """
     type_ = Type("f32", lanes)
     outputs = [c.load(I64, chosen.query(c, s) + Query.RESULT) + (start * 4 + SegmentResult.OUTPUTS) for s in range(n)]
@@ -272,7 +272,7 @@ def mix(
             for s in range(n):
                 sums[s][i].value = c.fma(weight[s], value, sums[s][i].value)
         if fetch:
-            _ask(c, values, block.ahead + k, start, lanes * n_registers)
+            _prefetch(c, values, block.ahead + k, start, lanes * n_registers)
     finite = _finite(c, [total.value for row_ in sums for total in row_])
     with c.when(finite):
         for at, row_ in zip(outputs, sums, strict=True):
@@ -293,7 +293,7 @@ def mix(
 
 
 def _finite(c: Code, registers: list[Value]) -> Value:
-    """Whether all lanes are, and their sums, too."""
+    """Return true if all lanes are finite, and their sums, too."""
     while len(registers) > 1:
         pairs = zip(registers[::2], registers[1::2], strict=False)
         registers = [a + b for a, b in pairs] + registers[len(registers) & -2 :]

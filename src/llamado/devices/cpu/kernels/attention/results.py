@@ -1,7 +1,7 @@
-"""What a query has of its keys so far, and how two such results become one.
+"""Partial attention results of a query, and their combination.
 
-The result of a segment is the greatest score, the sum of the weights e^(score − greatest) in eight lanes, and the sum
-of weight · value. Segments are put together from the first to the last, by one formula, wherever they were computed.
+The result of a segment is the maximum score, the sum of the weights e^(score − maximum) in eight lanes, and the sum of
+weight · value. Segments are combined from the first to the last, by one formula, wherever they were computed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NONE = -1e30  # the maximum before any key; finite, so that −inf − maximum 
 
 
 class SegmentResult:
-    """Where a result's parts lie, in bytes: the eight sums, the greatest score, the outputs (f32)."""
+    """Byte offsets of a result's parts: the eight sums, the maximum score, the outputs (f32)."""
 
     SUMS, PEAK, OUTPUTS = 0, 32, 64
 
@@ -27,7 +27,7 @@ class SegmentResult:
 
 
 def clear(c: Code, at: Value, head_v: int) -> None:
-    """The result of no keys."""
+    """Store the result of no keys."""
     c.store(at + SegmentResult.SUMS, c.const(F32x8, 0.0))
     c.store(at + SegmentResult.PEAK, c.f32(_NONE))
     with c.range(0, head_v, 8) as d:
@@ -35,7 +35,7 @@ def clear(c: Code, at: Value, head_v: int) -> None:
 
 
 def add(c: Code, to: Value, of: Value, head_v: int) -> None:
-    """Adds the result of a segment to that of all before it."""
+    """Add the result of a segment to that of all segments before it."""
     before, peak = c.load(F32, to + SegmentResult.PEAK), c.load(F32, of + SegmentResult.PEAK)
     greatest = c.max(before, peak)
     fade, share = (maths.exp(c, p - greatest).splat(8) for p in (before, peak))
@@ -51,7 +51,7 @@ def add(c: Code, to: Value, of: Value, head_v: int) -> None:
 
 
 def finish(c: Code, at: Value, sink: Value | None, out: Value, head_v: int) -> None:
-    """Writes outputs / sum of weights; `sink`: the score of one more key, which has no value."""
+    """Write outputs / sum of weights. `sink`: the score of one more key, which has no value."""
     total = c.sum_lanes(c.load(F32x8, at + SegmentResult.SUMS))
     share = c.f32(1.0)
     if sink is not None:
@@ -68,8 +68,8 @@ def finish(c: Code, at: Value, sink: Value | None, out: Value, head_v: int) -> N
     "partials", "n_words", "rows", "row_token", "row_head", "row_stream", "sinks",
     "out", "out_head", "out_token", "out_stream", "n_tokens", "n_heads", "n_streams",
 )  # fmt: skip
-def put_together(c: Code, a: SimpleNamespace, work: Work, *, head_v: int, sinks: bool) -> None:
-    """The results of a query's segments, which were computed apart: [stream][token][head][segment]."""
+def combine_segments(c: Code, a: SimpleNamespace, work: Work, *, head_v: int, sinks: bool) -> None:
+    """Combine the results of a query's segments, which were computed separately: [stream][token][head][segment]."""
     with c.shares(work, a.n_tokens * a.n_heads * a.n_streams, c.i64(1)) as unit:
         h, token = unit % a.n_heads, unit // a.n_heads % a.n_tokens
         stream = unit // (a.n_heads * a.n_tokens)

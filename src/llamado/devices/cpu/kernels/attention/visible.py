@@ -1,8 +1,8 @@
-"""What each row of a mask sees, and which rows are taken together: found once per graph.
+"""Visible key blocks of each mask row, and the tiles of rows that are processed together: computed once per graph.
 
-Cells are counted in blocks of `BLOCK`; of a row it is known which blocks it sees at all (a bitmap), and where the
-segments begin into which they are divided: a segment is `SEGMENT` blocks *that the row sees*, counted from its first
-one. So a token's segments are the same wherever its sequence lies, in however many pieces.
+Cells are counted in blocks of `BLOCK`. Each row has a bitmap of its visible blocks and the start of each segment: a
+segment is `SEGMENT` blocks *that the row sees*, counted from its first one. So a token's segments do not depend on the
+position of its sequence in the cache, or the number of pieces it is in.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from llamado.devices.cpu.jit import kernel
 from llamado.devices.cpu.simd import I16, I32, I64, Code, I16x32, Value, Var, Work
 
 BLOCK = 32
-"""Keys per block, the same for every kernel and batch size: it decides where the running maximum moves."""
+"""Keys per block, the same for every kernel and batch size: it decides where the running maximum changes."""
 SEGMENT = 64
-"""Blocks per segment, the same everywhere too: results of segments are put together one after the other."""
+"""Blocks per segment, the same everywhere, too: results of segments are combined in order."""
 WORD = 64
 """Blocks in a word of a bitmap."""
 
 _EVEN = 4
-"""Of what a thread has to do, the part by which the last unit of work may keep the others waiting."""
+"""The last unit of work may delay the other threads by at most 1/_EVEN of a thread's work."""
 
 _HIDDEN = -1024
 """0xFC00: −inf in f16."""
 
 
 class MaskRow:
-    """What is known of a row of the mask, in bytes: one past the last cell it sees and how many segments it has (i32),
-    its bitmap (i64), the blocks that its segments begin with and, behind them, one past the last (i32).
+    """Byte offsets of a mask row's record: one past the last visible cell and the number of segments (i32), the bitmap
+    (i64), the first block of each segment followed by one past the last block (i32).
     """
 
     LAST, SEGMENTS, BITS = 0, 4, 8
@@ -44,14 +44,13 @@ class MaskRow:
 
 
 def words_of(n_kv: int) -> int:
-    """Words of a row's bitmap; as many segments it can have."""
+    """Words of a row's bitmap, and its most segments."""
     return max(1, -(-n_kv // (BLOCK * WORD)))
 
 
 class Tile:
-    """Tokens that are taken together, in i64: their stream, the first one, how many, the first segment and the last
-    one + 1. The list of them begins with how many there are, how many heads of a group are taken at once, and how many
-    key heads.
+    """Byte offsets of a tile's record, all i64: stream, first token, number of tokens, first segment, last segment + 1.
+    The list of tiles begins with their number, the heads of a group processed at once, and the number of key heads.
     """
 
     STREAM, FIRST, TOKENS, START, STOP = 0, 8, 16, 24, 32
@@ -61,7 +60,9 @@ class Tile:
 
 @kernel("mask", "nb1", "n_kv", "n_words", "n_rows", "rows", "row_step")
 def visible_blocks(c: Code, a: SimpleNamespace, work: Work, *, masked: bool) -> None:
-    """For each row of an f16 mask (one row that sees everything where there is none) the bitmap of its blocks."""
+    """Store the bitmap of the visible blocks of each row of an f16 mask (without mask: one row that sees
+    everything).
+    """
     with c.shares(work, a.n_rows * a.n_words, c.i64(1)) as unit:
         row, word = unit // a.n_words, unit % a.n_words
         at, first = a.mask + row * a.nb1, word * (BLOCK * WORD)
@@ -80,7 +81,7 @@ def visible_blocks(c: Code, a: SimpleNamespace, work: Work, *, masked: bool) -> 
 
 
 def below(c: Code, n: Value) -> Value:
-    """The bits below bit n of a word, for any n."""
+    """A word with the bits below bit n, for any n."""
     inside = c.min(c.select(n < 0, c.i64(0), n), 63)
     return c.select(n > 63, c.i64(-1), (c.i64(1) << inside) - 1)
 
@@ -90,27 +91,28 @@ def below(c: Code, n: Value) -> Value:
     "n_tokens", "n_streams", "n_heads_kv", "group", "most", "units", "threads", "tiles",
 )  # fmt: skip
 def find_tiles(c: Code, a: SimpleNamespace, work: Work, *, masked: bool, divided: bool) -> None:
-    """Where the segments of every row begin; and tiles: neighbours that see much the same share what is read of it.
+    """Find the start of each row's segments, and form tiles: neighboring tokens that see mostly the same cells share
+    their loads.
 
-    A tile has at most `most` queries, and there are `units` of work if the tokens give as many. `divided`: every
+    A tile has at most `most` queries, and there are `units` of work if there are enough tokens. `divided`: every
     segment of a tile is a unit of its own. `token_step`, `stream_step`: bytes from the row of one token, or stream, to
     the next one's. Writes one list, so one thread does it.
     """
     with c.shares(work, c.i64(1), c.i64(1)):
         with c.range(0, a.n_rows) as number:
             _segments(c, a, a.rows + number * a.row_step, a.mask + number * a.nb1, masked=masked)
-        parts = c.var(c.i64(0))  # units that there would be, were every token a tile and every head alone
+        parts = c.var(c.i64(0))  # units if every token were a tile and every head separate
         with c.range(0, a.n_streams) as stream, c.range(0, a.n_tokens) as token:
             row = a.rows + stream * a.stream_step + token * a.token_step
             parts.value = parts.value + (_n_parts(c, row) if divided else 1)
         parts.value = parts.value * a.n_heads_kv
-        pieces = c.var((a.group + (a.most - 1)) // a.most)  # that a group of heads is cut into
+        pieces = c.var((a.group + (a.most - 1)) // a.most)  # pieces that a group of heads is cut into
         needed = (a.threads + parts.value - 1) // parts.value
         pieces.value = c.min(a.group, c.max(pieces.value, needed))
         heads = (a.group + pieces.value - 1) // pieces.value
         share = c.max(parts.value // a.units, c.i64(1))
         room = c.min(share, a.most // heads)
-        n, tiled = c.var(c.i64(0)), _Tiled(*(c.var(c.i64(1)) for _ in _Tiled._fields))
+        n, totals = c.var(c.i64(0)), _TileTotals(*(c.var(c.i64(1)) for _ in _TileTotals._fields))
         with c.range(0, a.n_streams) as stream:
             first = c.var(c.i64(0))
             with c.range(0, a.n_tokens) as token:
@@ -121,39 +123,41 @@ def find_tiles(c: Code, a: SimpleNamespace, work: Work, *, masked: bool, divided
                 with c.when(ends.value.equals(0)), c.when(_alike(c, row, row + a.token_step, a.n_words).equals(0)):
                     ends.value = c.i64(1)
                 with c.when(ends.value.differs(0)):
-                    _write(c, a, stream, first.value, token + 1, n, tiled, divided=divided)
+                    _write(c, a, stream, first.value, token + 1, n, totals, divided=divided)
                     first.value = token + 1
         c.store(a.tiles + Tile.COUNT, n.value)
         c.store(a.tiles + Tile.HEADS, heads)
-        c.store(a.tiles + Tile.KEY_HEADS, c.select(heads < a.group, c.i64(1), _key_heads(c, a, tiled)))
+        c.store(a.tiles + Tile.KEY_HEADS, c.select(heads < a.group, c.i64(1), _key_heads(c, a, totals)))
 
 
-class _Tiled(NamedTuple):
-    """Of all tiles: the most tokens, blocks of the longest unit for one key head and of all of them, for all tokens."""
+class _TileTotals(NamedTuple):
+    """Of all tiles: the most tokens, the blocks of the longest unit for one key head, and the blocks of all of them for
+    all tokens.
+    """
 
     tokens: Var
     longest: Var
     total: Var
 
 
-def _key_heads(c: Code, a: SimpleNamespace, tiled: _Tiled) -> Value:
-    """How many key heads a unit of work has: so many that no thread waits long for the last one, and in equal parts."""
-    even = tiled.total.value * a.n_heads_kv // c.max(tiled.longest.value * (a.threads - 1) * _EVEN, c.i64(1))
-    room = c.min(a.n_heads_kv, a.most // (tiled.tokens.value * a.group))
+def _key_heads(c: Code, a: SimpleNamespace, totals: _TileTotals) -> Value:
+    """Key heads per unit of work: as many as keep the wait for the last thread short, in equal parts."""
+    even = totals.total.value * a.n_heads_kv // c.max(totals.longest.value * (a.threads - 1) * _EVEN, c.i64(1))
+    room = c.min(a.n_heads_kv, a.most // (totals.tokens.value * a.group))
     sets: Value = (a.n_heads_kv - 1) // c.max(c.min(even, room), c.i64(1)) + 1
     together: Value = (a.n_heads_kv + (sets - 1)) // sets
     return together
 
 
 def _segments(c: Code, a: SimpleNamespace, row: Value, mask: Value, *, masked: bool) -> None:
-    """Fills in all of a row but its bitmap."""
+    """Fill in a row's record except its bitmap."""
     starts = MaskRow.starts(row, a.n_words)
     seen, end = c.var(c.i64(0)), c.var(c.i64(0))
     with c.range(0, a.n_words) as word:
         bits = c.load(I64, row + MaskRow.BITS + word * 8)
         with c.when(bits.differs(0)):
             after = seen.value + c.count_ones(bits)
-            number = (seen.value + (SEGMENT - 1)) // SEGMENT  # of the next segment to begin
+            number = (seen.value + (SEGMENT - 1)) // SEGMENT  # number of the next segment to begin
             with c.when(number * SEGMENT < after):
                 rest = c.var(bits)
                 with c.range(seen.value, number * SEGMENT):
@@ -172,12 +176,12 @@ def _segments(c: Code, a: SimpleNamespace, row: Value, mask: Value, *, masked: b
 
 
 def _n_parts(c: Code, row: Value) -> Value:
-    """Segments of a row; one where it sees nothing."""
+    """Segments of a row; one if it sees nothing."""
     return c.max(c.load(I32, row + MaskRow.SEGMENTS).to(I64), c.i64(1))
 
 
 def _n_seen(c: Code, row: Value, n_words: Value) -> Value:
-    """Blocks that a row sees."""
+    """Number of blocks that a row sees."""
     n = c.var(c.i64(0))
     with c.range(0, n_words) as word:
         n.value = n.value + c.count_ones(c.load(I64, row + MaskRow.BITS + word * 8))
@@ -185,7 +189,7 @@ def _n_seen(c: Code, row: Value, n_words: Value) -> Value:
 
 
 def _alike(c: Code, one: Value, other: Value, n_words: Value) -> Value:
-    """1 where two rows see more blocks in common than not, else 0."""
+    """1 if two rows see more blocks in common than not, else 0."""
     common, all_ = c.var(c.i64(0)), c.var(c.i64(0))
     with c.range(0, n_words) as word:
         x, y = c.load(I64, one + MaskRow.BITS + word * 8), c.load(I64, other + MaskRow.BITS + word * 8)
@@ -195,19 +199,19 @@ def _alike(c: Code, one: Value, other: Value, n_words: Value) -> Value:
 
 
 def _write(
-    c: Code, a: SimpleNamespace, stream: Value, first: Value, stop: Value, n: Var, tiled: _Tiled, *, divided: bool
+    c: Code, a: SimpleNamespace, stream: Value, first: Value, stop: Value, n: Var, totals: _TileTotals, *, divided: bool
 ) -> None:
-    """Appends the tile of the tokens from `first` to `stop`, or one for each of its segments."""
+    """Append the tile of the tokens from `first` to `stop`, or one for each of its segments."""
     most, seen = c.var(c.i64(1)), c.var(c.i64(0))
     with c.range(first, stop) as token:
         row = a.rows + stream * a.stream_step + token * a.token_step
         most.value = c.max(most.value, _n_parts(c, row))
         seen.value = c.max(seen.value, _n_seen(c, row, a.n_words))
     tokens = stop - first
-    tiled.tokens.value = c.max(tiled.tokens.value, tokens)
-    tiled.total.value = tiled.total.value + seen.value * tokens
+    totals.tokens.value = c.max(totals.tokens.value, tokens)
+    totals.total.value = totals.total.value + seen.value * tokens
     unit = c.min(seen.value, SEGMENT) if divided else seen.value
-    tiled.longest.value = c.max(tiled.longest.value, unit * tokens)
+    totals.longest.value = c.max(totals.longest.value, unit * tokens)
     with c.range(0, most.value if divided else 1) as part:
         at = a.tiles + Tile.LIST + n.value * Tile.BYTES
         c.store(at + Tile.STREAM, stream)

@@ -1,4 +1,4 @@
-"""The types of numbers that kernels know. A new one is a class in a file of this folder, and a line here."""
+"""The number formats with kernels. A new one is a class in a file of this folder, and an entry of `_KINDS`."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ _KINDS: tuple[type[Format], ...] = (
 )
 
 FORMATS: dict[TensorType, Format] = {kind.type: kind() for kind in _KINDS}
-"""By their types."""
+"""Formats by tensor type."""
 
 
 def in_blocks(type_: TensorType) -> Blocks32 | Blocks256:
-    """The format of weights that products take in blocks."""
+    """Return the format of weights that products take in blocks."""
     form = FORMATS[type_]
     assert isinstance(form, Blocks32 | Blocks256)
     return form

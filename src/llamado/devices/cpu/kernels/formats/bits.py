@@ -1,4 +1,4 @@
-"""Words that several formats share: how bits of weights are taken apart, and put together for caches."""
+"""Bit operations shared by several formats: unpacking weights, and packing numbers for caches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cells8(c: Code, rows: Sequence[Value], offset: int) -> list[Value]:
 
 
 def nibbles(cells: Sequence[Value]) -> list[Value]:
-    """Transposed cells of packed nibbles → the groups of all low nibbles, then of all high ones."""
+    """Unpack transposed cells of nibbles to the groups of all low nibbles, then of all high ones."""
     raw = [v.as_lanes("i8") for v in cells]
     return [v & 15 for v in raw] + [v >> 4 for v in raw]
 
@@ -57,7 +57,7 @@ def five_bits(c: Code, rows: Sequence[Value], offset: int, qh: Value) -> list[Va
 
 
 def place_bit(v: Value, source: int, target: int) -> Value:
-    """Bit `source` of each byte at bit `target`, all other bits clear."""
+    """Move bit `source` of each byte to bit `target`, and clear all other bits."""
     moved = v << (target - source) if target >= source else v >> (source - target)
     return moved & (1 << target)
 
@@ -72,7 +72,7 @@ def load_nibbles(c: Code, quants: Value, inside: Value) -> Value:
 
 
 def load_fifth_bits(c: Code, at: Value, inside: Value) -> Value:
-    """The fifth bits, as 16 or 0, of eight numbers from number `inside` on; the bits of all 32 are the i32 at `at`."""
+    """The fifth bits (16 or 0) of eight numbers from number `inside` on. The bits of all 32 are the i32 at `at`."""
     high = c.load(I32, at).splat(8) >> (inside.to(I32).splat(8) + c.const(I32x8, list(range(8))))
     return (high & 1) << 4
 
@@ -83,7 +83,7 @@ def block_values(c: Code, source: Value) -> list[Value]:
 
 
 def extreme(c: Code, source: Value) -> Value:
-    """The number farthest from zero of 32 f32, the first of several."""
+    """The number farthest from zero of 32 f32; the first one if there are several."""
     most = c.var(c.f32(0.0))
     with c.range(0, 32) as i:
         v = c.load(F32, source + i * 4)
@@ -97,7 +97,7 @@ def inverse(c: Code, d: Value) -> Value:
 
 
 def around_zero(c: Code, source: Value, zero: int) -> tuple[Value, list[Value]]:
-    """d = extreme / −zero, and the 32 numbers x / d + zero + ½, to be cut to whole ones of all bits at most."""
+    """d = extreme / −zero, and the 32 numbers x / d + zero + ½, to be truncated and limited to the format's bits."""
     values, most = block_values(c, source), extreme(c, source)
     d = most / -float(zero)
     by = inverse(c, d)
@@ -105,7 +105,7 @@ def around_zero(c: Code, source: Value, zero: int) -> tuple[Value, list[Value]]:
 
 
 def from_least(c: Code, source: Value, top: int) -> tuple[Value, Value, list[Value]]:
-    """d = (greatest − least) / top, the least, and the 32 numbers (x − least) / d + ½, to be cut to whole ones."""
+    """d = (maximum − minimum) / top, the minimum, and the 32 numbers (x − minimum) / d + ½, to be truncated."""
     values = block_values(c, source)
     least, most = values[0], values[0]
     for v in values[1:]:
@@ -117,18 +117,18 @@ def from_least(c: Code, source: Value, top: int) -> tuple[Value, Value, list[Val
 
 
 def whole(c: Code, numbers: Sequence[Value], top: int) -> list[Value]:
-    """⌊number⌋, kept to 0 … top."""
+    """⌊number⌋, limited to 0 … top."""
     return [c.min(c.max(v, 0.0), float(top)).to(I32x8) for v in numbers]
 
 
 def store_nibbles(c: Code, to: Value, numbers: Sequence[Value]) -> None:
-    """32 numbers of four bits: the first half in the low nibbles of 16 bytes, the second in the high ones."""
+    """Store 32 numbers of four bits: the first half in the low nibbles of 16 bytes, the second in the high ones."""
     for i in range(2):
         c.store(to + 8 * i, (numbers[i] | (numbers[i + 2] << 4)).to(I8x8))
 
 
 def store_fives(c: Code, to: Value, numbers: Sequence[Value]) -> None:
-    """32 numbers of five bits: the fifth ones in four bytes, then the nibbles."""
+    """Store 32 numbers of five bits: the fifth bits in four bytes, then the nibbles."""
     bits = c.const(I32x8, 0)
     for i, v in enumerate(numbers):
         bits = bits | (((v >> 4) & 1) << c.const(I32x8, list(range(8 * i, 8 * i + 8))))

@@ -1,13 +1,13 @@
-"""What a type of numbers in memory is to the kernels: how rows of it become f32, and products of its weights.
+"""Interface of a number format: converting rows to and from f32, and unpacking weights for products.
 
-Every type is one class in one file of this folder, and one line of the registry (`__init__.py`). A class says as much
-as its type can do:
+Every format is one class in one file of this folder, and one entry of the registry (`__init__.py`). A class implements
+what its type supports:
 
-- `load` (and `expand`): its rows become f32: tables, caches, masks, weights of plain numbers;
-- `store_block` or `store`: rows of f32 become it: caches;
-- `unpack` (`Blocks32`, `Blocks256`): its weights are multiplied as they lie in the file (`matmul.py`).
+- `load` (and `expand`): rows to f32: tables, caches, masks, weights of plain numbers;
+- `store_block` or `store`: rows from f32: caches;
+- `unpack` (`Blocks32`, `Blocks256`): products with weights in the layout of the file (`matmul.py`).
 
-Sources of the layouts: ggml-common.h (`block_q4_0` … `block_q6_K`) and the dequantisation in ggml-quants.c.
+Sources of the layouts: ggml-common.h (`block_q4_0` … `block_q6_K`) and the dequantization in ggml-quants.c.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llamado.devices.cpu.kernels.activations import BYTES_PER_COLUMN
-from llamado.devices.cpu.simd import Code, F32x8, I32x8, Value, Words
+from llamado.devices.cpu.simd import Code, F32x8, I32x8, LoweringInterface, Value
 from llamado.gguf.types import TensorType
 
 
 class Format(ABC):
-    """A type of numbers: rows of whole blocks, `block` numbers in `block_bytes` bytes."""
+    """A number format: rows of whole blocks, `block` numbers in `block_bytes` bytes."""
 
     type: ClassVar[TensorType]
     writable: ClassVar[bool] = False
-    """Whether rows of f32 become it."""
+    """True if rows of f32 can be stored in it."""
     cached: ClassVar[bool] = False
-    """Whether attention reads keys and values of it where they lie (`load`)."""
+    """True if attention reads keys and values of it in place (`load`)."""
 
     @property
     def block(self) -> int:
@@ -40,24 +40,26 @@ class Format(ABC):
         return self.type.block_bytes
 
     def load(self, c: Code, row: Value, index: Value, lanes: int = 8) -> Value:
-        """`lanes` (8 or 1) values from element `index` of the row at `row`, as f32; of blocks eight from a multiple of
-        eight.
+        """Load `lanes` (8 or 1) values from element `index` of the row at `row`, as f32. Block formats load eight from
+        a multiple of eight.
         """
         raise NotImplementedError(f"values of type {self.type.name}")
 
     @abstractmethod
     def expand(self, c: Code, row: Value, n: Value, to: Value) -> Value:
-        """Address of the `n` values of the row at `row` as f32: `to`, where this puts them unless they are f32."""
+        """Return the address of the `n` values of the row at `row` as f32. They are stored at `to` unless they are f32
+        already.
+        """
 
 
 class Plain(Format):
-    """Numbers one by one."""
+    """Formats of single numbers."""
 
     writable = cached = True
 
     @abstractmethod
     def store(self, c: Code, row: Value, index: Value, value: Value) -> None:
-        """Stores f32 values (8 or 1) from element `index` of a row, rounded to nearest even."""
+        """Store f32 values (8 or 1) from element `index` of a row, rounded to nearest even."""
 
     def expand(self, c: Code, row: Value, n: Value, to: Value) -> Value:
         n8 = n // 8 * 8
@@ -68,14 +70,14 @@ class Plain(Format):
 
 
 class Cached32(Format):
-    """Blocks of 32 numbers as caches hold them: eight of one as f32, and a whole one from 32 f32.
+    """Block formats of caches: load eight of 32 numbers as f32, and store a whole block of 32 f32.
 
-    Roundings are those of the reference quantisation in ggml-quants.c.
+    Rounding is that of the reference quantization in ggml-quants.c.
     """
 
     writable = cached = True
     numbers: ClassVar[int]
-    """Where in a block the numbers begin, behind its scales."""
+    """Offset of the numbers in a block, after its scales."""
 
     def load(self, c: Code, row: Value, index: Value, lanes: int = 8) -> Value:
         if lanes != 8:
@@ -89,14 +91,14 @@ class Cached32(Format):
 
     @abstractmethod
     def load_eight(self, c: Code, block: Value, inside: Value) -> Value:
-        """The eight values of a block from number `inside` on, as F32x8."""
+        """Load the eight values of a block from number `inside` on, as F32x8."""
 
     @abstractmethod
     def store_block(self, c: Code, to: Value, source: Value) -> None:
-        """Quantises the 32 f32 at `source` to one block."""
+        """Quantize the 32 f32 at `source` to one block."""
 
     def store_row(self, c: Code, row: Value, n: Value, source: Value) -> None:
-        """Quantises the `n` f32 at `source` to the row at `row`."""
+        """Quantize the `n` f32 at `source` to the row at `row`."""
         with c.range(0, n // 32) as b:
             self.store_block(c, row + b * self.block_bytes, source + b * 128)
 
@@ -108,7 +110,7 @@ class Cached32(Format):
 class Block32:
     """Eight rows of 32 weights: Σ over them is d·Σ(w·x) + m·Σx.
 
-    `d_high`: d of the last sixteen, where that is another one.
+    `d_high`: d of the last sixteen, if it differs.
     """
 
     groups: list[Value]
@@ -123,59 +125,59 @@ class Block256:
 
     d: Value
     dmin: Value | None
-    pairs: list[Value]  # I16x16: mins (or scales where the zero point needs them) of two sub-blocks per row
+    pairs: list[Value]  # I16x16: mins (or scales if the zero point needs them) of two sub-blocks per row
     parts: Iterable[tuple[list[Value], Value | None]] = ()  # groups and scale, in order
 
 
 class Blocks(Format):
     """Weights that products take in blocks: eight rows of a block at once, straight from the file's layout.
 
-    A row's block is read as 4-byte cells and transposed with its seven neighbours, so that lane r of every vector
+    A row's block is read as 4-byte cells and transposed with its seven neighbors, so that lane r of every vector
     belongs to row r and a vector holds four consecutive weights of eight rows ("a group"). A weight of zero point z is
-    held as the unsigned byte w + z; z times the sum of the activations is taken off in integers, so nothing is lost.
+    held as the unsigned byte w + z; z times the sum of the activations is subtracted in integers, so nothing is lost.
 
-    Two families by the activations they multiply with (`activations.py`): blocks of 32 weights, or several times 32,
-    with float scales, and super-blocks of 256 with integer scales for their 8 or 16 sub-blocks.
+    There are two families, by the activations they multiply with (`activations.py`): blocks of 32 weights, or several
+    times 32, with float scales, and super-blocks of 256 with integer scales for their 8 or 16 sub-blocks.
     """
 
     columns: ClassVar[int]
-    """Values in a block of the quantised activations it is multiplied with."""
+    """Values in a block of the quantized activations it is multiplied with."""
     peak: ClassVar[int]
-    """The greatest weight, unsigned."""
+    """The largest weight, unsigned."""
     zero_shift: ClassVar[int | None] = None
     """The zero point as a power of two; None: 0."""
     of_table: ClassVar[bool] = False
-    """Whether weights come out of a table, which may as well have signed ones."""
+    """True if weights are looked up in a table, which may have signed ones at no cost."""
     has_min: ClassVar[bool] = False
-    """Whether a block has a minimum of its own, which is added (or taken off) once for all its weights."""
+    """True if a block has a minimum of its own, which is added (or subtracted) once for all its weights."""
 
     @property
     def column_bytes(self) -> int:
         """Bytes of a column of activations for one block of weights."""
         return self.block // self.columns * BYTES_PER_COLUMN[self.columns]
 
-    def signed(self, lowering: Words) -> bool:
-        """Whether groups hold signed weights: where the unsigned ones need bits that a lowering's products lack, and
-        where that costs nothing.
+    def signed(self, lowering: LoweringInterface) -> bool:
+        """Return True if groups hold signed weights: unsigned ones would need more bits than the lowering's products
+        support, or signed ones cost nothing.
         """
         return (self.peak > 127 and not lowering.full_u8) or (self.of_table and lowering.signed)
 
-    def zero(self, lowering: Words) -> int:
-        """The zero point of what groups hold."""
+    def zero(self, lowering: LoweringInterface) -> int:
+        """The zero point of the weights in groups."""
         return 0 if self.zero_shift is None or self.signed(lowering) else 1 << self.zero_shift
 
     def expand(self, c: Code, row: Value, n: Value, to: Value) -> Value:
-        """With ggml's order of operations."""
+        """Uses ggml's order of operations."""
         with c.range(0, n // self.block) as b:
             self.expand_block(c, row + b * self.block_bytes, to + b * (4 * self.block))
         return to
 
     @abstractmethod
     def expand_block(self, c: Code, block: Value, to: Value) -> None:
-        """One block as f32."""
+        """Store one block as f32."""
 
     def _first_row(self, c: Code, groups: Sequence[Value]) -> list[Value]:
-        """What lane 0 of all groups holds, in order, as I32x8 vectors."""
+        """Lane 0 of all groups, in order, as I32x8 vectors."""
         signed = self.signed(c.lowering)
         out = []
         for g in range(0, len(groups), 2):
@@ -189,16 +191,16 @@ class Blocks32(Blocks):
 
     columns = 32
     has_halves: ClassVar[bool] = False
-    """Whether the last sixteen of 32 weights have a scale of their own (`Block32.d_high`)."""
+    """True if the last sixteen of 32 weights have a scale of their own (`Block32.d_high`)."""
 
     @property
     def n_parts(self) -> int:
-        """Times 32 weights of a block."""
+        """Number of times 32 weights in a block."""
         return self.block // 32
 
     @abstractmethod
     def unpack(self, c: Code, rows: Sequence[Value]) -> Iterable[Block32]:
-        """Reads the block at each of eight row addresses, 32 weights after 32."""
+        """Read the block at each of eight row addresses, 32 weights at a time."""
 
     def expand_block(self, c: Code, block: Value, to: Value) -> None:
         zero, at = self.zero(c.lowering), 0
@@ -217,7 +219,7 @@ class Blocks256(Blocks):
     part: ClassVar[int] = 32
     """Weights per sub-block."""
     has_scales: ClassVar[bool] = True
-    """Whether sub-blocks have scales; where not, those of `Block256.parts` are None."""
+    """True if sub-blocks have scales; otherwise those of `Block256.parts` are None."""
 
     @property
     def n_parts(self) -> int:
@@ -229,7 +231,7 @@ class Blocks256(Blocks):
 
     @abstractmethod
     def unpack(self, c: Code, rows: Sequence[Value]) -> Block256:
-        """Reads the super-block at each of eight row addresses."""
+        """Read the super-block at each of eight row addresses."""
 
     def expand_block(self, c: Code, block: Value, to: Value) -> None:
         big, zero, at = self.unpack(c, [block] * 8), self.zero(c.lowering), 0

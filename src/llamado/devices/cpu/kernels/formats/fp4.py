@@ -1,9 +1,9 @@
-"""MXFP4: a byte with the exponent of d | 16 bytes of nibbles; d · what the nibble stands for.
-NVFP4: 4 bytes of d, each of 16 weights | 32 bytes of nibbles, 8 for each of them; d · what the nibble stands for.
+"""MXFP4: a byte with the exponent of d | 16 bytes of nibbles; d · value of the nibble.
+NVFP4: 4 bytes of d, one per 16 weights | 32 bytes of nibbles, 8 for each of them; d · value of the nibble.
 
-Nibbles are E2M1 numbers; the table has their doubles, whole numbers, and d is halved in return. MXFP4's d is E8M0 (a
-power of two), NVFP4's UE4M3 (no sign, four bits of exponent, three of mantissa). Source: `ggml_e8m0_to_fp32_half` and
-`ggml_ue4m3_to_fp32` in ggml-impl.h.
+Nibbles are E2M1 numbers; the table has their doubles, which are integers, and d is halved in return. MXFP4's d is E8M0
+(a power of two), NVFP4's UE4M3 (no sign, four bits of exponent, three of mantissa). Source: `ggml_e8m0_to_fp32_half`
+and `ggml_ue4m3_to_fp32` in ggml-impl.h.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 class MXFP4(Blocks32):
-    """Four-bit floats with a power of two for 32 of them."""
+    """Four-bit floats with a power of two as scale of 32 of them."""
 
     type = TensorType.MXFP4
     peak, zero_shift, of_table = 28, 4, True
@@ -32,7 +32,7 @@ class MXFP4(Blocks32):
 
 
 class NVFP4(Blocks32):
-    """Four-bit floats with a small float for 16 of them."""
+    """Four-bit floats with a small float as scale of 16 of them."""
 
     type = TensorType.NVFP4
     peak, zero_shift, has_halves, of_table = 28, 4, True, True
@@ -47,13 +47,13 @@ class NVFP4(Blocks32):
 
 
 def _weights(c: Code, form: Blocks, numbers: Sequence[Value]) -> list[Value]:
-    """Groups of what nibbles stand for."""
+    """Groups of the values of nibbles."""
     table = [v + form.zero(c.lowering) for v in _TABLE]
     return [c.lowering.lookup(c, table, number) for number in numbers]
 
 
 def _ue4m3(c: Code, code: Value) -> Value:
-    """Half of what eight bits stand for; 0 for 0x7F."""
+    """Half of the value of eight bits; 0 for 0x7F."""
     exponent, mantissa = (code >> 3) & 15, code & 7
     normal = ((exponent + (127 - 8)) << 23 | mantissa << 20).as_lanes("f32")
     value = c.select(exponent.equals(0), mantissa.cast("f32") * 2.0**-10, normal)

@@ -1,6 +1,6 @@
-"""IQ4_NL: f16 d | 16 bytes of nibbles; d · what the nibble stands for.
+"""IQ4_NL: f16 d | 16 bytes of nibbles; d · value of the nibble.
 IQ4_XS: f16 d | 16 bits with the high pairs of eight scales | 4 bytes of their low nibbles | 128 bytes of nibbles;
-d · (scale − 32) · what the nibble stands for.
+d · (scale − 32) · value of the nibble.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from llamado.devices.cpu.simd import F16, I32, Code, F32x8, I32x8, Value
 from llamado.gguf.types import TensorType
 
 _VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What the sixteen nibbles stand for (`kvalues_iq4nl`)."""
+"""The values of the sixteen nibbles (`kvalues_iq4nl`)."""
 
 
 class IQ4_NL(Blocks32, Cached32):
-    """Four bits, closer together near zero."""
+    """Four bits, with levels closer together near zero."""
 
     type = TensorType.IQ4_NL
     peak, zero_shift = 241, 7
@@ -33,7 +33,7 @@ class IQ4_NL(Blocks32, Cached32):
         return _spread(c, bits.load_nibbles(c, quants, inside)) * d
 
     def store_block(self, c: Code, to: Value, source: Value) -> None:
-        """The nearest of the table's values at d = extreme / its first, then the d that fits these best."""
+        """Take the nearest of the table's values at d = extreme / its first, then the d that fits these best."""
         values, extreme = bits.block_values(c, source), bits.extreme(c, source)
         inverse = (c.f32(float(_VALUES[0])) / extreme).splat(8)
         products, squares, numbers = c.const(F32x8, 0.0), c.const(F32x8, 0.0), []
@@ -76,13 +76,13 @@ class IQ4_XS(Blocks256):
 
 
 def _weights(c: Code, form: Blocks, numbers: Sequence[Value]) -> list[Value]:
-    """Groups of what nibbles stand for."""
+    """Groups of the values of nibbles."""
     table = [v + form.zero(c.lowering) for v in _VALUES]
     return [c.lowering.lookup(c, table, number) for number in numbers]
 
 
 def _spread(c: Code, number: Value) -> Value:
-    """What nibbles stand for: halves of the table chosen bit by bit."""
+    """Values of nibbles: halves of the table selected bit by bit."""
     row = [c.const(F32x8, float(v)) for v in _VALUES]
     for bit in range(4):
         odd = (number & (1 << bit)).differs(0)

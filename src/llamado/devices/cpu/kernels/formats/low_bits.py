@@ -11,7 +11,7 @@ from llamado.gguf.types import TensorType
 
 
 class Q1_0(Blocks32):
-    """Signs, 128 of one size."""
+    """Signs, 128 with one scale."""
 
     type = TensorType.Q1_0
     peak, zero_shift = 2, 0
@@ -23,7 +23,7 @@ class Q1_0(Blocks32):
 
 
 class Q2_0(Blocks32):
-    """Two bits from −1 on, 64 of one scale."""
+    """Two bits, from −1 up, 64 with one scale."""
 
     type = TensorType.Q2_0
     peak, zero_shift = 3, 0
@@ -35,7 +35,7 @@ class Q2_0(Blocks32):
 
 
 def _pairs(cell: Value, byte: int) -> Value:
-    """The four pairs of bits of a byte of each lane, one to a byte."""
+    """The four bit pairs of a byte of each lane, one to a byte."""
     v = (cell >> 8 * byte) & 0xFF
     v = v | v << 12
     return ((v | v << 6) & 0x03030303).as_lanes("i8")

@@ -1,4 +1,4 @@
-"""F32, F16 and BF16: numbers one by one."""
+"""F32, F16 and BF16: single numbers without blocks."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ class BF16(Plain):
         lanes = value.type.lanes
         bits = value.bits(Type("i32", lanes))
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        quiet = (bits >> 16) | 64  # what is no number stays none
+        quiet = (bits >> 16) | 64  # NaN stays NaN
         c.store(row + index * 2, c.select(value.equals(value), rounded, quiet).to(Type("i16", lanes)))

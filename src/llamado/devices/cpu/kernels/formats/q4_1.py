@@ -11,7 +11,7 @@ from llamado.gguf.types import TensorType
 
 
 class Q4_1(Blocks32, Cached32):
-    """Four bits from a minimum on."""
+    """Four bits above a minimum."""
 
     type = TensorType.Q4_1
     peak, has_min = 15, True

@@ -11,7 +11,7 @@ from llamado.gguf.types import TensorType
 
 
 class Q5_1(Blocks32, Cached32):
-    """Five bits from a minimum on."""
+    """Five bits above a minimum."""
 
     type = TensorType.Q5_1
     peak, has_min = 31, True

@@ -14,7 +14,7 @@ from llamado.gguf.types import TensorType
 
 
 class _Ternary(Blocks256):
-    """Three values for each weight, and no scales but d."""
+    """Ternary weights, with d as the only scale."""
 
     zero_shift, has_scales = 0, False
 
@@ -42,10 +42,10 @@ class TQ1_0(_Ternary):
 
 
 class TQ2_0(_Ternary):
-    """Two bits for a ternary digit."""
+    """Ternary digits of two bits."""
 
     type = TensorType.TQ2_0
-    peak = 3  # of any two bits
+    peak = 3  # any two bits
 
     def unpack(self, c: Code, rows: Sequence[Value]) -> Block256:
         def groups() -> Iterator[Value]:
@@ -58,7 +58,7 @@ class TQ2_0(_Ternary):
 
 
 def _digits(cells: Sequence[Value], n: int) -> Iterator[Value]:
-    """The first digit of all bytes, then the second: each is what three times the fraction has before its point."""
+    """The first digits of all bytes, then the second: each is the integer part of three times the fraction."""
     even = [cell.as_lanes("i16") & 0x00FF for cell in cells]
     odd = [cell.as_lanes("i16") >> 8 for cell in cells]
     for _ in range(n):

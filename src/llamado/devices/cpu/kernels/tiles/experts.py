@@ -1,7 +1,7 @@
-"""Products of experts that many columns fall on, with AMX: their columns are put into tiles, for all products of them.
+"""Products of experts that get many columns, with AMX: their columns are copied into tiles, once for all products.
 
-The columns of the chosen expert `number`, whose first slot is `first` in the table of routes, lie from group
-first / TILE + number on: those of two experts never share a group.
+The columns of the chosen expert `number`, whose first slot is `first` in the table of routes, start at group first /
+TILE + number: two experts never share a group.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from llamado.devices.cpu.simd import I32, I64, Code, Type, Value, Work
 from llamado.gguf.types import TensorType
 
 MANY = 48
-"""Columns of an expert from which tiles are faster, of weights in super-blocks: by a tenth for 64 of them, up to twice
-for 256. For blocks of 32 they hardly are.
+"""Columns of an expert from which on tiles are faster, for weights in super-blocks: by a tenth for 64 columns, up to
+twice for 256. For blocks of 32 they are hardly faster.
 """
 
 
@@ -32,7 +32,7 @@ def _group(number: Value, found: ChosenExpert) -> Value:
 
 @kernel("x", "x_slot", "x_token", "n_parts", "n_experts", "routes", "tiles")
 def gather_tiles(c: Code, a: SimpleNamespace, work: Work, *, block: int) -> None:
-    """Copies columns that lie apart, of `n_parts` blocks, into the tiles of their experts."""
+    """Copy scattered columns, of `n_parts` blocks, into the tiles of their experts."""
     size, run = BYTES_PER_COLUMN[block], RUN[block]
     bytes_ = Type("i8", run)
     with c.shares(work, c.load(I64, a.routes), c.i64(1)) as number:
@@ -52,7 +52,7 @@ def gather_tiles(c: Code, a: SimpleNamespace, work: Work, *, block: int) -> None
 
 @kernel(*MATRICES, "n_blocks", "n_experts", "routes", "panels")
 def experts_tiles(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> None:
-    """y of the experts that at least MANY columns fall on; x: the columns in tiles."""
+    """y of the experts that get at least MANY columns; x: the columns in tiles."""
     product = Product(c, TensorType[weights])
     n_units = units(a)
     with c.shares(work, c.load(I64, a.routes) * n_units, a.share) as item:

@@ -1,14 +1,14 @@
 """Matrix products of many columns with AMX: one instruction multiplies 16 rows of weights with 16 columns.
 
-Integers are exact, and float operations are those of `matmul.py` in the same order: the bits are the same. Weights are
-unpacked to signed bytes without their zero point, a stretch of K at a time; they stay in L1 for all columns.
+Integers are exact, and float operations are those of `matmul.py` in the same order, so the bits are the same. Weights
+are unpacked to signed bytes without their zero point, a stretch of K at a time; they stay in L1 for all columns.
 
-- Blocks of 32 weights: each is a product of its own, as each has a scale of its own.
+- Blocks of 32 weights: each is a product of its own, because each has a scale of its own.
 - Super-blocks: a weight times the scale of its sub-block fits 16 bits. The low and the high bytes of these products
-  are multiplied apart, so that tile registers sum up a whole super-block: Σ scale·w·x = Σ low·x + 256·Σ high·x.
+  are multiplied separately, so that tile registers sum a whole super-block: Σ scale·w·x = Σ low·x + 256·Σ high·x.
 
-Sums leave the tile registers by way of memory: a block's are used while the next one is multiplied. For a moment after
-each tile instruction the CPU multiplies and converts vectors at half its rate, so there is as little of that as can be.
+Sums leave the tile registers through memory: a block's sums are used while the next block is multiplied. Shortly after
+each tile instruction the CPU multiplies and converts vectors at half its rate, so the code does little of that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from llamado.devices.cpu.simd import Code, Type, Value, Var, Work
 from llamado.gguf.types import TensorType
 
 _STRETCH = {32: 512, 256: 256}
-"""Weights of each row that are unpacked at a time, by the blocks of their columns."""
+"""Weights of each row that are unpacked at a time, by the block size of their columns."""
 PANELS = 4
 """Most panels of sixteen rows that are unpacked together: with a group of columns they fill L1."""
 
@@ -39,16 +39,16 @@ _ROW = 64
 _FULL = TILE * _ROW
 
 _MAGIC = 1.5 * 2**23
-"""The bits of this f32 plus an integer of at most 22 bits are this number plus that integer."""
+"""An f32 whose bits plus an integer of at most 22 bits are the f32 of this number plus that integer."""
 
 _I16, _I32, _F32 = Type("i16", 2 * TILE), Type("i32", TILE), Type("f32", TILE)
 
 
 class Tiles:
-    """The tile registers, which are called by number."""
+    """The tile registers, addressed by number."""
 
     def __init__(self, c: Code, shapes: dict[int, tuple[int, int]]) -> None:
-        """`shapes`: rows and bytes of a row of each register, which is the layout of LDTILECFG's palette 1."""
+        """`shapes`: rows, and bytes of a row, of each register, as in LDTILECFG's palette 1."""
         self._c = c
         layout = bytearray(64)
         layout[0] = 1
@@ -57,18 +57,18 @@ class Tiles:
         self._do("ldtilecfg", c.table("tile_shapes", bytes(layout)))
 
     def _do(self, name: str, *operands: int | Value) -> None:
-        """An instruction of register numbers, then an address, then a stride."""
+        """Emit an instruction with register numbers, then an address, then a stride."""
         values: list[Any] = [ir.Constant(ir.IntType(8), operand) for operand in operands if isinstance(operand, int)]
         for k, value in enumerate(operand for operand in operands if isinstance(operand, Value)):
             values.append(self._c.pointer(value) if k == 0 else value)
         self._c.intrinsic(f"llvm.x86.{name}", None, values)
 
     def load(self, to: int, address: Value, stride: int = _ROW) -> None:
-        """Fills a register with rows that begin `stride` bytes apart."""
+        """Fill a register with rows that begin `stride` bytes apart."""
         self._do("tileloadd64", to, address, self._c.i64(stride))
 
     def store(self, address: Value, register: int) -> None:
-        """Writes a register's rows, one behind the other."""
+        """Store a register's rows consecutively."""
         self._do("tilestored64", register, address, self._c.i64(_ROW))
 
     def clear(self, register: int) -> None:
@@ -79,12 +79,12 @@ class Tiles:
         self._do("tdpbssd" if signed else "tdpbsud", total, x, w)
 
     def release(self) -> None:
-        """Puts the registers away, which the system need not save any more."""
+        """Release the registers, so that the OS need not save them any more."""
         self._do("tilerelease")
 
 
 class _Scales(Columns):
-    """What lies behind the bytes of columns in tiles, from column `first` on."""
+    """The data after the bytes of columns in tiles, from column `first` on."""
 
     def __init__(self, x: Value, first: int, n: int) -> None:
         self.x, self.first, self.n = x, first, n
@@ -97,16 +97,16 @@ class _Scales(Columns):
 
 
 class Steps(ABC):
-    """Products of sixteen rows and sixteen columns, a block after the other."""
+    """Products of sixteen rows and sixteen columns, block after block."""
 
     size: int
     """Bytes of a block of sixteen unpacked rows."""
     column_bytes: int
-    """Bytes of a column for it."""
+    """Bytes of a column for one block."""
     sums_bytes: int
-    """Bytes of its sums."""
+    """Bytes of the sums of one block."""
     ahead: int
-    """Blocks that are multiplied before the products of one are used."""
+    """Number of blocks between the one that is multiplied and the one whose products are used."""
     tiles: Tiles
 
     def __init__(self, c: Code) -> None:
@@ -114,15 +114,15 @@ class Steps(ABC):
 
     @abstractmethod
     def unpack(self, rows: Sequence[Value], to: Value) -> None:
-        """Stores the blocks of sixteen rows at the given addresses."""
+        """Unpack the blocks of sixteen rows at the given addresses."""
 
     @abstractmethod
     def _multiply(self, w: Value, x: Value, to: Value, between: Callable[[int], None]) -> None:
-        """Multiplies a block, and stores its sums; calls `between` with 0 … 3 on the way."""
+        """Multiply a block and store its sums; call `between` with 0 … 3 meanwhile."""
 
     @abstractmethod
     def _finish(self, w: Value, x: Value, found: Value, first: int, sums: Sequence[Var]) -> None:
-        """Adds the sums that a block's product has stored to those of the columns from `first` on."""
+        """Add the stored sums of a block's product to those of the columns from `first` on."""
 
     def run(
         self,
@@ -136,10 +136,10 @@ class Steps(ABC):
         begin: Callable[[Value, Value], Sequence[Var]],
         end: Callable[[Value, Value, Sequence[Var]], None],
     ) -> None:
-        """Adds products of `n` blocks in order, for each group of columns with each panel of rows.
+        """Add products of `n` blocks in order, for each group of columns with each panel of rows.
 
-        `begin` gives the sums of a group and a panel as they are before, `end` takes them. Blocks are multiplied
-        `ahead` of the one whose products are used: those of the next panels and groups, too.
+        `begin` returns the initial sums of a group and a panel, `end` receives the final ones. Blocks are multiplied
+        `ahead` of the one whose products are used, across panels and groups.
         """
         c, x_bytes = self._c, self.column_bytes * TILE
         bound = (self.ahead + 1) * self.sums_bytes
@@ -152,7 +152,7 @@ class Steps(ABC):
             place.value = c.select(after.equals(bound), c.i64(0), after)
 
         def multiply(between: Callable[[int], None]) -> None:
-            """Multiplies the next block, if there is none any more one of the first group's, which is not used."""
+            """Multiply the next block; after the last one, an unused block of the first group."""
             self._multiply(next_w.value, next_x.value, places + made.value, between)
             turn(made)
             panel_ends = (i.value + 1).equals(n)
@@ -287,7 +287,7 @@ class Steps256(Steps):
 
 
 class Product:
-    """Panels of a matrix times groups of columns in tiles, of one kernel."""
+    """Panels of a matrix times groups of columns in tiles, in one kernel."""
 
     def __init__(self, c: Code, type_: TensorType) -> None:
         self._c, self._form = c, in_blocks(type_)
@@ -306,15 +306,15 @@ class Product:
         n_columns: Value,
         target: Callable[[Value, Value], Value],
     ) -> None:
-        """The panels of a unit times all columns at x.
+        """Multiply the panels of a unit with all columns at x.
 
-        `a`: w, row_bytes, n_blocks, n_rows, and `panels`, so many of sixteen rows (up to PANELS) make a unit.
-        `target(row, column)` is where a sum goes; sums of rows are together.
+        `a`: w, row_bytes, n_blocks, n_rows, and `panels`, the number of panels of sixteen rows (up to PANELS) in a
+        unit. `target(row, column)` is the address of a sum; sums of rows are adjacent.
         """
         c, n_panels = self._c, a.n_rows // TILE
         number = unit * a.panels
         panels = c.min(n_panels - number, a.panels)
-        # a last panel of fewer rows shares some with the one before it: it begins when that one's sums are whole
+        # a last panel of fewer rows shares some with the one before it, so it begins when that one's sums are complete
         more = ((number + panels).equals(n_panels) & (a.n_rows > n_panels * TILE)).zext(a.n_rows.type)
         with c.range(0, more + 1) as turn, c.range(0, a.n_blocks, self._stretch) as start:
             first = c.select(turn > 0, a.n_rows - TILE, number * TILE)
@@ -330,7 +330,7 @@ class Product:
         n_columns: Value,
         target: Callable[[Value, Value], Value],
     ) -> None:
-        """A stretch of K; sums wait at their targets from one stretch to the next."""
+        """Process a stretch of K; sums are kept at their targets from one stretch to the next."""
         c, step = self._c, self._step
         blocks = c.min(a.n_blocks - start, self._stretch)
         with c.range(0, panels) as panel:
@@ -359,17 +359,17 @@ class Product:
         step.run(self._scratch, at_x, blocks * self._parts, panels, self._panel_bytes, groups, group_bytes, begin, end)
 
     def close(self) -> None:
-        """Puts the tile registers away."""
+        """Release the tile registers."""
         self._step.tiles.release()
 
 
 def panels_together(n_rows: int, n_threads: int) -> int:
-    """Panels that are unpacked together: fewer than there is room for, where threads would get too few shares."""
+    """Panels that are unpacked together: fewer than fit if threads would get too few shares."""
     return max(1, min(PANELS, n_rows // TILE // (4 * n_threads)))
 
 
 def units(a: SimpleNamespace) -> Value:
-    """Into how many units the rows of a matrix are divided."""
+    """Number of units that the rows of a matrix are divided into."""
     n_panels: Value = a.n_rows // TILE
     panels: Value = a.panels
     return (n_panels + panels - 1) // panels
@@ -377,7 +377,7 @@ def units(a: SimpleNamespace) -> Value:
 
 @kernel("w", "row_bytes", "n_blocks", "n_rows", "x", "n_columns", "y", "y_stride", "share", "panels")
 def matmul_tiles(c: Code, a: SimpleNamespace, work: Work, *, weights: str) -> None:
-    """y for any number of columns, which lie in tiles."""
+    """y for any number of columns, which are in tiles."""
     product = Product(c, TensorType[weights])
     with c.shares(work, units(a), a.share) as unit:
         product.run(a, unit, a.x, a.n_columns, lambda row, column: a.y + column * a.y_stride + row * 4)

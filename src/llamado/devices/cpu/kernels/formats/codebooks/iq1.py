@@ -1,7 +1,7 @@
 """IQ1_S: f16 d | 32 bytes of the low bits of points | 8 times 16 bits: four times the three high bits, a scale of three
-bits, and which way the weights of 32 are shifted; d · (2·scale + 1) · (q ± ⅛).
-IQ1_M: 32 bytes of the low bits of points | 16 bytes: twice the three high bits and which way eight are shifted |
-8 bytes: 16 scales of three bits, and between them the bits of f16 d.
+bits, and the sign of the shift of 32 weights; d · (2·scale + 1) · (q ± ⅛).
+IQ1_M: 32 bytes of the low bits of points | 16 bytes: twice the three high bits and the sign of the shift of eight
+weights | 8 bytes: 16 scales of three bits, and between them the bits of f16 d.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llamado.gguf.types import TensorType
 
 
 class _Shifted(Blocks256):
-    """Eights of −1, 0 and 1, shifted by an eighth: whole eighths from −9 to 9 around zero."""
+    """Groups of eight −1, 0 and 1, shifted by an eighth: integer multiples of an eighth from −9 to 9."""
 
     peak, zero_shift, of_table = 25, 4, True
 
@@ -84,5 +84,5 @@ class IQ1_M(_Shifted):
 
 
 def _eighth(sign: Value) -> Value:
-    """−1 in all bytes of the lanes whose first bit is set, else 1."""
+    """−1 in all bytes of the lanes whose sign bit is set, else 1."""
     return (sign.sar(31) | 0x01010101).as_lanes("i8")

@@ -17,7 +17,7 @@ from llamado.gguf.types import TensorType
 
 
 class _Eights(Blocks256):
-    """Points of eight weights of three sizes, each with its sign."""
+    """Points of eight weights of three magnitudes, each with its sign."""
 
     peak, zero_shift, of_table = 64 + 43, 6, True
 
@@ -75,7 +75,7 @@ class IQ2_XS(_Eights):
 
 
 class IQ2_S(_Eights):
-    """A scale for 16 weights, and all signs free."""
+    """A scale for 16 weights, and independent signs."""
 
     type = TensorType.IQ2_S
     part = 16

@@ -16,7 +16,7 @@ from llamado.gguf.types import TensorType
 
 
 class _Fours(Blocks256):
-    """Points of four weights of eight sizes, each with its sign; a scale for 32 weights."""
+    """Points of four weights of eight magnitudes, each with its sign; a scale for 32 weights."""
 
     def _book(self, c: Code) -> Value:
         return points.table(c, self.type, lambda level: level)
@@ -26,7 +26,7 @@ class _Fours(Blocks256):
 
 
 class IQ3_XXS(_Fours):
-    """Signs of which eight make an even number."""
+    """An even number of signs among eight weights."""
 
     type = TensorType.IQ3_XXS
     peak, zero_shift, of_table = 64 + 62, 6, True
@@ -46,7 +46,7 @@ class IQ3_XXS(_Fours):
 
 
 class IQ3_S(_Fours):
-    """All signs free."""
+    """Independent signs."""
 
     type = TensorType.IQ3_S
     peak, zero_shift, of_table = 16 + 15, 4, True

@@ -1,6 +1,6 @@
-"""Words that the types with codebooks share: points looked up, signs, scales.
+"""Operations shared by the types with codebooks: point lookup, signs, scales.
 
-The codebook lies beside the kernel's code as bytes, ready to be multiplied.
+The codebook is stored beside the kernel's code as bytes, ready for products.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PARITY = [(bin(n).count("1") & 1) << 7 for n in range(16)]
 
 
 def table(c: Code, type_: TensorType, held: Callable[[int], int]) -> Value:
-    """Address of a type's codebook, every level as the byte it is held as."""
+    """Return the address of a type's codebook. `held` maps a level to its byte."""
     book = codebook(type_)
     return c.table(f"codebook.{type_.name}", bytes(held(level) & 0xFF for point in book.points for level in point))
 
@@ -32,7 +32,7 @@ def byte(cell: Value, k: int) -> Value:
 
 
 def above(cell: Value, bit: int, n: int) -> Value:
-    """The `n` bits of each lane from `bit` on, as those above a byte."""
+    """Move the `n` bits of each lane from `bit` on to the bits above a byte."""
     return (cell << 8 - bit if bit < 8 else cell >> bit - 8) & (((1 << n) - 1) << 8)
 
 
@@ -42,7 +42,7 @@ def numbers_at(c: Code, rows: Sequence[Value], offset: int) -> list[Value]:
 
 
 def numbers(lanes: Value) -> list[Value]:
-    """Each lane's number: row by row, as addresses are made of it (instructions that gather are slower)."""
+    """Each lane's number, extracted row by row to form addresses (gather instructions are slower)."""
     return [lanes.lane(r).zext(I64) for r in range(lanes.type.lanes)]
 
 
@@ -63,8 +63,8 @@ def fours(c: Code, book: Value, numbers: Sequence[Value]) -> Value:
 
 
 def signs_of_sevens(c: Code, packed: Value) -> Value:
-    """Bytes whose bits are the signs of eight weights, of four times seven bits of each lane: the eighth sign is such
-    that an even number of them are set.
+    """Unpack four times seven bits of each lane to bytes whose bits are the signs of eight weights. The eighth sign
+    makes the number of set bits even.
     """
     sevens = packed & 0x7F
     for k in range(1, 4):
@@ -73,14 +73,14 @@ def signs_of_sevens(c: Code, packed: Value) -> Value:
 
 
 def with_eighths(c: Code, sevens: Value) -> Value:
-    """Bytes of seven signs with their eighth."""
+    """Add the eighth sign to bytes of seven signs."""
     raw = sevens.as_lanes("i8")
     folded = (raw ^ (raw >> 4)) & 15
     return (raw | c.lowering.lookup(c, _PARITY, folded)).as_lanes("i32")
 
 
 def signed(c: Code, group: Value, signs: Value, number: int, zero: int) -> Value:
-    """zero ± group: a set bit 4·number … of each lane of `signs` makes a weight negative."""
+    """zero ± group: the bits from 4·number on of each lane of `signs` make weights negative."""
     spread = bits.bytes_of_lanes(c, signs, number // 2)
     mask = c.const(spread.type, [1 << (4 * (number % 2) + k) for k in range(4)] * signs.type.lanes)
     negative = (spread & mask).differs(0)
@@ -88,11 +88,11 @@ def signed(c: Code, group: Value, signs: Value, number: int, zero: int) -> Value
 
 
 def odd_nibbles(words: Sequence[Value], n: int) -> list[Value]:
-    """2·s + 1 of `n` nibbles, eight to a word, least first."""
+    """2·s + 1 of `n` nibbles, eight to a word, lowest first."""
     return [(((words[s // 8] >> 4 * (s % 8)) & 15) << 1) | 1 for s in range(n)]
 
 
 def scale_pairs(scales: Sequence[Value]) -> list[Value]:
-    """Scales of sub-blocks in the pairs that sums of activations come in."""
+    """Scales of sub-blocks, paired like the sums of activations."""
     firsts = [q + k for q in range(0, len(scales), 4) for k in range(2)]
     return [(scales[s] | (scales[s + 2] << 16)).as_lanes("i16") for s in firsts]

@@ -1,1 +1,1 @@
-"""Weights in super-blocks of 256 with sub-blocks that have whole scales of their own."""
+"""Weights in super-blocks of 256 whose sub-blocks have integer scales."""

@@ -15,7 +15,7 @@ _PAIRS, _D = 16, 80
 
 
 class Q2_K(Blocks256):
-    """Two bits from a minimum on, in sub-blocks of 16."""
+    """Two bits above a minimum, in sub-blocks of 16."""
 
     type = TensorType.Q2_K
     peak, has_min, part = 3, True, 16

@@ -13,12 +13,12 @@ from llamado.gguf.types import TensorType
 
 
 class Q4_K(Blocks256):
-    """Four bits from a minimum on, in sub-blocks of 32."""
+    """Four bits above a minimum, in sub-blocks of 32."""
 
     type = TensorType.Q4_K
     peak, has_min = 15, True
     nibbles = 16
-    """Where in a super-block the nibbles begin."""
+    """Offset of the nibbles in a super-block."""
 
     def unpack(self, c: Code, rows: Sequence[Value]) -> Block256:
         head = bits.cells4(c, rows, 0)
@@ -39,7 +39,7 @@ class Q4_K(Blocks256):
         return Block256(bits.low_half(head[0]), bits.low_half(head[0] >> 16), pairs, parts())
 
     def high_bits(self, c: Code, rows: Sequence[Value]) -> list[Value]:
-        """Cells of the bits that nibbles lack, a bit of each byte for each sub-block."""
+        """Cells of the bits that nibbles lack, one bit of each byte per sub-block."""
         return []
 
     def widened(self, groups: list[Value], high: Sequence[Value], s: int) -> list[Value]:

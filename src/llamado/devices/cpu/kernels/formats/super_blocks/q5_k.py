@@ -11,7 +11,7 @@ from llamado.gguf.types import TensorType
 
 
 class Q5_K(Q4_K):
-    """Five bits from a minimum on, in sub-blocks of 32."""
+    """Five bits above a minimum, in sub-blocks of 32."""
 
     type = TensorType.Q5_K
     peak = 31

@@ -1,4 +1,4 @@
-"""Drafted tokens of one sequence that are on their way: nobody knows yet whether they are right."""
+"""Draft tokens of one sequence that are being evaluated."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import deque
 from llamado.engine.drafts.contract import Draft
 
 
-class Ahead:
-    """What was drafted behind the end of a sequence, in order.
+class PendingDraft:
+    """The draft tokens behind the end of a sequence that are in flight, in order.
 
-    As tokens are chosen each is compared with the first of these. Where one differs all behind it are wrong, whatever
-    batch they are in: `epoch` tells batches that were started before from those after.
+    Each chosen token is compared with the first of these. If it differs, all draft tokens behind it are wrong, in every
+    batch. `epoch` separates batches that were started before such a mismatch from later ones.
     """
 
     __slots__ = ("_waiting", "epoch", "judged", "n_accepted", "n_drafted", "n_moves")
@@ -20,10 +20,10 @@ class Ahead:
         self._waiting: deque[tuple[int, Draft, int]] = deque()
         self.epoch = 0
         self.n_moves = 0
-        """How often cells had been moved when the last of them was started."""
+        """Number of cell moves when the last of them was started."""
         self.n_drafted = self.n_accepted = 0
         self.judged: list[tuple[Draft, int, bool]] = []
-        """Drafts of which a token was found right or wrong, and its place in them, for whoever learns from it."""
+        """Accepted and rejected draft tokens, as (draft, position in it, accepted), for `DraftManager.learn`."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -34,16 +34,16 @@ class Ahead:
 
     @property
     def drafts(self) -> list[Draft]:
-        """Those of the tokens, each once and in order."""
+        """The drafts of these tokens, each once and in order."""
         return list(dict.fromkeys(draft for _, draft, _ in self._waiting))
 
     def add(self, draft: Draft) -> None:
-        """It is evaluated, too."""
+        """Add a draft that is being evaluated."""
         self._waiting.extend((token, draft, place) for place, token in enumerate(draft.tokens))
         self.n_drafted += len(draft.tokens)
 
     def judge(self, token: int) -> bool:
-        """A token was chosen: whether it is the one that was drafted; where it is not, all that was is dropped."""
+        """Return True if the chosen token is the drafted one; otherwise drop all draft tokens."""
         if not self._waiting:
             return False
         drafted, draft, place = self._waiting[0]
@@ -58,7 +58,7 @@ class Ahead:
         return True
 
     def drop(self) -> None:
-        """None of them counts any more."""
+        """Drop all draft tokens."""
         if self._waiting:
             self._waiting.clear()
             self.epoch += 1

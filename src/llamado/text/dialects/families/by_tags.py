@@ -1,4 +1,4 @@
-"""Families that differ from the rest in their tags alone."""
+"""Families that differ from the common formats only in their tags."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from llamado.text.dialects.family import Family, all_of, any_of
 
 KIMI = Family(
     name="Kimi K2",
-    knows=all_of("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+    matches=all_of("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
     calls=NamedCalls(
         start="<|tool_calls_section_begin|>",
         each="<|tool_call_begin|>",
@@ -23,7 +23,7 @@ KIMI = Family(
 
 SOLAR = Family(
     name="Solar Open",
-    knows=all_of("<|tool_call:name|>", "<|tool_call:args|>"),
+    matches=all_of("<|tool_call:name|>", "<|tool_call:args|>"),
     calls=NamedCalls(
         start="<|tool_calls|>",
         each="<|tool_call:begin|>",
@@ -38,7 +38,7 @@ SOLAR = Family(
 
 MINIMAX_M2 = Family(
     name="MiniMax M2",
-    knows=all_of("minimax:tool_call", "<invoke name="),
+    matches=all_of("minimax:tool_call", "<invoke name="),
     calls=TaggedCalls(
         start="<minimax:tool_call>",
         each="<invoke",
@@ -55,7 +55,7 @@ MINIMAX_M2 = Family(
 
 MINICPM = Family(
     name="MiniCPM5",
-    knows=all_of('<function name="', '<param name="'),
+    matches=all_of('<function name="', '<param name="'),
     calls=TaggedCalls(
         start="<function",
         before_name='name="',
@@ -71,49 +71,49 @@ MINICPM = Family(
 
 MINIMAX_M1 = Family(
     name="MiniMax M1",
-    knows=all_of("<tool_calls>", "</tool_calls>"),
+    matches=all_of("<tool_calls>", "</tool_calls>"),
     calls=JsonCalls(start="<tool_calls>", end="</tool_calls>", several=True),
 )
 
 APRIEL = Family(
     name="Apriel",
-    knows=all_of("<tool_calls>["),
+    matches=all_of("<tool_calls>["),
     calls=JsonCalls(start="<tool_calls>", end="</tool_calls>", array=True, id=("id",), late_id=False),
 )
 
 NEMOTRON = Family(
     name="Nemotron Nano v2",
-    knows=all_of("<TOOLCALL>"),
+    matches=all_of("<TOOLCALL>"),
     calls=JsonCalls(start="<TOOLCALL>", end="</TOOLCALL>", array=True),
 )
 
 GRANITE = Family(
     name="Granite",
-    knows=all_of("<|tool_call|>"),
+    matches=all_of("<|tool_call|>"),
     calls=JsonCalls(start="<|tool_call|>", array=True),
 )
 
 APERTUS = Family(
     name="Apertus",
-    knows=all_of("<|tools_prefix|>"),
+    matches=all_of("<|tools_prefix|>"),
     calls=JsonCalls(start="<|tools_prefix|>", end="<|tools_suffix|>", array=True, name_is_key=True),
 )
 
 FIREFUNCTION = Family(
     name="FireFunction v2",
-    knows=all_of("functools["),
+    matches=all_of("functools["),
     calls=JsonCalls(start=" functools", also_starts=("functools",), array=True),
 )
 
 GIGACHAT = Family(
     name="GigaChat",
-    knows=lambda source: "<|role_sep|>" in source and "<|message_sep|>" in source,
+    matches=lambda source: "<|role_sep|>" in source and "<|message_sep|>" in source,
     calls=JsonCalls(start="<|message_sep|>\n\nfunction call<|role_sep|>", also_starts=("<|function_call|>",)),
 )
 
 COMMAND_R = Family(
     name="Command R7B",
-    knows=any_of("<|START_ACTION|>"),
+    matches=any_of("<|START_ACTION|>"),
     calls=JsonCalls(
         start="<|START_ACTION|>",
         end="<|END_ACTION|>",
@@ -128,14 +128,14 @@ COMMAND_R = Family(
 
 COHERE_MOE = Family(
     name="Cohere2 MoE",
-    knows=all_of("<|START_TEXT|>", "<|START_ACTION|>"),
+    matches=all_of("<|START_TEXT|>", "<|START_ACTION|>"),
     calls=COMMAND_R.calls,
     content=("<|START_TEXT|>", "<|END_TEXT|>"),
 )
 
 COMMAND_R_PLUS = Family(
     name="Command R+",
-    knows=all_of("<|CHATBOT_TOKEN|>", '"tool_name"'),
+    matches=all_of("<|CHATBOT_TOKEN|>", '"tool_name"'),
     calls=JsonCalls(
         start="Action: ```json",
         end="```",

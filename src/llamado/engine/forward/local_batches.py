@@ -1,4 +1,4 @@
-"""Batches that one device of this process computes whole: its memory is filled and read where it lies."""
+"""Batches on a single device of this process, whose memory is filled and read in place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llamado.models.inputs import Input
 
 
 class _GraphMemory(NamedTuple):
-    """Where a graph's inputs lie, in the order of what fills them, and what it gives."""
+    """Memory of a graph's inputs, in the order of its feeds, and of its results."""
 
     inputs: list[tuple[Input, Bytes]]
     rows: Bytes | None
@@ -28,7 +28,7 @@ class _GraphMemory(NamedTuple):
 
 
 class _LaunchedRows(Future[NDArray[np.float32]]):
-    """Rows of a batch that was launched: who asks for them waits for it, and the thread takes part in the work."""
+    """Rows of a launched batch: a caller of `result` waits for it, and its thread joins in the computation."""
 
     def __init__(self, device: Device, rows: NDArray[np.float32]) -> None:
         super().__init__()
@@ -40,10 +40,10 @@ class _LaunchedRows(Future[NDArray[np.float32]]):
         return super().result(timeout)
 
 
-class BatchesHere:
-    """Runs batches one after the other; inputs that are much as they were are not filled anew (see Input.renew).
+class LocalBatches:
+    """Runs batches one after the other; inputs that changed little are only updated (see Input.renew).
 
-    `output`, `width`: see Pipeline. `times`: takes notes where there are other devices, too.
+    `output`, `width`: see Pipeline. `times`: records times, if there are other devices, too.
     """
 
     def __init__(self, output: str, width: int, times: Times | None) -> None:
@@ -52,7 +52,7 @@ class BatchesHere:
         self._held: dict[str, object] = {}
 
     def forget(self) -> None:
-        """Tensors lie elsewhere from now on, or others wrote to them."""
+        """Drop cached memory, because tensors moved or were written."""
         self._places.clear()
         self._held.clear()
 
@@ -64,9 +64,9 @@ class BatchesHere:
         batch: Batch,
         features: NDArray[np.float32] | None = None,
     ) -> Future[NDArray[np.float32]]:
-        """See Pipeline.start; the rows are the device's own memory, which the next batch writes to.
+        """Start a batch; see Pipeline.start. The rows are the device's own memory, which the next batch overwrites.
 
-        The batch is only launched when this returns, so that the caller can do something else meanwhile.
+        The batch is only launched on return, so that the caller can do other work meanwhile.
         """
         began = time.monotonic()
         device.finish()
@@ -103,7 +103,7 @@ class BatchesHere:
 
 
 def _memory(tensor: Tensor) -> Bytes:
-    """The bytes of a bound tensor of a device whose memory is this process's."""
+    """The bytes of a bound tensor of a device in this process."""
     memory = cast(Buffer, tensor.buffer).memory
     assert memory is not None
     return memory[tensor.offset : tensor.offset + tensor.nbytes]
