@@ -136,10 +136,10 @@ def _taken(header: Header, found: Fit, figures: list[DeviceFigures]) -> str:
 
 def _fitting(header: Header, missing: int) -> str:
     """Which other files of the same model are so much smaller, the largest first, in words."""
-    if not header.others:
+    if not header.alternatives:
         return ""
     most = header.file_bytes - missing
-    sizes = sorted(((n, name) for name, n in header.others.items() if n <= most), reverse=True)
+    sizes = sorted(((n, name) for name, n in header.alternatives.items() if n <= most), reverse=True)
     if not sizes:
         return ". None of its other quantisations would fit"
     return ". What would fit: " + ", ".join(f"{name} ({size_text(n)})" for n, name in sizes[:3])

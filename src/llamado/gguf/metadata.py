@@ -35,7 +35,7 @@ class ValueType(IntEnum):
 
 
 class StringArray(Sequence[str]):
-    """Strings packed end to end: string i is `buffer[offsets[i]:offsets[i + 1]]`; decoded only when asked for."""
+    """Strings packed end to end; string i is `buffer[offsets[i]:offsets[i + 1]]`, decoded on access."""
 
     __slots__ = ("buffer", "offsets")
 
@@ -120,8 +120,8 @@ class Metadata(Mapping[str, Value]):
     def __repr__(self) -> str:
         return f"Metadata({len(self)} keys)"
 
-    def replaced(self, values: Mapping[str, Value]) -> Metadata:
-        """The same with other values for some keys, or with further keys."""
+    def with_values(self, values: Mapping[str, Value]) -> Metadata:
+        """Return a copy with `values` replaced or added."""
         types = {key: name for key, name in self._types.items() if key not in values}
         return Metadata({**self._values, **values}, types, path=self._path)
 
@@ -154,7 +154,7 @@ class Metadata(Mapping[str, Value]):
     @overload
     def float_(self, key: str, default: D) -> float | D: ...
     def float_(self, key: str, default: Any = ...) -> Any:
-        """The number at `key`; an integer is taken for a float."""
+        """The number at `key`; an integer is converted to float."""
         value = self._find(key, default)
         if value is default or isinstance(value, float):
             return value
@@ -176,7 +176,7 @@ class Metadata(Mapping[str, Value]):
     @overload
     def ints(self, key: str, default: D, *, n: int | None = None) -> tuple[int, ...] | D: ...
     def ints(self, key: str, default: Any = ..., *, n: int | None = None) -> Any:
-        """The integers at `key`; with `n` (say, layers) one integer stands for n of them and an array must have n."""
+        """The integers at `key`; with `n` (say, layers) a scalar is repeated, and an array must have n."""
         return self._numbers(key, default, n, "iu", "integers")
 
     @overload
@@ -200,7 +200,7 @@ class Metadata(Mapping[str, Value]):
     @overload
     def array(self, key: str, default: D) -> NDArray[Any] | D: ...
     def array(self, key: str, default: Any = ...) -> Any:
-        """The array of numbers at `key`, read-only, in its stored type."""
+        """The array of numbers at `key`, read-only, with its stored type."""
         value = self._find(key, default)
         return value if value is default or isinstance(value, np.ndarray) else self._refuse(key, "an array of numbers")
 
@@ -226,10 +226,10 @@ class Metadata(Mapping[str, Value]):
         if isinstance(value, np.ndarray) and value.dtype.kind in kinds:
             if n is not None and len(value) != n:
                 raise GgufError(
-                    f"metadata key '{key}' has {len(value)} values where {n} are due", path=self._path, field=key
+                    f"metadata key '{key}' has {len(value)} values; expected {n}", path=self._path, field=key
                 )
             return tuple(value.tolist())
-        # A scalar has the kind that numpy gives it: bool "b", int "i", float "f".
+        # Scalars have numpy's kinds: bool "b", int "i", float "f".
         if n is not None and isinstance(value, (bool, int, float)) and np.min_scalar_type(value).kind in kinds:
             return (value,) * n
         return self._refuse(key, f"an array of {wanted}")

@@ -151,7 +151,7 @@ class HyperParameters:
 def override_metadata(metadata: Metadata, values: Iterable[tuple[str, int | float | bool | str]]) -> Metadata:
     """The metadata with other values; `{arch}` in a key stands for the architecture. Raises GgufError."""
     architecture = metadata.str_("general.architecture", "")
-    return metadata.replaced({key.replace("{arch}", architecture): value for key, value in values})
+    return metadata.with_values({key.replace("{arch}", architecture): value for key, value in values})
 
 
 def inverse_sqrt(n: int) -> float:

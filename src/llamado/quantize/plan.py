@@ -96,7 +96,7 @@ def plan(file: GGUFFile, request: QuantizeRequest) -> FilePlan:
     kept = [t for t in tensors if t.name in names]
     if request.keep_split:
         kept.sort(key=lambda t: (t.shard, t.offset))
-    metadata = file.metadata.replaced(dict(request.overrides))
+    metadata = file.metadata.with_values(dict(request.overrides))
     mixture = TypeMixture(
         kind, Shape.of(metadata), request.wishes, [names[t.name] for t in kept], request.imatrix is not None
     )

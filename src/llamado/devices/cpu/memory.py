@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from llamado.devices import limits
 from llamado.devices.device import DeviceError, DeviceFull
 from llamado.ggml.tensor import Tensor
-from llamado.gguf.pages import expect_all, own_pages
+from llamado.gguf.pages import allocate_pages, request_huge_pages
 
 log = logging.getLogger("llamado.devices")
 
@@ -42,7 +42,7 @@ class CpuBuffer:
     def allocate(cls, size: int) -> CpuBuffer:
         """`size` zeroed bytes, page-aligned; DeviceFull where the system gives none."""
         try:
-            pages = own_pages(size + _SLACK)
+            pages = allocate_pages(size + _SLACK)
         except (OSError, ValueError, OverflowError) as error:
             raise DeviceFull(f"no {size / 1e6:.0f} MB of memory to be had: {error}") from error
         return cls(np.frombuffer(pages, np.uint8, size), pages)
@@ -50,7 +50,7 @@ class CpuBuffer:
     def expect_all(self, start: int, size: int) -> None:
         """Says that these bytes will all be used, before they are."""
         if self._pages is not None:
-            expect_all(self._pages, start, size)
+            request_huge_pages(self._pages, start, size)
 
     def lock(self) -> bool:
         """Keeps the pages in RAM (mlock(2)); False, and a warning that says what to do, where the system refuses."""
