@@ -207,7 +207,7 @@ def test_what_is_read() -> None:
 @pytest.mark.parametrize(
     ("values", "error", "says"),
     [
-        ({"expert_used_count": 9}, InvalidModel, "are 8 and 9; a token goes through at least one"),
+        ({"expert_used_count": 9}, InvalidModel, "are 8 and 9; a token uses between one and all"),
         ({"expert_used_count": 0}, InvalidModel, "are 8 and 0"),
         ({"expert_count": 2000}, InvalidModel, "'some.expert_count' is 2000"),
         ({"expert_group_count": 3, "expert_group_used_count": 1}, InvalidModel, "are 3 and 1 for 8 experts"),
@@ -218,7 +218,7 @@ def test_what_is_read() -> None:
             InvalidModel,
             "the groups that are used have 2 experts",
         ),
-        ({"expert_gating_func": 9}, UnsupportedModel, "'some.expert_gating_func' is 9; known are 1 .softmax., 2"),
+        ({"expert_gating_func": 9}, UnsupportedModel, "'some.expert_gating_func' is 9; supported are 1 .softmax., 2"),
     ],
 )
 def test_impossible_mixtures_are_refused(values: dict[str, Any], error: type[Exception], says: str) -> None:

@@ -293,7 +293,7 @@ def test_what_cannot_be() -> None:
         record.memory.write_tail(handle, 5, np.zeros(3, np.uint8))
     with pytest.raises(ValueError, match="3 tokens"):
         record.memory.write(handle, 3, np.zeros(7, np.uint8))
-    for head_dim, type, message in ((40, TensorType.Q8_0, "whole blocks"), (32, TensorType.Q4_K, "known are")):
+    for head_dim, type, message in ((40, TensorType.Q8_0, "whole blocks"), (32, TensorType.Q4_K, "supported are")):
         with pytest.raises(UnsupportedModel, match=message):
             check_types(head_dim, [type])
 

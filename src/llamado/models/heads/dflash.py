@@ -1,4 +1,4 @@
-"""DFlash (arXiv 2602.06036): a few layers that draft a block of tokens at once, each place seeing all others."""
+"""DFlash (arXiv 2602.06036): a few layers that draft a block of tokens at once with bidirectional attention."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from llamado.models.weights import RoleWeights, Weights
 
 _ACTIVATIONS = {"silu": GluOp.SWIGLU, "gelu": GluOp.GEGLU, "gelu_pytorch_tanh": GluOp.GEGLU}
 _BLOCK = 16
-"""Places of a block where the file does not say."""
+"""Default block size."""
 
 
 class _Layer(NamedTuple):
-    """Of layers like Qwen3's; what is there in some files alone may be missing."""
+    """Weights of a Qwen3-like layer; some are optional."""
 
     norm: RmsNorm
     q: Linear
@@ -46,16 +46,18 @@ class _Layer(NamedTuple):
 
 
 class DFlashHead(FusedHead):
-    """Two kinds of batches. Of tokens that the target computed the fused states (`given`) make keys and values, and
-    nothing else is done. A block, the last token and mask tokens behind it, sees those and itself, and each place of it
+    """DFlash draft head, which runs two kinds of batches.
+
+    For tokens that the target computed, keys and values are projected from their fused states (`given`) and stored, and
+    there is no output. A block, the last token followed by mask tokens, sees those and itself; each of its positions
     predicts its own token.
     """
 
     name: ClassVar[str] = "dflash"
     n_block: int
-    """Places of a block at most."""
+    """Maximum block size."""
     mask: int
-    """The token that stands for one that is not known."""
+    """The mask token."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
@@ -64,12 +66,14 @@ class DFlashHead(FusedHead):
             ("hyper_connection.count", "hyper-connections (DSpark of DeepSeek-V4)"),
         ):
             if keys.metadata.get(keys.name(suffix)):
-                raise UnsupportedModel(f"metadata key '{keys.name(suffix)}': DFlash heads with {what} do not run here")
+                raise UnsupportedModel(
+                    f"metadata key '{keys.name(suffix)}': DFlash heads with {what} are not supported"
+                )
         activation = keys.str_("hidden_activation", "silu")
         if activation not in _ACTIVATIONS:
             raise UnsupportedModel(
                 f"metadata key '{keys.name('hidden_activation')}' is '{activation}'; {', '.join(_ACTIVATIONS)} are "
-                "known here"
+                "supported"
             )
         self._activation = _ACTIVATIONS[activation]
         self._value_scale = keys.float_("attention.value_scale", 0.0)
@@ -91,7 +95,7 @@ class DFlashHead(FusedHead):
             ("selector_hidden.weight", "a selector (DFlash 2)"),
         ):
             if weights.has(name):
-                raise UnsupportedModel(f"tensor '{name}': DFlash heads with {what} do not run here")
+                raise UnsupportedModel(f"tensor '{name}': DFlash heads with {what} are not supported")
         self._fc = weights.input.linear("fc", self.takes[0], hp.n_embd)
         self._fc_norm = RmsNorm.take(weights.input, "enc.output_norm", hp.n_embd)
         self._factors = take_factors(weights, hp.head_dim_k // 2)
@@ -124,7 +128,7 @@ class DFlashHead(FusedHead):
         return embedding
 
     def build(self, shape: BatchShape, memory: Memory) -> ForwardGraph:
-        """See Model; of a batch with hidden states there is no output."""
+        """See Model; a batch with hidden states has no output."""
         if not shape.given:
             return super().build(shape, memory)
         step = Pass(self.hparams, replace(shape, n_outputs=0), memory)
@@ -134,7 +138,7 @@ class DFlashHead(FusedHead):
         return step.graph
 
     def _keys_values(self, step: Pass, i: int, w: _Layer, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys, turned, and values of all tokens: [head_dim, heads, n_tokens]."""
+        """Return the rotated keys and the values of all tokens: [head_dim, heads, n_tokens]."""
         heads, n_tokens = Heads.of(self.hparams, i), x.ne[1]
         k = as_heads(w.k(step, x, f"Kcur-{i}"), heads.dim_k, heads.n_kv, n_tokens, f"Kcur-{i}")
         if w.v is None:

@@ -1,4 +1,4 @@
-"""EAGLE-3 (arXiv 2503.01840): one layer that drafts from hidden states of three of the target's layers."""
+"""EAGLE-3 (arXiv 2503.01840): a one-layer draft head that reads hidden states of three target layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LAYERS = 3
 
 
 class Eagle3Head(FusedHead):
-    """Attention sees the one state of the three beside the token's embedding, each normed, and adds to it."""
+    """Attention reads the normed fused state beside the normed embedding of the token, and adds to the state."""
 
     name: ClassVar[str] = "eagle3"
 

@@ -1,4 +1,4 @@
-"""What a model remembers of the sequences it reads."""
+"""Memory of a model: KV cache cells and recurrent states of its sequences."""
 
 from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, RecurrentState, SharedMemory, SideBySide
 from llamado.models.memory.layout import KV_TYPES, Kept, check_types

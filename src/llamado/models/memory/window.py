@@ -1,4 +1,4 @@
-"""The part of layers that see a window of the last tokens."""
+"""Memory part of layers with sliding windows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llamado.models.memory.storage import Storage
 
 
 class _Snapshot(NamedTuple):
-    """Tokens `first` to `n` from row `row` on."""
+    """Tokens `first` to `n`, starting at row `row`."""
 
     n: int
     first: int
@@ -18,9 +18,9 @@ class _Snapshot(NamedTuple):
 
 
 class WindowPlace(SequencePlace):
-    """The last tokens of a sequence: those from `first` on lie from row `base` on, where there is room for `room`.
+    """The last tokens of a sequence: those from `first` on are at row `base` and after, with room for `room`.
 
-    `home` is where its run begins, behind which its snapshots lie.
+    `home` is the start of its run, which its snapshots follow.
     """
 
     __slots__ = ("base", "first", "room", "snapshots")
@@ -35,10 +35,10 @@ class WindowPlace(SequencePlace):
 
 
 class Window(FixedPart[WindowPlace]):
-    """The last `window` tokens of a sequence and those of a batch, in the order of their positions.
+    """The last `window` tokens of a sequence and those of a batch, in position order.
 
-    When a run is full the last tokens are copied to its front, which happens every `slack` tokens at most. Windows that
-    a sequence may want to go back to (see `mark`) are put aside before they are lost.
+    If a run is full, the last tokens are copied to its front, at most every `slack` tokens. Marked windows (see `mark`)
+    are saved as snapshots before they are lost.
     """
 
     def __init__(self, suffix: str, window: int, max_batch: int, slack: int, n_places: int) -> None:
@@ -46,22 +46,22 @@ class Window(FixedPart[WindowPlace]):
         self._run = blocks(window + BLOCK + max_batch + slack)
         self._block = blocks(window + BLOCK)
         rows = self._run + SNAPSHOTS * self._block
-        # GPU back ends want attention over a multiple of 256 rows.
+        # GPU back ends require attention over a multiple of 256 rows.
         super().__init__(suffix, align(n_places * rows), n_places, rows)
 
     def _place(self, home: int) -> WindowPlace:
         return WindowPlace(home, self._run)
 
     def _least(self, n: int) -> int:
-        """The first token that has to be kept of `n`."""
+        """Return the first of `n` tokens that must be kept."""
         return max(0, n - self.window + 1) // BLOCK * BLOCK
 
     def _serves(self, first: int, n: int) -> bool:
-        """Whether rows from token `first` on are all that the token behind `n` others sees of them."""
+        """Return True if rows from token `first` on include every token that the token after `n` others sees."""
         return first == 0 or first <= n - self.window + 1
 
     def _find(self, place: WindowPlace, n: int) -> _Snapshot:
-        """Where `n` first tokens lie that the sequence can go back to."""
+        """Return the rows of `n` first tokens that the sequence can rewind to."""
         if self._serves(place.first, n):
             return _Snapshot(n, place.first, place.base)
         return next(s for s in place.snapshots if s.n >= n and self._serves(s.first, n))

@@ -1,4 +1,4 @@
-"""Feed-forward networks: what works on each token by itself."""
+"""Feed-forward networks: functions of each token alone."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ _ALPHA, _LIMIT = 1.702, 7.0
 
 
 class FeedForward(Protocol):
-    """What works on each token by itself: F32 [n_embd, n_tokens] of the same."""
+    """Feed-forward network: F32 [n_embd, n_tokens] to the same shape."""
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor: ...
 
 
 class Situ(NamedTuple):
-    """A gated activation with bounds that it comes near to: `beta` · tanh(gate / beta) · sigmoid(gate) times
-    `linear_beta` · tanh(up / linear_beta), or with a linear_beta of 0 times up itself (Kimi K3).
+    """Gated activation with soft bounds (Kimi K3).
+
+    `beta` · tanh(gate / beta) · sigmoid(gate) times `linear_beta` · tanh(up / linear_beta), or times up if linear_beta
+    is 0.
     """
 
     beta: float
@@ -39,10 +41,10 @@ def _bent(x: Tensor, bound: float) -> Tensor:
 
 
 def bounded_glu(gate: Tensor, up: Tensor, activation: GluOp | Situ, limit: float, name: str) -> Tensor:
-    """act(gate) · up with both factors at most `limit`, and the second no less than its negative; 0: any.
+    """act(gate) · up with both factors at most `limit`, and the second at least -`limit`; 0: no limit.
 
-    That of the gate is a bound of what goes into the activation of SWIGLU_CLAMP, of what comes out of others;
-    SWIGLU_OAI has a bound of its own.
+    The gate's limit applies to the activation's input for SWIGLU_CLAMP, to its output for others. SWIGLU_OAI has a
+    limit of its own.
     """
     if activation is GluOp.SWIGLU_OAI:
         return swiglu_oai(gate, up, _ALPHA, _LIMIT, name)
@@ -73,7 +75,7 @@ class Gated(NamedTuple):
     def take(
         cls, w: RoleWeights, n_embd: int, n_ff: int, activation: GluOp | Situ = GluOp.SWIGLU, *, suffix: str = ""
     ) -> Gated:
-        """`ffn_gate`, `ffn_up` and `ffn_down`, with biases where the file has them, or those with a suffix.
+        """Take `ffn_gate`, `ffn_up` and `ffn_down`, with any biases and an optional name suffix.
 
         Raises InvalidModel.
         """
@@ -91,7 +93,7 @@ class Gated(NamedTuple):
 
 
 class GatedFused(NamedTuple):
-    """As Gated, where one matrix holds the rows of the gate, then those beside it."""
+    """Gated network with one matrix for the rows of gate and up."""
 
     gate_up: Linear
     down: Linear
@@ -101,7 +103,7 @@ class GatedFused(NamedTuple):
     def take(
         cls, w: RoleWeights, n_embd: int, n_ff: int, activation: GluOp = GluOp.SWIGLU, *, suffix: str = ""
     ) -> GatedFused:
-        """`ffn_up` of 2·n_ff rows, and `ffn_down`, or those with a suffix. Raises InvalidModel."""
+        """Take `ffn_up` of 2·n_ff rows, and `ffn_down`, with an optional name suffix. Raises InvalidModel."""
         up = w.linear(f"ffn_up{suffix}", n_embd, 2 * n_ff)
         return cls(up, w.linear(f"ffn_down{suffix}", n_ff, n_embd), activation)
 
@@ -111,7 +113,7 @@ class GatedFused(NamedTuple):
 
 
 class Ungated(NamedTuple):
-    """down(act(up x)); `squared`: the square of what the activation gives."""
+    """down(act(up x)), with the activation squared if `squared`."""
 
     up: Linear
     down: Linear
@@ -122,7 +124,7 @@ class Ungated(NamedTuple):
     def take(
         cls, w: RoleWeights, n_embd: int, n_ff: int, activation: UnaryOp, *, squared: bool = False, suffix: str = ""
     ) -> Ungated:
-        """`ffn_up` and `ffn_down`, with biases where the file has them, or those with a suffix. Raises InvalidModel."""
+        """Take `ffn_up` and `ffn_down`, with any biases and an optional name suffix. Raises InvalidModel."""
         up, down = w.linear(f"ffn_up{suffix}", n_embd, n_ff), w.linear(f"ffn_down{suffix}", n_ff, n_embd)
         return cls(up, down, activation, squared)
 

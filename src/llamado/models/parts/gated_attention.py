@@ -1,4 +1,4 @@
-"""Attention whose output each head gates (arXiv 2505.06708), as in Qwen3-Next."""
+"""Attention with an output gate per head (arXiv 2505.06708), as in Qwen3-Next."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from llamado.models.weights import RoleWeights
 
 
 class GatedAttention(NamedTuple):
-    """Grouped-query attention with norms of heads; a row of queries has each head's query and then its gate.
+    """Grouped-query attention with head norms; a row of queries holds each head's query followed by its gate.
 
-    `chooser`: of the tokens that are seen, where not all are.
+    `chooser` selects the tokens that are seen; None: all.
     """
 
     heads: Heads
@@ -32,8 +32,9 @@ class GatedAttention(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, hp: HyperParameters, layer: int) -> GatedAttention:
-        """Those of `take_projections` with twice as many rows of queries, `attn_q_norm`, `attn_k_norm` and
-        `attn_output`. Raises InvalidModel.
+        """Take `attn_q_norm`, `attn_k_norm`, `attn_output` and the weights of `take_projections`. Raises InvalidModel.
+
+        The query projection has twice as many rows, for the gates.
         """
         heads = Heads.of(hp, layer)
         return cls(

@@ -1,4 +1,4 @@
-"""Multi-head latent attention (arXiv 2405.04434): keys and values of all heads are made of one short row."""
+"""Multi-head latent attention (MLA, arXiv 2405.04434): one short row per token for the keys and values of all heads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llamado.models.weights import RoleWeights
 
 
 class LowRank(NamedTuple):
-    """A matrix as a product of two, with a norm in between."""
+    """A low-rank matrix with a norm between its factors."""
 
     a: Linear
     norm: RmsNorm
@@ -26,12 +26,16 @@ class LowRank(NamedTuple):
         return self.b(step, self.between(step, x, name), name)
 
     def between(self, step: Pass, x: Tensor, name: str) -> Tensor:
-        """What goes into the second matrix; made once, whoever asks."""
+        """Return the normed output of the first factor, computed once per name."""
         return step.once(f"{name}_norm", lambda: self.norm(step, self.a(step, x, f"{name}_a"), f"{name}_norm"))
 
 
 class LatentSizes(NamedTuple):
-    """Elements of a head's query and key that are not rotated and that are, of its value, and of the latent row."""
+    """Number of heads and sizes of their parts.
+
+    `nope` and `rope`: unrotated and rotated elements of a query or key head; `value`: of a value head; `rank`: of the
+    latent row.
+    """
 
     n_head: int
     nope: int
@@ -46,9 +50,9 @@ class LatentSizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressed:
-    """What all forms of latent attention begin with: queries of heads, the latent row, and the rotated part of keys.
+    """Projections common to all forms of latent attention: queries, latent row, and rotated part of the keys.
 
-    `rope` None: no part is rotated; `k_norm`: of the rotated part of keys, before it is rotated.
+    `rope` None: no part is rotated; `k_norm`: norm of the rotated part of keys, before rotation.
     """
 
     sizes: LatentSizes
@@ -71,7 +75,7 @@ class Compressed:
         temperature: Temperature | None = None,
         factors: Tensor | Factors | None = None,
     ) -> Compressed:
-        """`attn_q`, or `attn_q_a`, `attn_q_a_norm` and `attn_q_b`; `attn_kv_a_mqa` and `attn_kv_a_norm`.
+        """Take `attn_q`, or `attn_q_a`, `attn_q_a_norm` and `attn_q_b`; `attn_kv_a_mqa` and `attn_kv_a_norm`.
 
         Raises InvalidModel.
         """
@@ -93,7 +97,10 @@ class Compressed:
         )
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queries [key, n_head, n_tokens], latent rows [rank, n_tokens], and [rope, 1, n_tokens] of keys, if any."""
+        """Return queries, latent rows [rank, n_tokens], and the rotated part of keys [rope, 1, n_tokens], if any.
+
+        Queries are [key, n_head, n_tokens].
+        """
         s, n_tokens = self.sizes, x.ne[1]
         q = reshape(self.q(step, x, f"q-{layer}"), s.key, s.n_head, n_tokens)
         both = self.row(step, x, f"kv_cmpr_pe-{layer}")
@@ -107,17 +114,18 @@ class Compressed:
         return q, latent, cont(k) if self.rope is None else self.turned(step, k, f"k_pe-{layer}")
 
     def turned(self, step: Pass, x: Tensor, name: str, *, offset: int = 0) -> Tensor:
-        """What is rotated of heads, from element `offset` on."""
+        """Apply the rotary embedding to heads from element `offset` on."""
         return x if self.rope is None else step.rotate(x, self.rope, self.factors, name, offset=offset)
 
     def warmed(self, step: Pass, q: Tensor) -> Tensor:
-        """Queries times what their places make them grow."""
+        """Multiply queries by their position-dependent temperature."""
         return q if self.temperature is None else mul(q, step.temperature(*self.temperature))
 
 
 class LatentAttention(NamedTuple):
-    """Attention over the latent rows themselves: what makes keys of them is multiplied into the queries, what makes
-    values of them into the result.
+    """Attention over the latent rows themselves.
+
+    The key projection is absorbed into the queries, the value projection is applied to the attention output.
     """
 
     compressed: Compressed
@@ -128,7 +136,7 @@ class LatentAttention(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, compressed: Compressed, scale: float) -> LatentAttention:
-        """`attn_k_b`, `attn_v_b` and `attn_output`. Raises InvalidModel."""
+        """Take `attn_k_b`, `attn_v_b` and `attn_output`. Raises InvalidModel."""
         s = compressed.sizes
         return cls(
             compressed,
@@ -148,7 +156,7 @@ class LatentAttention(NamedTuple):
         return None if attended is None else self.result(step, layer, attended)
 
     def keys(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries [rank + rope, n_head, n_tokens] and rows [rank + rope, n_tokens]."""
+        """Return queries [rank + rope, n_head, n_tokens] and rows [rank + rope, n_tokens]."""
         s, n_tokens = self.compressed.sizes, x.ne[1]
         q, latent, k = self.compressed(step, layer, x)
         plain = view_3d(q, s.nope, s.n_head, n_tokens, q.nb[1], q.nb[2])
@@ -161,11 +169,11 @@ class LatentAttention(NamedTuple):
         return q, concat(latent, reshape(k, s.rope, n_tokens), 0)
 
     def result(self, step: Pass, layer: int, attended: Tensor) -> Tensor:
-        """What is made of what was attended to."""
+        """Project the attention output to the hidden state."""
         return self.out(step, self.values(step, layer, attended), f"attn_out-{layer}")
 
     def values(self, step: Pass, layer: int, attended: Tensor) -> Tensor:
-        """The values of all heads in what was attended to: [value × n_head, n_tokens]."""
+        """Return the values of all heads in the attention output: [value × n_head, n_tokens]."""
         s, n_tokens = self.compressed.sizes, attended.ne[1]
         by_head = permute(reshape(attended, s.rank, s.n_head, n_tokens), 0, 2, 1, 3)
         values = permute(step.mul_mat(self.v_b, by_head, f"fattn_mla-{layer}"), 0, 2, 1, 3)
@@ -173,7 +181,7 @@ class LatentAttention(NamedTuple):
 
 
 class GatedLatentAttention(NamedTuple):
-    """Latent attention whose values a gate weights."""
+    """Latent attention with a gate on its values."""
 
     latent: LatentAttention
     gate: OutputGate
@@ -191,7 +199,7 @@ class GatedLatentAttention(NamedTuple):
 
 
 class ExpandedAttention(NamedTuple):
-    """Attention over keys and values that are made of the latent rows first, as older files have it."""
+    """Attention over keys and values expanded from the latent rows, as in older files."""
 
     compressed: Compressed
     kv_b: Linear
@@ -200,7 +208,7 @@ class ExpandedAttention(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, compressed: Compressed, scale: float) -> ExpandedAttention:
-        """`attn_kv_b` and `attn_output`. Raises InvalidModel."""
+        """Take `attn_kv_b` and `attn_output`. Raises InvalidModel."""
         s = compressed.sizes
         return cls(
             compressed,

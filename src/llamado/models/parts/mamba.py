@@ -1,4 +1,4 @@
-"""State spaces in the place of attention: Mamba (arXiv 2312.00752) and Mamba-2 (arXiv 2405.21060)."""
+"""State space mixers: Mamba (arXiv 2312.00752) and Mamba-2 (arXiv 2405.21060)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from llamado.models.weights import RoleWeights
 
 
 class StateSpace(NamedTuple):
-    """The sizes of a state space: `n_inner` channels, each with a state of `n_state` elements, which go through a
-    convolution over `n_conv` tokens first. `rank`: of the steps, which in Mamba-2 are those of as many heads, in
-    `n_group` groups that have the same inputs and outputs of states.
+    """Sizes of a state space.
+
+    `n_inner` channels with `n_state` state elements each follow a convolution over `n_conv` tokens. `rank`: rank of the
+    time steps; in Mamba-2 the number of heads, which are in `n_group` groups with common B and C.
     """
 
     n_conv: int
@@ -42,7 +43,7 @@ class StateSpace(NamedTuple):
 
     @classmethod
     def read(cls, keys: Keys, *, grouped: bool = False) -> StateSpace:
-        """As the file says; `grouped`: of Mamba-2. Raises GgufError or InvalidModel, naming the key."""
+        """Read the sizes; `grouped`: Mamba-2. Raises GgufError or InvalidModel, naming the key."""
         found = cls(
             keys.int_("ssm.conv_kernel"),
             keys.int_("ssm.inner_size"),
@@ -60,27 +61,27 @@ class StateSpace(NamedTuple):
 
     @property
     def n_mixed(self) -> int:
-        """Channels that the convolution of Mamba-2 has: inputs and outputs of states go through it, too."""
+        """Number of channels of Mamba-2's convolution, which include B and C."""
         return self.n_inner + 2 * self.n_group * self.n_state
 
     def remembers(self, n_channels: int) -> RecurrentState:
-        """The last tokens of the convolution's channels, and the states."""
+        """Last tokens of the convolution's channels, and the states."""
         return RecurrentState(((self.n_conv - 1) * n_channels, self.n_state * self.n_inner))
 
 
 class Convolution(NamedTuple):
-    """The causal convolution of each channel, and an activation."""
+    """Causal convolution of each channel, followed by SiLU."""
 
     kernel: Tensor
     bias: Tensor | None
 
     @classmethod
     def take(cls, w: RoleWeights, n: int, n_channels: int) -> Convolution:
-        """`ssm_conv1d`, with its bias where the file has one. Raises InvalidModel."""
+        """Take `ssm_conv1d`, with its bias if present. Raises InvalidModel."""
         return cls(w.need("ssm_conv1d.weight", n, n_channels), w.maybe("ssm_conv1d.bias", n_channels))
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
-        """Of x [n_channels, n_tokens, n_seqs] the same, contiguous; the layer's first state are the tokens before."""
+        """Convolve x [n_channels, n_tokens, n_seqs] to a contiguous result; state 0 holds the tokens before."""
         mixed = convolve(step, layer, 0, x, self.kernel)
         if self.bias is not None:
             mixed = add(mixed, self.bias)
@@ -88,8 +89,9 @@ class Convolution(NamedTuple):
 
 
 def convolve(step: Pass, layer: int, number: int, x: Tensor, kernel: Tensor) -> Tensor:
-    """Causal convolution of x [n_channels, n_tokens, n_seqs], of which state `number` of a layer has the last tokens:
-    [n_conv - 1, n_channels] of each sequence.
+    """Causal convolution of x [n_channels, n_tokens, n_seqs]; state `number` holds the tokens before.
+
+    The state is [n_conv - 1, n_channels] per sequence.
     """
     n_before, n_channels = kernel.ne[0] - 1, kernel.ne[1]
     n_tokens, n_seqs = x.ne[1], x.ne[2]
@@ -102,7 +104,7 @@ def convolve(step: Pass, layer: int, number: int, x: Tensor, kernel: Tensor) -> 
 
 
 def scan(step: Pass, layer: int, number: int, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """The selective scan (see `ssm_scan`) on from state `number` of a layer: [n_inner, n_tokens, n_seqs]."""
+    """Selective scan (see `ssm_scan`), continuing from state `number` of a layer: [n_inner, n_tokens, n_seqs]."""
     states = step.states(layer)[number]
     (head_dim, n_head, n_tokens, n_seqs), n_state = x.ne, b.ne[0]
     for tensor in (x, dt, b, c):
@@ -115,9 +117,9 @@ def scan(step: Pass, layer: int, number: int, x: Tensor, dt: Tensor, a: Tensor, 
 
 
 class Mamba(NamedTuple):
-    """The mixer of Mamba: steps, inputs and outputs of states are made of what the convolution gives.
+    """Mamba mixer: time steps, B and C are projected from the convolution's output.
 
-    `norms`: of steps, inputs and outputs, where there are any.
+    `norms`: norms of time steps, B and C, if any.
     """
 
     sizes: StateSpace
@@ -134,7 +136,7 @@ class Mamba(NamedTuple):
     def take(
         cls, w: RoleWeights, sizes: StateSpace, n_embd: int, *, norms: tuple[Norm, Norm, Norm] | None = None
     ) -> Mamba:
-        """Raises InvalidModel."""
+        """Take the `ssm_…` tensors. Raises InvalidModel."""
         n, n_state, rank = sizes.n_inner, sizes.n_state, sizes.rank
         if norms is None and w.has("ssm_dt_norm.weight"):
             names = ("ssm_dt_norm", rank), ("ssm_b_norm", n_state), ("ssm_c_norm", n_state)
@@ -182,7 +184,7 @@ class Mamba(NamedTuple):
 
 
 class Mamba2(NamedTuple):
-    """The mixer of Mamba-2: one matrix makes the gate, what the convolution is given, and the steps of heads."""
+    """Mamba-2 mixer: one matrix projects the gate, the convolution's input, and the time steps of heads."""
 
     sizes: StateSpace
     project: Linear
@@ -195,7 +197,7 @@ class Mamba2(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, sizes: StateSpace, n_embd: int) -> Mamba2:
-        """Raises InvalidModel."""
+        """Take the `ssm_…` tensors. Raises InvalidModel."""
         n, n_head, n_group = sizes.n_inner, sizes.rank, sizes.n_group
         return cls(
             sizes,
@@ -228,6 +230,6 @@ class Mamba2(NamedTuple):
         z = view_4d(made, head_dim, n_head, n_tokens, n_seqs, 4 * head_dim, made.nb[1], made.nb[2])
         y = add(y, mul(x, self.d), f"ssm_y-{layer}")
         y = swiglu_split(cont(z), y, f"ssm_gated-{layer}")
-        if self.norm is not None:  # of each group
+        if self.norm is not None:  # a norm per group
             y = step.norm(reshape(y, n // n_group, n_group, n_tokens, n_seqs), self.norm, f"ssm_norm-{layer}")
         return self.out(step, reshape(y, n, n_tokens * n_seqs), f"ssm_out-{layer}")

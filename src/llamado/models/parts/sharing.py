@@ -13,7 +13,7 @@ from llamado.models.weights import RoleWeights
 
 
 class OwnProjections(NamedTuple):
-    """The matrices of a layer: without `k` it has no keys and values, without `v` values are the keys."""
+    """Projections of a layer: without `k` it computes no keys and values, without `v` the values are the keys."""
 
     q: Linear
     k: Linear | None
@@ -21,9 +21,9 @@ class OwnProjections(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, heads: Heads, *, shares: bool) -> OwnProjections:
-        """`attn_q`, and unless the layer shares those of another `attn_k` and perhaps `attn_v`. Raises InvalidModel."""
+        """Take `attn_q` and, unless the layer shares another's, `attn_k` and optional `attn_v`. Raises InvalidModel."""
         q = w.linear("attn_q", n_embd, heads.n * heads.dim_k)
-        if shares:  # files of Gemma 3n have them all the same
+        if shares:  # files of Gemma 3n contain them anyway
             w.leave("attn_k.weight", "attn_v.weight")
             return cls(q, None, None)
         k = w.linear("attn_k", n_embd, heads.n_kv * heads.dim_k)
@@ -50,9 +50,9 @@ class SharingAttention(NamedTuple):
     def take(
         cls, w: RoleWeights, n_embd: int, heads: Heads, rope: Rope, factors: Tensor | None, *, shares: bool
     ) -> SharingAttention:
-        """`attn_qkv` or those of OwnProjections, `attn_q_norm`, `attn_output`, and unless it shares `attn_k_norm`.
+        """Take the projections, `attn_q_norm`, `attn_output` and, unless it shares, `attn_k_norm`. Raises InvalidModel.
 
-        Raises InvalidModel.
+        The projections are `attn_qkv` or those of OwnProjections.
         """
         fused = take_fused(w, n_embd, heads)
         if shares:

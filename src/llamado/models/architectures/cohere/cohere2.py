@@ -15,9 +15,10 @@ from llamado.models.weights import RoleWeights
 
 
 class Cohere2Model(ParallelDecoder):
-    """Attention and network side by side behind one layer norm without shifts (arXiv 2504.00698).
+    """Parallel attention and feed-forward network after one layer norm without biases (arXiv 2504.00698).
 
-    Three layers with a sliding window, which rotate queries and keys, then one that sees everything and does not.
+    Of four layers, three have sliding-window attention with rotary positions, the last has full attention without
+    positions.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

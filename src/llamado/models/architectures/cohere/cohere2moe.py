@@ -19,8 +19,10 @@ from llamado.models.weights import RoleWeights
 
 
 class Cohere2MoeModel(ParallelDecoder):
-    """As Cohere 2, with a mixture of experts behind the first layers, beside one that every token goes through; the
-    first layers rotate queries and keys, even those that see everything. Norms are as the file has their epsilon.
+    """Cohere 2 with dense first layers, then a mixture of experts with a shared expert.
+
+    The dense layers use rotary positions even with full attention. The norms are RMS or layer norms, depending on which
+    epsilon the file has.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -57,7 +59,7 @@ class Cohere2MoeModel(ParallelDecoder):
 
 
 class _Mean(NamedTuple):
-    """Half of what a mixture and the expert beside it make together."""
+    """Half the sum of the routed and the shared expert."""
 
     both: Mixture
 

@@ -15,9 +15,9 @@ from llamado.models.weights import RoleWeights
 
 
 class CommandRModel(ParallelDecoder):
-    """Attention and network side by side behind one layer norm without shifts; no biases.
+    """Parallel attention and feed-forward network after one layer norm; no biases.
 
-    The largest has a layer norm of queries and keys, with weights of its own for each head.
+    The largest model has layer norms of queries and keys, with separate weights per head.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

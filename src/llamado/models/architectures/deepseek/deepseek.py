@@ -1,4 +1,4 @@
-"""The deepseek architecture: DeepSeek MoE 16B, of before latent attention."""
+"""The deepseek architecture: DeepSeek MoE 16B, the predecessor of latent attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llamado.models.weights import RoleWeights
 
 
 class DeepseekModel(Decoder):
-    """As Llama; in all layers but the first ones many small experts beside shared ones (arXiv 2401.06066)."""
+    """Llama with fine-grained experts and shared experts after the dense first layers (arXiv 2401.06066)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)

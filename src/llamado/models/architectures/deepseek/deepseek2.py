@@ -1,4 +1,4 @@
-"""The deepseek2 architecture: DeepSeek V2, V3 and R1, Kimi K2, GLM-4.7-Flash, GigaChat 3; and mistral4, its like."""
+"""The deepseek2 architecture: DeepSeek V2, V3 and R1, Kimi K2, GLM-4.7-Flash, GigaChat 3; also mistral4."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _GLM_LAYERS, _GLM_VOCABULARY = (47, 48), 154_880
 
 
 class Deepseek2Model(Decoder):
-    """Latent attention; in all layers but the first ones a mixture of experts beside shared ones (arXiv 2412.19437)."""
+    """Latent attention; a mixture of experts with shared experts after the dense first layers (arXiv 2412.19437)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
-        # Files of GLM-4.7-Flash do not say how experts are weighted.
+        # Files of GLM-4.7-Flash do not give the gating function.
         glm = (hp.first_block or hp.n_layer) in _GLM_LAYERS and n_vocab == _GLM_VOCABULARY
         gating = Gating.SIGMOID if glm else Gating.SOFTMAX
         self._q_rank = keys.int_("attention.q_lora_rank", 0)
@@ -56,7 +56,7 @@ class Deepseek2Model(Decoder):
             )
         temperature = keys.float_("attention.temperature_scale", 0.0)
         self._temperature = Temperature(temperature, keys.int_("attention.temperature_length")) if temperature else None
-        # The files' number is a tenth of what it multiplies.
+        # The file holds a tenth of the multiplier.
         multiplier = float(np.float32(keys.float_("rope.scaling.yarn_log_multiplier", 0.0)) / np.float32(0.1))
         rope, scale = self._stretched(hp.rope, multiplier)
         return replace(
@@ -67,9 +67,9 @@ class Deepseek2Model(Decoder):
         )
 
     def _stretched(self, rope: Rope, multiplier: float) -> tuple[Rope, float]:
-        """The rotation, and the factor of products of queries and keys, of a context stretched by YaRN.
+        """Return the rope and the attention scale for a context extended by YaRN.
 
-        YaRN wants both multiplied by functions of the stretch; see the discussion 7416 of llama.cpp's repository.
+        YaRN multiplies both by functions of the extension factor; see discussion 7416 of llama.cpp's repository.
         """
         stretch = log(1.0 / rope.freq_scale)
         if rope.ext_factor and multiplier:
@@ -80,7 +80,7 @@ class Deepseek2Model(Decoder):
         return rope, each * each
 
     def _rotation_multiplier(self, multiplier: float) -> float:
-        """YaRN's multiplier of the logarithm for the rotated part."""
+        """Return YaRN's log multiplier for the rotated part."""
         return multiplier
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
@@ -104,14 +104,14 @@ class Deepseek2Model(Decoder):
         return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)
 
     def remembers(self, layer: int) -> LayerMemory:
-        """One latent row, or in older files keys and values of all heads."""
+        """One latent row, or in older files the keys and values of all heads."""
         attention = self._layers[layer].attention
         assert isinstance(attention, (LatentAttention, ExpandedAttention))
         return attention.remembers()
 
 
 class Mistral4Model(Deepseek2Model):
-    """As DeepSeek V3; YaRN's multiplier is that of the products alone."""
+    """DeepSeek V3 with YaRN's multiplier applied to the attention scale only."""
 
     def _rotation_multiplier(self, multiplier: float) -> float:
         return 1.0

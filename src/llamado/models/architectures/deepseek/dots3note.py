@@ -22,8 +22,9 @@ _INDEXER_EPS = 1e-6
 
 
 class Dots3NoteModel(Deepseek2Model):
-    """Latent attention with gated heads: in some layers of what an indexer chooses, as in DeepSeek V3.2, in the others
-    of a sliding window, there with other sizes. The part of keys that is rotated is normed.
+    """Latent attention with gated heads; layers have either an indexer, as in DeepSeek V3.2, or a sliding window.
+
+    The window layers have other sizes. The rotated part of keys is normed.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -81,7 +82,7 @@ class Dots3NoteModel(Deepseek2Model):
         )
 
     def remembers(self, layer: int) -> LayerMemory:
-        """One latent row, of the window alone or with the indexer's key."""
+        """One latent row, within the window or with the indexer's key."""
         attention = self._layers[layer].attention
         assert isinstance(attention, SparseAttention)
         found = attention.remembers()

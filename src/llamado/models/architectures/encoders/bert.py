@@ -1,4 +1,4 @@
-"""The bert architecture: MiniLM, BGE, E5, GTE …, and with a classifier behind it rerankers."""
+"""The bert architecture: MiniLM, BGE, E5, GTE …, and rerankers with a classifier."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class BertModel(PostNormEncoder):
-    """Learned positions and a GELU network (arXiv 1810.04805)."""
+    """Post-norm encoder with learned positions and GELU feed-forward networks (arXiv 1810.04805)."""
 
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams

@@ -16,10 +16,9 @@ _MAX_BIAS = 8.0
 
 
 class JinaBertV2Model(PostNormEncoder):
-    """As BERT, with attention that is weaker the further tokens are apart (ALiBi), and GEGLU networks
-    (arXiv 2310.19923).
+    """BERT with ALiBi in place of positions, and GEGLU networks (arXiv 2310.19923).
 
-    Those for code have layer norms of whole rows of queries and keys, and a second norm in the middle of a layer.
+    The models for code have layer norms of whole query and key rows, and a second norm after attention.
     """
 
     def _take_classifier(self, weights: Weights) -> None:

@@ -11,7 +11,7 @@ from llamado.models.weights import RoleWeights
 
 
 class JinaBertV3Model(PostNormEncoder):
-    """As BERT, with rotary positions in the place of learned ones (arXiv 2409.10173)."""
+    """BERT with rotary positions (arXiv 2409.10173)."""
 
     def _take_layer(self, w: RoleWeights, layer: int) -> PostNormLayer:
         hp = self.hparams

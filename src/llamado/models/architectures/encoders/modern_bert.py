@@ -29,10 +29,10 @@ _ACTIVATIONS = {
 
 
 class ModernBertModel(Encoder, Decoder):
-    """Norms before the halves of layers, rotary positions, and windows around each token (arXiv 2412.13663).
+    """Pre-norm encoder with rotary positions and a window around each token (arXiv 2412.13663).
 
-    Every third layer, from the first on, sees everything. The first has no norm before its attention: the embeddings
-    are normed.
+    Every third layer, from the first on, has full attention. The first layer has no attention norm, because the
+    embeddings are normed.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -41,7 +41,7 @@ class ModernBertModel(Encoder, Decoder):
         name = keys.str_("hidden_activation", "gelu")
         if name not in _ACTIVATIONS:
             raise UnsupportedModel(
-                f"metadata key '{keys.name('hidden_activation')}' is '{name}'; {', '.join(_ACTIVATIONS)} are known here"
+                f"metadata key '{keys.name('hidden_activation')}' is '{name}'; {', '.join(_ACTIVATIONS)} are supported"
             )
         self._activation = _ACTIVATIONS[name]
         self._means = keys.int_("classifier.pooling_type", Pooling.MEAN.value) == Pooling.MEAN

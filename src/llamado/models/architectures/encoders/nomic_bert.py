@@ -10,7 +10,7 @@ from llamado.models.weights import RoleWeights
 
 
 class NomicBertModel(PostNormEncoder):
-    """As BERT, with rotary positions and a SwiGLU network (arXiv 2402.01613)."""
+    """BERT with rotary positions and SwiGLU networks (arXiv 2402.01613)."""
 
     def _take_layer(self, w: RoleWeights, layer: int) -> PostNormLayer:
         hp = self.hparams

@@ -14,14 +14,14 @@ from llamado.models.weights import RoleWeights
 
 
 class Ernie45MoeModel(Ernie45Model):
-    """As ERNIE 4.5, with a mixture of experts behind the first layers, beside one that every token goes through."""
+    """ERNIE 4.5 with a mixture of experts and a shared expert after the dense first layers."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         if keys.int_("interleave_moe_layer_step") != 1:
             raise UnsupportedModel(
                 f"metadata key '{keys.name('interleave_moe_layer_step')}' is "
-                f"{keys.int_('interleave_moe_layer_step')}; 1 is known here: experts in every layer"
+                f"{keys.int_('interleave_moe_layer_step')}; only 1, experts in every layer, is supported"
             )
         return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalised=True))
 

@@ -17,9 +17,9 @@ _LAYERS_OF_32B = 64
 
 
 class Exaone4Model(Decoder):
-    """Norms of what each half of a layer adds, none before it, and normed queries and keys (arXiv 2507.11407).
+    """Post-norm blocks without pre-norms, with query and key norms (arXiv 2507.11407).
 
-    The 32B model has three layers with a sliding window, then one that sees everything and rotates nothing.
+    In the 32B model, three of four layers have a sliding window; the fourth has full attention without positions.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

@@ -17,7 +17,7 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class ArcticModel(Decoder):
-    """As Llama, with a mixture of experts beside each layer, behind a norm of what goes into it."""
+    """Llama with a mixture of experts parallel to each layer, on a norm of the layer's input."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)

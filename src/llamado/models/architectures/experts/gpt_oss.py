@@ -23,9 +23,7 @@ from llamado.models.weights import RoleWeights
 
 
 class GptOssModel(Decoder):
-    """Every other layer has a sliding window; heads may look away, to a sink; all networks are mixtures with biases
-    (arXiv 2508.10925).
-    """
+    """Sliding window in every other layer, attention sinks, and experts with biases (arXiv 2508.10925)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)

@@ -21,9 +21,7 @@ from llamado.models.weights import RoleWeights
 
 
 class GrokModel(Decoder):
-    """Norms before and behind each half of a layer, bent scores, and a mixture of GEGLU experts, in Grok 2 beside a
-    network that every token goes through.
-    """
+    """Pre- and post-norms, soft-capped scores, and GEGLU experts; in Grok 2 parallel to a dense network."""
 
     rope_mode = RopeMode.NEOX
 
@@ -31,7 +29,7 @@ class GrokModel(Decoder):
         hp = super()._read_hparams(Keys(keys.metadata, _stretch(keys)), n_vocab)
         return replace(
             hp,
-            # What files of Grok 1 do not say.
+            # Defaults for Grok 1, whose files lack these keys.
             embedding_scale=keys.float_("embedding_scale", 78.38367176906169),
             attention_scale=keys.float_("attention.output_scale", 0.08838834764831845),
             attention_softcap=keys.float_("attn_logit_softcapping", 30.0),
@@ -65,7 +63,7 @@ class GrokModel(Decoder):
 
 
 def _stretch(keys: Keys) -> RopeOptions:
-    """What a user wants of positions, and where that is nothing what the file says of YaRN."""
+    """Return the user's rope overrides, completed by the file's YaRN keys."""
     wanted = keys.rope
 
     def named(name: str, wish: float, default: float) -> float:
@@ -81,7 +79,7 @@ def _stretch(keys: Keys) -> RopeOptions:
 
 
 class _Both(NamedTuple):
-    """A mixture and a network: their sum, divided by sqrt(2)."""
+    """Sum of a mixture of experts and a dense network, divided by sqrt(2)."""
 
     mixture: Mixture
     network: Gated

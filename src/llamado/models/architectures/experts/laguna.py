@@ -19,8 +19,10 @@ from llamado.models.weights import RoleWeights
 
 
 class LagunaModel(Dots1Model):
-    """As dots.llm1, with gates of what was attended to; where the file has a sliding window, only every fourth layer
-    sees all, and only there context is stretched.
+    """dots.llm1 with a gated attention output.
+
+    If the file gives a sliding window, every fourth layer has full attention, and only those use the extended context
+    rope.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

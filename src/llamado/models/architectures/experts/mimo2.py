@@ -19,8 +19,9 @@ from llamado.models.weights import RoleWeights
 
 
 class MiMo2Model(Decoder):
-    """Heads of values narrower than those of keys, layers with a sliding window and sinks, which have more of them, and
-    mixtures of experts chosen by sigmoids with a bias (arXiv 2601.02780).
+    """Value heads smaller than key heads, window layers with sinks and more KV heads, and sigmoid routing.
+
+    Described in arXiv 2601.02780. The routing has a selection bias.
     """
 
     rope_mode = RopeMode.NEOX
@@ -50,7 +51,7 @@ class MiMo2Model(Decoder):
 
 
 class _Scaled(NamedTuple):
-    """What a matrix makes, times a number."""
+    """A projection times a constant."""
 
     matrix: Projection
     factor: float

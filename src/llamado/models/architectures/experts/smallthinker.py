@@ -19,9 +19,10 @@ _WINDOW, _PERIOD = 4096, 4
 
 
 class SmallThinkerModel(Decoder):
-    """Experts of ReGLU, chosen by what goes into a layer before its attention (arXiv 2507.20984).
+    """ReGLU experts, selected by the layer's input before attention (arXiv 2507.20984).
 
-    In larger models three of four layers rotate, and have a sliding window of 4096 tokens, whatever the file says.
+    In the larger model, three of four layers have rotary positions and a sliding window of 4096 tokens; the size in the
+    file is ignored.
     """
 
     rope_mode = RopeMode.NEOX

@@ -22,8 +22,9 @@ from llamado.models.weights import RoleWeights
 
 
 class Step35Model(Decoder):
-    """Gates of heads; of layers that see all a half of each head is rotated, of those with a sliding window another
-    part; some layers have bounds of what activations give.
+    """Gated heads, partial rotary embedding, sliding windows, and clamped activations in some layers.
+
+    Full-attention layers rotate half of each head; window layers rotate another fraction.
     """
 
     rope_mode = RopeMode.NEOX

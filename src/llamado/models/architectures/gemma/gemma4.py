@@ -1,4 +1,4 @@
-"""The gemma4 architecture (text): layers of two kinds of heads, layers that share keys and values, mixtures."""
+"""The gemma4 architecture (text): two head sizes, layers that share keys and values, optional experts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class GemmaMixture(NamedTuple):
-    """A mixture of experts beside a layer's network, with norms and a gate of its own."""
+    """A mixture of experts parallel to a layer's dense network, with norms and a router scale of its own."""
 
     mixture: Mixture
     gate_scale: Tensor
@@ -36,7 +36,7 @@ class GemmaMixture(NamedTuple):
     dense_post_norm: RmsNorm
 
     def __call__(self, step: Pass, layer: int, dense: Tensor, x: Tensor) -> Tensor:
-        """The sum of what the network made of x, and of what experts make of it."""
+        """Return the sum of the dense network's output and the experts' output for x."""
         seen = mul(scale(rms_norm(x, step.norm_eps), 1.0 / sqrt(x.ne[0])), self.gate_scale)
         y = self.mixture(step, layer, self.norm(step, x, f"ffn_norm_2-{layer}"), seen)
         y = self.post_norm(step, y, f"ffn_moe-{layer}")
@@ -56,9 +56,7 @@ class Gemma4Layer(NamedTuple):
 
 
 class Gemma4Model(Model):
-    """Decoder with norms before and after each half of a layer; the last layers have no keys and values of their own;
-    each layer may have an embedding of its own.
-    """
+    """Pre- and post-norms of both blocks; the last layers share keys and values; optional per-layer embeddings."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
@@ -70,7 +68,7 @@ class Gemma4Model(Model):
             final_logit_softcap=keys.float_("final_logit_softcapping", 0.0),
             n_swa=keys.int_("attention.sliding_window"),
             swa_layers=read_swa_layers(keys, hp.n_layer, 6),
-            # Context is stretched in the global layers only.
+            # Only the global layers use the extended context rope.
             rope_swa=replace(
                 hp.rope,
                 n_dims=rotated(keys, "rope.dimension_count_swa", hp.rope.n_dims, self._dim_swa),
@@ -89,7 +87,7 @@ class Gemma4Model(Model):
         return hp
 
     def _owner(self, hp: HyperParameters, layer: int) -> int:
-        """The layer whose keys and values a layer sees that has none; -1: there is none of its kind."""
+        """Return the layer whose keys and values `layer` shares; -1 if there is none of its kind."""
         owner = self._n_own - (2 if hp.is_swa(layer) else 1)
         return owner if owner >= 0 and hp.is_swa(owner) == hp.is_swa(layer) else -1
 
@@ -99,7 +97,7 @@ class Gemma4Model(Model):
         return Heads(hp.n_head[layer], hp.n_head_kv[layer], dim, dim)
 
     def remembers(self, layer: int) -> LayerMemory:
-        """Keys and values of heads of the layer's kind, or those of an earlier layer."""
+        """Keys and values with the layer's head size, or those of an earlier layer."""
         hp, heads = self.hparams, self._heads(layer)
         if layer >= self._n_own:
             return SharedMemory(self._owner(hp, layer))
@@ -132,7 +130,7 @@ class Gemma4Model(Model):
     def _take_experts(self, w: RoleWeights) -> GemmaMixture:
         n, experts = self.hparams.n_embd, self.hparams.experts
         if experts is None:
-            raise InvalidModel("a layer has experts, but no metadata key says how many")
+            raise InvalidModel("a layer has experts, but the metadata gives no number of experts")
         return GemmaMixture(
             Mixture.take(w, n, experts, GluOp.GEGLU),
             w.need("ffn_gate_inp.scale", n),

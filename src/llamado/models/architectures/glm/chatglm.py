@@ -13,7 +13,7 @@ from llamado.models.weights import RoleWeights
 
 
 class ChatGlmModel(Decoder):
-    """Pre-norm decoder with heads of which a half is rotated (arXiv 2406.12793)."""
+    """Pre-norm decoder that rotates half of each head (arXiv 2406.12793)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)

@@ -13,9 +13,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Glm4Model(Decoder):
-    """Decoder with a norm before and after each half of a layer, and heads of which a part is rotated
-    (arXiv 2406.12793).
-    """
+    """Pre- and post-norms of both blocks, and partially rotated heads (arXiv 2406.12793)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=sectioned(keys, RopeMode.NORMAL))

@@ -16,8 +16,9 @@ from llamado.models.weights import RoleWeights
 
 
 class Glm4MoeModel(Decoder):
-    """Heads of which a part is rotated; behind the first layers a mixture of experts chosen by sigmoids with a bias,
-    beside shared ones. Some models have a norm of each head's query and key.
+    """Partially rotated heads; a mixture of experts with shared experts after the dense first layers.
+
+    Routing is by sigmoid with a selection bias. Some models have query and key norms.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -37,7 +38,7 @@ class Glm4MoeModel(Decoder):
                 rope=hp.rope,
                 scale=hp.attention_scale,
             ),
-            # What the file calls the norm behind attention stands before the network.
+            # The file's "post attention norm" is the norm before the feed-forward network.
             ffn_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
             feed_forward=self._take_feed_forward(w, layer),
         )

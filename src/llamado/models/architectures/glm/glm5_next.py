@@ -34,8 +34,9 @@ _DELTA_EPS = 1e-6
 
 
 class Glm5NextModel(KimiLinearModel):
-    """Kimi's delta rule beside latent attention without positions, whose indexer chooses runs of tokens; four streams
-    of hidden states, which each half of a layer mixes.
+    """KDA and latent attention without positions, hyper-connections, and an indexer over runs of tokens.
+
+    The residual consists of four streams, mixed by each block.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -62,7 +63,7 @@ class Glm5NextModel(KimiLinearModel):
             )
         if all(hp.n_head_kv):
             raise UnsupportedModel(
-                f"metadata key '{keys.name('attention.head_count_kv')}' leaves no layer with a state"
+                f"metadata key '{keys.name('attention.head_count_kv')}' leaves no layer with recurrent state"
             )
         if hp.rope.n_dims:
             raise InvalidModel(f"metadata key '{keys.name('rope.dimension_count')}' is {hp.rope.n_dims}; 0 is expected")
@@ -70,7 +71,7 @@ class Glm5NextModel(KimiLinearModel):
         return replace(hp, experts=read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, from_file=True))
 
     def _read_indexed(self, keys: Keys, hp: HyperParameters) -> tuple[bool, ...]:
-        """Which layers have an indexer of their own; others see what the one before chose."""
+        """Return which layers have an indexer of their own; others use the selection of the one before."""
         name = keys.name("attention.indexer.types")
         whole = keys.metadata.bools(name, n=hp.n_layer) if name in keys.metadata else (True,) * hp.n_layer
         found = tuple(own and n > 0 for own, n in zip(whole, hp.n_head_kv, strict=True))
@@ -95,7 +96,7 @@ class Glm5NextModel(KimiLinearModel):
         if self._indexed[layer]:
             sizes = self._indexer
             indexer = PooledIndexer.take(w, hp.n_embd, self._q_rank, sizes, self._pool, self._norm_eps, tail=self._tail)
-        else:  # files may have them in all layers
+        else:  # files may have indexer tensors in all layers
             names = ("attn_q_b.weight", "attn_k.weight", "k_norm.weight", "k_norm.bias", "proj.weight")
             w.leave(*(f"indexer.{name}" for name in names))
             w.leave("indexer_compressor_gate.weight", "indexer_compressor_ape.weight")

@@ -15,9 +15,7 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class BloomModel(LayerNormDecoder):
-    """Layer norms, of embeddings too; scores fall with the distance of tokens (ALiBi); a GELU network
-    (arXiv 2211.05100).
-    """
+    """Layer norms, of embeddings too; ALiBi; GELU networks (arXiv 2211.05100)."""
 
     def _take_weights(self, weights: Weights) -> None:
         self._embd_norm = LayerNorm.take(weights.input, "token_embd_norm", self.hparams.n_embd)

@@ -1,4 +1,4 @@
-"""The gpt2 architecture: GPT-2 and what was made of it."""
+"""The gpt2 architecture: GPT-2 and its derivatives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class Gpt2Model(Decoder):
-    """Pre-norm decoder with learned positions, layer norms, biases everywhere, and a GELU network."""
+    """Pre-norm decoder with learned positions, layer norms, biases everywhere, and GELU networks."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"

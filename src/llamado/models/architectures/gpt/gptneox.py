@@ -15,8 +15,9 @@ from llamado.models.weights import RoleWeights
 
 
 class GptNeoxModel(ParallelDecoder):
-    """Attention and network side by side, each behind a layer norm of its own, or, where the file says so, one after
-    the other; a quarter of each head is rotated (arXiv 2204.06745).
+    """Parallel attention and feed-forward network with separate layer norms, or sequential if the file says so.
+
+    A quarter of each head is rotated (arXiv 2204.06745).
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

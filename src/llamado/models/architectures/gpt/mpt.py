@@ -17,9 +17,7 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class MptModel(LayerNormDecoder):
-    """Layer norms, a GELU network; places are learned where the file has a table of them, and scores fall with the
-    distance of tokens (ALiBi) where it says how fast.
-    """
+    """Layer norms, GELU networks, and learned positions or ALiBi, depending on the file."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._clamp = keys.float_("attention.clamp_kqv", 0.0)

@@ -13,7 +13,7 @@ from llamado.models.weights import RoleWeights
 
 
 class NemotronModel(Decoder):
-    """Pre-norm decoder with layer norms, heads of which a half is rotated, and squared ReLU (arXiv 2402.16819)."""
+    """Pre-norm decoder with layer norms, half-rotated heads, and squared ReLU networks (arXiv 2402.16819)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"

@@ -13,7 +13,7 @@ from llamado.models.weights import RoleWeights
 
 
 class OrionModel(Decoder):
-    """As Llama, with layer norms (arXiv 2401.12246)."""
+    """Llama with layer norms (arXiv 2401.12246)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"

@@ -15,9 +15,9 @@ from llamado.models.weights import RoleWeights
 
 
 class StableLmModel(ParallelDecoder):
-    """Pre-norm decoder with layer norms and heads of which a quarter is rotated (arXiv 2402.17834).
+    """Pre-norm decoder with layer norms and heads rotated by a quarter (arXiv 2402.17834).
 
-    In the largest a layer has one norm, attention and network side by side behind it, and normed queries and keys.
+    The largest model has one norm per layer, parallel attention and feed-forward network, and query and key norms.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

@@ -13,7 +13,7 @@ from llamado.models.weights import RoleWeights
 
 
 class StarCoder2Model(Decoder):
-    """Pre-norm decoder with layer norms, biases everywhere, and a GELU network (arXiv 2402.19173)."""
+    """Pre-norm decoder with layer norms, biases everywhere, and GELU networks (arXiv 2402.19173)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"

@@ -18,9 +18,7 @@ from llamado.models.weights import RoleWeights
 
 
 class GraniteSwaModel(GraniteModel):
-    """As Granite, with sinks that heads may look away to, layers with a sliding window, and perhaps layers that rotate
-    nothing; with a mixture of experts where the file has them.
-    """
+    """Granite with attention sinks, sliding-window layers, optional layers without positions, and optional experts."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)

@@ -1,4 +1,4 @@
-"""The granitehybrid architecture: Granite 4, with state spaces in most layers."""
+"""The granitehybrid architecture: Granite 4, with Mamba-2 in most layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamado.models.weights import RoleWeights
 
 
 class GraniteHybridModel(GraniteModel):
-    """As Granite, with Mamba-2 in the layers that have no heads of keys and values, and perhaps experts in all."""
+    """Granite with Mamba-2 in the layers without KV heads, and optional experts in all layers."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._sizes = StateSpace.read(keys, grouped=True)

@@ -13,7 +13,7 @@ from llamado.models.weights import RoleWeights
 
 
 class GraniteMoeModel(GraniteModel):
-    """As Granite, with a mixture of experts in each layer, in some models beside one that every token goes through."""
+    """Granite with a mixture of experts in each layer, in some models with a shared expert."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)

@@ -1,4 +1,4 @@
-"""The graniteswitch architecture: Granite with adapters that tokens of a text switch on."""
+"""The graniteswitch architecture: Granite with LoRA adapters that tokens switch on."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ _SLOTS = "adapter_slots"
 
 
 class AdapterSwitches(NamedTuple):
-    """By token the adapter that it switches on (0: none), from 1 on, and the token that is read in its place; how much
-    more than any other token one that switches is seen by those behind it.
+    """Adapter slots by token.
+
+    `slots`: the adapter that a token activates, from 1 on (0: none); `read_as`: the token whose embedding replaces it.
+    `gain` is the attention logit of activating tokens relative to others.
     """
 
     slots: NDArray[np.int32]
@@ -42,7 +44,7 @@ class AdapterSwitches(NamedTuple):
 
 
 class OfTokens(Input):
-    """What a table says of each token, in a shape whose last dimension is that of tokens."""
+    """Lookup of each token in a table; the last dimension is that of tokens."""
 
     def __init__(self, name: str, type: TensorType, table: NDArray[np.int32], *ne: int) -> None:
         super().__init__(name, type, *ne)
@@ -58,9 +60,9 @@ class OfTokens(Input):
 
 
 class Delta(NamedTuple):
-    """What the adapter of each token adds to a product: b · a · x; adapter 0 adds nothing.
+    """LoRA product b · a · x of each token's adapter; adapter 0 adds nothing.
 
-    `behind`: whether x has the rows alone that go on behind the last layer's attention.
+    `behind`: x has only the output rows, after the last layer's attention.
     """
 
     a: Tensor
@@ -72,13 +74,13 @@ class Delta(NamedTuple):
     def take(
         cls, w: RoleWeights, name: str, n_in: int, n_out: int, s: AdapterSwitches, layer: int, *, behind: bool = False
     ) -> Delta:
-        """`name.lora_a` and `name.lora_b`. Raises InvalidModel."""
+        """Take `name.lora_a` and `name.lora_b`. Raises InvalidModel."""
         w = w.experts(s.n + 1, 1)
         a, b = w.need(f"{name}.lora_a", n_in, s.rank, s.n + 1), w.need(f"{name}.lora_b", s.rank, n_out, s.n + 1)
         return cls(a, b, layer, behind)
 
     def __call__(self, step: Pass, x: Tensor, y: Tensor, name: str) -> Tensor:
-        """Added to a product y of x."""
+        """Add the adapters' product to y, a product of x."""
         slots = step.made(_SLOTS)
         if self.behind:
             (slots,) = step.keep_outputs(self.layer, slots)
@@ -88,7 +90,7 @@ class Delta(NamedTuple):
 
 
 class Switched(NamedTuple):
-    """A matrix, and what the adapter of each token adds to it."""
+    """A matrix with the product of each token's adapter added."""
 
     matrix: Linear
     delta: Delta
@@ -98,7 +100,7 @@ class Switched(NamedTuple):
 
 
 class SwitchedProjection(NamedTuple):
-    """One matrix for queries, keys and values, with an adapter's for each."""
+    """A fused query, key and value matrix with separate adapters for each."""
 
     fused: FusedProjection
     deltas: tuple[Delta, Delta, Delta]
@@ -110,10 +112,11 @@ class SwitchedProjection(NamedTuple):
 
 
 class GraniteSwitchModel(GraniteModel):
-    """As Granite; all matrices have low-rank adapters (arXiv 2106.09685), of which a token has the one that the last
-    tokens before it switched on, or the mean of their numbers.
+    """Granite whose matrices all have LoRA adapters (arXiv 2106.09685), selected per token.
 
-    A layer without weights comes first: its one head finds that number in what it remembers.
+    A token uses the adapter activated by the tokens before it; if several were activated, the mean of their numbers,
+    rounded. An extra first layer without weights computes that number: its single attention head averages over the
+    cached slots.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -142,13 +145,13 @@ class GraniteSwitchModel(GraniteModel):
     def _take_weights(self, weights: Weights) -> None:
         self._freq_factors = take_factors(weights, self.hparams.rope.n_dims // 2)
         found = [self._take_layer(weights.layer(i, block=i - 1), i) for i in range(1, self.hparams.n_layer)]
-        self._layers = [found[0], *found]  # nobody asks for the first
+        self._layers = [found[0], *found]  # layer 0 is never read
 
     def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
         found, hp = super()._take_attention(w, layer), self.hparams
         heads, fused, out = found.matrices
         if not isinstance(fused, FusedProjection) or not isinstance(out, Linear):
-            raise InvalidModel("queries, keys and values of one matrix (attn_qkv) are expected")
+            raise InvalidModel("a fused query, key and value matrix (attn_qkv) is expected")
         sizes = {"attn_q": fused.n_q, "attn_k": fused.n_k, "attn_v": fused.n_v}
         q, k, v = (Delta.take(w, name, hp.n_embd, n, self._switches, layer) for name, n in sizes.items())
         delta = Delta.take(w, "attn_output", heads.n * heads.dim_v, hp.n_embd, self._switches, layer)
@@ -188,7 +191,7 @@ class GraniteSwitchModel(GraniteModel):
         return x
 
     def _slots(self, step: Pass) -> Tensor:
-        """I32 [1, n_tokens]: the adapter of each token, the mean of those of the tokens seen that switch, rounded."""
+        """Return each token's adapter, I32 [1, n_tokens]: the rounded mean over the activating tokens it sees."""
         n, n_tokens, switches = self.hparams.head_dim_k, step.shape.n_tokens, self._switches
         own = step.input(OfTokens("adapters", TensorType.F32, switches.slots, 1, 1, n_tokens))
         value = repeat(own, n, 1, n_tokens, 1)

@@ -16,7 +16,7 @@ from llamado.models.weights import RoleWeights
 
 
 class HunyuanDenseModel(Decoder):
-    """As Llama, with a norm of each head's query and key behind the rotation."""
+    """Llama with query and key norms after the rotation."""
 
     rope_mode = RopeMode.NEOX
 
@@ -25,7 +25,7 @@ class HunyuanDenseModel(Decoder):
         alpha = keys.float_("rope.scaling.alpha", 0.0)
         if not alpha or hp.head_dim_k == 2:
             return hp
-        # NTK: a larger base in the place of slower rotation.
+        # NTK-aware scaling: a larger base instead of scaled positions.
         power = np.float32(hp.head_dim_k) / np.float32(hp.head_dim_k - 2)
         base = np.float32(keys.float_("rope.freq_base", 10000.0)) * np.float32(alpha) ** power
         return replace(hp, rope=trained_base(keys, hp.rope, float(base)))
@@ -41,6 +41,6 @@ class HunyuanDenseModel(Decoder):
 
 
 class MaincoderModel(HunyuanDenseModel):
-    """Such norms, and the rotation of Llama."""
+    """Hunyuan with Llama's rope mode."""
 
     rope_mode = RopeMode.NORMAL

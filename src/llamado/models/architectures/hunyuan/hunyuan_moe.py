@@ -13,12 +13,12 @@ from llamado.models.weights import RoleWeights
 
 
 class HunyuanMoeModel(HunyuanDenseModel):
-    """As Hunyuan's dense models, with a mixture of experts beside one that every token goes through."""
+    """Hunyuan with a mixture of experts and a shared expert."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         experts = read_experts(keys, hp.n_ff[0], normalised=True)
-        # An expert is as wide as the file says of other networks.
+        # Experts have the file's dense feed-forward width.
         return replace(hp, experts=replace(experts, n_ff=hp.n_ff[0]))
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:

@@ -25,7 +25,7 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class StreamParts(NamedTuple):
-    """How many there are, the least part that one has in what is seen or made, and the largest that it has in that."""
+    """Number of streams, and the minimum and the range of their weights."""
 
     n: int
     least: float
@@ -33,7 +33,7 @@ class StreamParts(NamedTuple):
 
 
 class HyperConnection(NamedTuple):
-    """Several streams of hidden states instead of one (arXiv 2409.19606): what of each is seen, by all of them."""
+    """Hyper-connections (arXiv 2409.19606): weights of several residual streams, computed from all of them."""
 
     mix: Linear
     factors: Tensor
@@ -44,19 +44,19 @@ class HyperConnection(NamedTuple):
     def take(
         cls, w: RoleWeights, name: str, n_embd: int, n_out: int, n_factors: int, streams: StreamParts
     ) -> HyperConnection:
-        """`name_fn`, `name_scale` and `name_base`. Raises InvalidModel."""
+        """Take `name_fn`, `name_scale` and `name_base`. Raises InvalidModel."""
         mix = w.linear(f"{name}_fn", streams.n * n_embd, n_out)
         return cls(mix, w.need(f"{name}_scale.weight", n_factors), w.need(f"{name}_base.weight", n_out), streams)
 
     def seen(self, step: Pass, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """Of x [n_embd, n, n_tokens] the sum that is seen [n_embd, n_tokens], and what parts were made of."""
+        """Return a block's input [n_embd, n_tokens] for streams x [n_embd, n, n_tokens], and the projected weights."""
         n_embd, n, n_tokens = x.ne[:3]
         mixes = self.mix(step, rms_norm(reshape(x, n * n_embd, n_tokens), step.norm_eps), f"{name}_mixes")
         parts = scale(self._parts(mixes, 0), 1.0, self.streams.least, f"{name}_pre")
         return add_up(step, mul(x, reshape(parts, 1, n, n_tokens)), f"{name}_in"), mixes
 
     def back(self, mixes: Tensor, name: str) -> Tensor:
-        """The parts [n, n_tokens] that the streams get of what is made of what was seen."""
+        """Return the weights [n, n_tokens] of the block's output for each stream."""
         return scale(self._parts(mixes, 1), self.streams.most, self.streams.least, f"{name}_post")
 
     def _parts(self, mixes: Tensor, number: int) -> Tensor:
@@ -67,8 +67,9 @@ class HyperConnection(NamedTuple):
 
 
 class HyV4Model(Deepseek2Model):
-    """As DeepSeek V3.2, or without an indexer as V3, with gated heads and sinks, around several streams of hidden
-    states: each half of a layer sees a sum of them, and what it makes goes to each of them in part.
+    """DeepSeek V3.2 (V3 without an indexer) with gated heads, attention sinks and hyper-connections.
+
+    Each block reads a weighted sum of the streams, and its output is added to each stream with a weight.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -138,7 +139,7 @@ class HyV4Model(Deepseek2Model):
         return found
 
     def remembers(self, layer: int) -> LayerMemory:
-        """One latent row, and where the layer has an indexer its key."""
+        """One latent row, and the indexer's key if the layer has one."""
         attention = self._layers[layer].attention
         assert isinstance(attention, SparseAttention)
         return attention.remembers()

@@ -13,7 +13,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Lfm2MoeModel(Lfm2Model):
-    """As LFM2, with a mixture of experts behind the first layers."""
+    """LFM2 with a mixture of experts after the dense first layers."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = self._read_plain(keys, n_vocab)

@@ -16,9 +16,7 @@ from llamado.models.weights import RoleWeights
 
 
 class ApertusModel(Qwen3Model):
-    """As Qwen3, with a network without a gate whose activation, xIELU, has numbers of its own in each layer
-    (arXiv 2509.14233).
-    """
+    """Qwen3 with ungated networks and the xIELU activation, with parameters per layer (arXiv 2509.14233)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)

@@ -13,7 +13,7 @@ from llamado.models.weights import RoleWeights
 
 
 class ArceeModel(Decoder):
-    """As Llama, with a network without a gate whose activation is the square of ReLU."""
+    """Llama with ungated squared ReLU networks."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)

@@ -1,4 +1,4 @@
-"""The cogvlm architecture: the text of CogVLM."""
+"""The cogvlm architecture: the text model of CogVLM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamado.models.weights import RoleWeights
 
 
 class CogVlmModel(Decoder):
-    """As Llama; matrices of its own for images are in the file. The rotation is the same whatever the file says."""
+    """Llama with a fixed rotary embedding, not read from the file; the matrices for images are ignored."""
 
     rope_mode = RopeMode.NEOX
 

@@ -18,8 +18,9 @@ from llamado.models.weights import RoleWeights
 
 
 class DeciModel(Decoder):
-    """As Llama; some layers have a matrix in the place of attention, some no attention, some nothing at all
-    (arXiv 2411.19146).
+    """Llama in which layers may have a matrix in place of attention, no attention, or nothing at all.
+
+    Described in arXiv 2411.19146.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -44,7 +45,7 @@ class DeciModel(Decoder):
         )
 
     def remembers(self, layer: int) -> LayerMemory:
-        """Keys and values, where there is attention."""
+        """Keys and values, if the layer has attention."""
         return super().remembers(layer) if self.hparams.n_head_kv[layer] else SharedMemory(0)
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
@@ -54,13 +55,13 @@ class DeciModel(Decoder):
         if step.ends_with(layer):
             return None
         (x,) = step.keep_outputs(layer, x)
-        if w.ffn_norm is None:  # what attention there is leads nowhere, as in llama.cpp
+        if w.ffn_norm is None:  # without a feed-forward network the attention output is unused, as in llama.cpp
             return x
         return self._add(w.feed_forward(step, layer, w.ffn_norm(step, x, f"ffn_norm-{layer}")), x, f"l_out-{layer}")
 
 
 class Mapped(NamedTuple):
-    """A matrix in the place of attention."""
+    """A matrix in place of attention."""
 
     matrix: Linear
 
@@ -69,7 +70,7 @@ class Mapped(NamedTuple):
 
 
 class Nothing(NamedTuple):
-    """What stands where a layer has no attention, or no network."""
+    """Placeholder for a missing attention or feed-forward network."""
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
-        raise AssertionError(f"layer {layer} has nothing here")
+        raise AssertionError(f"layer {layer} has no such block")

@@ -26,21 +26,23 @@ from llamado.models.weights import RoleWeights
 
 _CHUNK = 8192
 _ROTATED = 4
-"""Every so many-th layer knows no positions."""
+"""Every n-th layer has no positions."""
 _TEMPERATURE = Temperature(0.1, _CHUNK, 1.0)
 _EXPERTS_OF_MAVERICK = 128
 
 
 class Llama4Model(Decoder):
-    """Layers see the chunk of the text that they are in, or, without positions, all of it; each token goes through one
-    of many experts, weighted by its input, and a shared one.
+    """Chunked attention, or full attention without positions in every fourth layer.
+
+    Each token uses one routed expert, whose input is weighted, and a shared expert.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
         if keys.int_("attention.sliding_window", _CHUNK) == 0:
             raise UnsupportedModel(
-                f"metadata key '{keys.name('attention.sliding_window')}' is 0; llama4 without chunks does not run here"
+                f"metadata key '{keys.name('attention.sliding_window')}' is 0; "
+                "llama4 without chunked attention is not supported"
             )
         self._mixture_every = keys.int_("interleave_moe_layer_step")
         return replace(

@@ -16,9 +16,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Mistral3Model(Decoder):
-    """As Llama, with queries that are multiplied by more the further they are behind the context of the training; with
-    a mixture of experts in each layer where the file has them.
-    """
+    """Llama with position-dependent query scaling beyond the training context, and optional experts."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, file_betas=True)

@@ -15,7 +15,7 @@ _NO_POSITIONS_STEP = 4
 
 
 class SmolLm3Model(Decoder):
-    """As Llama, but every fourth layer does not rotate queries and keys (NoPE, arXiv 2501.18795)."""
+    """Llama without positions in every fourth layer (NoPE, arXiv 2501.18795)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)

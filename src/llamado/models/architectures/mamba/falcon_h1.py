@@ -19,7 +19,7 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class TwoMixers(NamedTuple):
-    """Attention and a state space of the same hidden state, added."""
+    """Sum of attention and a state space mixer on the same input."""
 
     attention: Attention
     state_space: Mamba2
@@ -30,7 +30,7 @@ class TwoMixers(NamedTuple):
 
 
 class FalconH1Model(Decoder):
-    """Attention and Mamba-2 side by side in each layer (arXiv 2507.22448)."""
+    """Attention and Mamba-2 in parallel in each layer (arXiv 2507.22448)."""
 
     rope_mode = RopeMode.NEOX
 
@@ -40,7 +40,7 @@ class FalconH1Model(Decoder):
 
     def _take_weights(self, weights: Weights) -> None:
         super()._take_weights(weights)
-        self._freq_factors = None  # llama.cpp takes them from a file, but turns without them
+        self._freq_factors = None  # llama.cpp loads them from a file, but rotates without them
 
     def remembers(self, layer: int) -> LayerMemory:
         keys_values = super().remembers(layer)

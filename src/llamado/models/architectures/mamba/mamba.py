@@ -17,7 +17,7 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class MambaModel(Model):
-    """A stack of state spaces: x + mixer(norm(x)), and nothing else (arXiv 2312.00752)."""
+    """A stack of Mamba mixers, x + mixer(norm(x)), without feed-forward networks (arXiv 2312.00752)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._sizes = self._read_sizes(keys)

@@ -11,7 +11,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Mamba2Model(MambaModel):
-    """As Mamba, with heads of one rate each, and a norm of what the gate lets through (arXiv 2405.21060)."""
+    """A stack of Mamba-2 mixers: one decay rate per head, and a norm after the gate (arXiv 2405.21060)."""
 
     def _read_sizes(self, keys: Keys) -> StateSpace:
         return StateSpace.read(keys, grouped=True)

@@ -18,9 +18,7 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class NemotronHModel(Model):
-    """Layers of one half each, x + f(norm(x)): Mamba-2, attention without positions, or squared ReLU
-    (arXiv 2504.03624).
-    """
+    """One block per layer, x + f(norm(x)): Mamba-2, attention without positions, or squared ReLU (arXiv 2504.03624)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._sizes = StateSpace.read(keys, grouped=True)
@@ -50,7 +48,7 @@ class NemotronHModel(Model):
 
     def remembers(self, layer: int) -> LayerMemory:
         if layer in self._networks:
-            return RecurrentState(())  # nothing
+            return RecurrentState(())  # none
         if not self.hparams.n_head_kv[layer]:
             return self._sizes.remembers(self._sizes.n_mixed)
         return super().remembers(layer)

@@ -15,7 +15,7 @@ from llamado.models.weights import RoleWeights
 
 
 class NemotronHMoeModel(NemotronHModel):
-    """As Nemotron-H, with experts in the place of networks, as many and as wide as each layer says."""
+    """Nemotron-H with experts in place of feed-forward networks; number and width are given per layer."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)

@@ -20,8 +20,9 @@ from llamado.models.weights import RoleWeights
 
 
 class PlamoMamba(NamedTuple):
-    """Heads of one rate each, as in Mamba-2, whose steps and inputs and outputs of states are made of what the
-    convolution gives, as in Mamba, and normed.
+    """Mamba mixer with one decay rate per head, as in Mamba-2.
+
+    Time steps, B and C are projected from the convolution's output, as in Mamba, and normed.
     """
 
     sizes: StateSpace
@@ -37,7 +38,7 @@ class PlamoMamba(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, sizes: StateSpace, n_embd: int) -> PlamoMamba:
-        """Raises InvalidModel."""
+        """Take the `ssm_…` tensors. Raises InvalidModel."""
         n, n_state, n_head, n_dt = sizes.n_inner, sizes.n_state, sizes.rank, max(64, n_embd // 16)
         return cls(
             sizes,
@@ -59,7 +60,7 @@ class PlamoMamba(NamedTuple):
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         n, n_state, n_head, n_seqs = self.sizes.n_inner, self.sizes.n_state, self.sizes.rank, step.n_seqs
         head_dim, n_tokens = n // n_head, x.ne[1] // n_seqs
-        # Of each head those that go through the gate, and then the others.
+        # For each head, first its gate elements z, then its inputs x.
         both = reshape(self.project(step, x, f"ssm_in-{layer}"), 2 * head_dim, n_head, n_tokens, n_seqs)
         z, x = (
             cont(view_4d(both, head_dim, n_head, n_tokens, n_seqs, *both.nb[1:], offset=at)) for at in (0, 4 * head_dim)
@@ -85,7 +86,7 @@ class PlamoMamba(NamedTuple):
 
 
 class Plamo2Model(Decoder):
-    """State spaces in every other layer, and norms before and behind each half (arXiv 2509.04897)."""
+    """Mamba in every other layer, with pre- and post-norms of both blocks (arXiv 2509.04897)."""
 
     rope_mode = RopeMode.NEOX
 

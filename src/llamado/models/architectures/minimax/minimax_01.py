@@ -21,8 +21,9 @@ from llamado.models.weights import RoleWeights
 
 
 class Minimax01Model(Decoder):
-    """Of each eight layers seven have lightning attention; what a half of a layer makes is added to what it has seen,
-    normed and scaled, not to the stream.
+    """Lightning attention in seven of eight layers.
+
+    A block's output is added to its normed and scaled input instead of the residual stream.
     """
 
     rope_mode = RopeMode.NEOX

@@ -1,4 +1,4 @@
-"""The bailingmoe3 architecture: Ling 3.0, made after Kimi Linear."""
+"""The bailingmoe3 architecture: Ling 3.0, based on Kimi Linear."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamado.models.weights import RoleWeights
 
 
 class BailingMoe3Model(KimiLinearModel):
-    """As Kimi Linear, with decays that have a bound, and latent attention with positions and gates."""
+    """Kimi Linear with bounded decays, and latent attention with positions and gates."""
 
     architecture = "bailingmoe3"
 
@@ -26,7 +26,7 @@ class BailingMoe3Model(KimiLinearModel):
         hp = super()._read_hparams(keys, n_vocab)
         for suffix in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
             if keys.has(suffix):
-                raise UnsupportedModel(f"metadata key '{keys.name(suffix)}': bounds of activations do not run here")
+                raise UnsupportedModel(f"metadata key '{keys.name(suffix)}': bounds of activations are not supported")
         self._bound = keys.float_("kda.gate_lower_bound")
         self._q_rank = keys.int_("attention.q_lora_rank", 0)
         rope = replace(hp.rope, mode=sectioned(keys, RopeMode.NORMAL))

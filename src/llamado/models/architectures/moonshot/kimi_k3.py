@@ -21,8 +21,9 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class KimiK3Model(KimiLinearModel):
-    """As Kimi Linear, with experts that work on a narrower hidden state, gated latent attention, and a stream that
-    begins anew every few layers: each half of a layer sees a weighted mean of all that it was before.
+    """Kimi Linear with latent experts, gated latent attention, and attention residuals.
+
+    The residual stream restarts every few layers; each block reads a weighted mean of all streams so far.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -90,11 +91,11 @@ class KimiK3Model(KimiLinearModel):
         return add(x, w.feed_forward(step, i, w.ffn_norm(step, h, f"ffn_norm-{i}")), f"l_out-{i}")
 
     def _before(self, step: Pass, layer: int) -> list[Tensor]:
-        """The streams that ended before a layer."""
+        """Return the streams that ended before a layer."""
         return [step.made(f"stream-{i}") for i in range(0, layer, self._every)] if self._every else []
 
     def _mean(self, step: Pass, layer: int, before: list[Tensor], x: Tensor, scores: Tensor) -> Tensor:
-        """The mean of streams, weighted by the softmax of what their norms' products with `scores` are."""
+        """Return the mean of the streams, weighted by the softmax of their normed products with `scores`."""
         if not before:
             return x
         streams, size, n_tokens = [*before, x], 4, x.ne[1]

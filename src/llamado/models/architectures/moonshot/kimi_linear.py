@@ -25,7 +25,7 @@ from llamado.models.weights import RoleWeights
 
 
 class KimiLinearModel(Decoder):
-    """Kimi Delta Attention, and in the layers that have heads of keys latent attention without positions."""
+    """Kimi Delta Attention; in the layers with KV heads, latent attention without positions."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, recurrent=True, unturned=True)
@@ -56,7 +56,7 @@ class KimiLinearModel(Decoder):
     def _take_latent(self, w: RoleWeights) -> Mixer:
         hp = self.hparams
         compressed = Compressed.take(w, hp.n_embd, self._sizes, 0, None, None)
-        # Files have the one matrix beside those made of it; llama.cpp takes it where it is.
+        # Files have the fused matrix beside the split ones; llama.cpp uses it if present.
         kind = ExpandedAttention if w.has("attn_kv_b.weight") else LatentAttention
         return kind.take(w, hp.n_embd, compressed, hp.attention_scale)
 

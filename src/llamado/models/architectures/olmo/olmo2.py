@@ -15,9 +15,9 @@ from llamado.models.weights import RoleWeights
 
 
 class Olmo2Model(Decoder):
-    """Norms of what each half of a layer adds, none before it; rows of queries and keys are normed (arXiv 2501.00656).
+    """Post-norm blocks without pre-norms, and norms of whole query and key rows (arXiv 2501.00656).
 
-    Where a file has a sliding window (OLMo 3), every fourth layer sees all, and only there context is stretched.
+    With a sliding window (OLMo 3), every fourth layer has full attention, and only those use the extended context rope.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

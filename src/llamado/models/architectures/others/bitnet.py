@@ -17,7 +17,7 @@ from llamado.models.weights import RoleWeights
 
 
 class NormedLinear(NamedTuple):
-    """A matrix behind a norm."""
+    """A norm followed by a matrix."""
 
     norm: RmsNorm
     linear: Linear
@@ -27,7 +27,7 @@ class NormedLinear(NamedTuple):
 
 
 class BitNetModel(Decoder):
-    """As Llama, with a norm before the last matrix of each half of a layer, too (arXiv 2402.17764)."""
+    """Llama with an additional norm before the output matrix of each block (arXiv 2402.17764)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)

@@ -1,4 +1,4 @@
-"""The minicpm3 architecture: MiniCPM3 4B; and plm, its like."""
+"""The minicpm3 architecture: MiniCPM3 4B; also plm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llamado.models.weights import RoleWeights
 
 
 class MiniCpm3Model(Decoder):
-    """Latent attention of the older form, and MiniCPM's factors."""
+    """Latent attention with expanded keys and values, and MiniCPM's scale factors."""
 
     rope_mode = RopeMode.NEOX
 
@@ -68,7 +68,7 @@ class MiniCpm3Model(Decoder):
 
 
 class PlmModel(MiniCpm3Model):
-    """Such attention, and a network without a gate whose activation is the square of ReLU (arXiv 2503.12167)."""
+    """MiniCPM3's attention with ungated squared ReLU networks (arXiv 2503.12167)."""
 
     rope_mode = RopeMode.NORMAL
 

@@ -17,7 +17,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Plamo3Model(Qwen3Model):
-    """As Qwen3, with norms of what each half of a layer adds, too; of eight layers seven have a sliding window."""
+    """Qwen3 with post-norms of both blocks, and a sliding window in seven of eight layers."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
@@ -29,7 +29,7 @@ class Plamo3Model(Qwen3Model):
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         n_embd = self.hparams.n_embd
-        # The names have no ending.
+        # These names have no `.weight` suffix.
         norms = (RmsNorm(w.need(name, n_embd)) for name in ("post_attention_norm", "post_ffw_norm"))
         return super()._take_layer(w, layer)._replace(attn_post_norm=next(norms), ffn_post_norm=next(norms))
 

@@ -13,7 +13,7 @@ from llamado.models.weights import RoleWeights
 
 
 class SeedOssModel(Decoder):
-    """As Llama, with biases of queries, keys and values; files call the network's norm one behind the attention."""
+    """Llama with biases of queries, keys and values; `post_attention_norm` is the feed-forward norm."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)

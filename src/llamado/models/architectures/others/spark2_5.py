@@ -19,7 +19,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Spark25Model(Decoder):
-    """Gates of heads, GEGLU networks, and layers with a sliding window, whose heads may be rotated in another part."""
+    """Gated heads, GEGLU networks, and window layers that may rotate another fraction of each head."""
 
     rope_mode = RopeMode.NEOX
 

@@ -17,8 +17,9 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class TalkieModel(Decoder):
-    """Norms without weights, of embeddings too; each head's queries have a factor; embeddings are added behind each
-    layer again, times a number of its own.
+    """Norms without weights, a query factor per head, and a scaled skip connection from the embeddings to each layer.
+
+    The embeddings are normed too.
     """
 
     rope_mode = RopeMode.NEOX

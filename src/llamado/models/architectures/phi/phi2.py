@@ -13,7 +13,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Phi2Model(ParallelDecoder):
-    """Attention and network side by side behind one layer norm, with biases everywhere (arXiv 2309.05463)."""
+    """Parallel attention and feed-forward network after one layer norm, with biases everywhere (arXiv 2309.05463)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"

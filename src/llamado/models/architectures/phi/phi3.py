@@ -13,9 +13,9 @@ from llamado.models.weights import RoleWeights
 
 
 class Phi3Model(Decoder):
-    """Pre-norm decoder with one matrix for queries, keys and values and one for gate and network (arXiv 2404.14219).
+    """Pre-norm decoder with fused query, key and value, and fused gate and up matrices (arXiv 2404.14219).
 
-    A sliding window that a file gives is not used: llama.cpp does not, either.
+    A sliding window in the file is ignored, as in llama.cpp.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

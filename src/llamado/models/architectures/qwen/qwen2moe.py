@@ -13,7 +13,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Qwen2MoeModel(Qwen2Model):
-    """As Qwen2, with a mixture of experts and one more expert that every token goes through, behind a gate."""
+    """Qwen2 with a mixture of experts and a gated shared expert."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)

@@ -14,9 +14,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Qwen35Model(Decoder):
-    """Of each four layers three have the gated delta rule instead of attention; attention is gated, and only a part of
-    its heads is rotated.
-    """
+    """Gated delta rule in three of four layers; gated attention with partially rotated heads in the fourth."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=sectioned(keys, RopeMode.NEOX))
@@ -44,7 +42,7 @@ class Qwen35Model(Decoder):
 
 
 def recurrent_layers(keys: Keys, n_layer: int, period: int = 4) -> tuple[bool, ...]:
-    """Which layers have a state instead of attention: a list in the file, or all but every n-th (`period`)."""
+    """Return which layers are recurrent: a list in the file, or all but every n-th (default: `period`-th)."""
     suffix = "attention.recurrent_layers"
     if keys.has(suffix):
         return keys.metadata.bools(keys.name(suffix), n=keys.int_("block_count"))[:n_layer]

@@ -13,7 +13,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Qwen35MoeModel(Qwen35Model):
-    """As Qwen3.5, with a mixture of experts in each layer and one more that every token goes through, behind a gate."""
+    """Qwen3.5 with a mixture of experts and a gated shared expert in each layer."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)

@@ -1,4 +1,4 @@
-"""The qwen3moe architecture: the mixtures of experts of Qwen3, Qwen3-Coder-30B-A3B among them."""
+"""The qwen3moe architecture: the mixtures of experts of Qwen3, including Qwen3-Coder-30B-A3B."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Qwen3MoeModel(Qwen3Model):
-    """As Qwen3, with a mixture of experts in each layer, weighted by a softmax whose chosen ones sum to 1."""
+    """Qwen3 with a mixture of experts in each layer, with softmax routing and normalized weights."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)

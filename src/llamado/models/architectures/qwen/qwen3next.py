@@ -8,7 +8,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Qwen3NextModel(Qwen35MoeModel):
-    """As the mixtures of Qwen3.5, which came after it; a head of keys serves neighbouring heads of values."""
+    """The mixtures of Qwen3.5, its successor, with key heads that serve consecutive value heads."""
 
     def _take_delta_net(self, w: RoleWeights) -> DeltaNet:
         n_embd, sizes = self.hparams.n_embd, self._sizes

@@ -25,12 +25,13 @@ from llamado.models.parts.streams.stream_gates import StreamGates
 from llamado.models.weights import RoleWeights, Weights
 
 _STATES = 2
-"""Those of the delta rule come before that of n-grams."""
+"""Number of the delta rule's states, which precede that of n-grams."""
 
 
 class Qwen4ExpModel(Qwen35MoeModel):
-    """As the mixtures of Qwen3.5, with several streams in the place of norms, attention to runs of tokens that are
-    chosen, and in one layer embeddings of n-grams.
+    """Qwen3.5 MoE with low-rank hyper-connections, attention to selected runs of tokens, and n-gram embeddings.
+
+    The streams' gates replace the norms. One layer has the n-gram embeddings.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -50,11 +51,11 @@ class Qwen4ExpModel(Qwen35MoeModel):
             self._ngram_kernel = keys.int_("ple.conv_kernel")
             self._ngram_width = keys.int_("embedding_length_per_layer_input")
             if len(layers) > 1 or not 0 <= layers[0] < hp.n_layer or not self._recurrent[layers[0]]:
-                raise InvalidModel(f"metadata key '{name}' is {list(layers)}; one layer with a state is expected")
+                raise InvalidModel(f"metadata key '{name}' is {list(layers)}; one recurrent layer is expected")
         return replace(hp, rope=interleaved(keys, hp.rope))
 
     def _read_pools(self, keys: Keys, hp: HyperParameters) -> tuple[int, ...]:
-        """How many tokens have one key in each layer; 0: all are seen."""
+        """Return the number of tokens per indexer key in each layer; 0: full attention."""
         name = keys.name("attention.compress_ratios")
         n_blocks = hp.n_layer + hp.n_nextn
         found = keys.metadata.ints(name, n=n_blocks)[: hp.n_layer] if name in keys.metadata else (0,) * hp.n_layer
@@ -66,7 +67,7 @@ class Qwen4ExpModel(Qwen35MoeModel):
                 f"divisor of {ALIGN}, of '{keys.name('attention.indexer.top_k')}' and of the indexer's key_length"
             )
         if sizes and not any(self._recurrent):
-            raise UnsupportedModel(f"metadata key '{name}' of a model in which no layer has a state")
+            raise UnsupportedModel(f"metadata key '{name}' of a model without recurrent layers")
         return found
 
     @property
@@ -135,7 +136,7 @@ class Qwen4ExpModel(Qwen35MoeModel):
         return self._gates_out(step, x, "result_norm")[0]
 
     def remembers(self, layer: int) -> LayerMemory:
-        """Keys, values and keys of the indexer, or the states of the delta rule and of n-grams."""
+        """Keys, values and indexer keys, or the states of the delta rule and of n-grams."""
         found = super().remembers(layer)
         if isinstance(found, RecurrentState) and self._ngrams is not None and layer == self._ngram_layer:
             return RecurrentState((*found.widths, self._ngrams.width()))

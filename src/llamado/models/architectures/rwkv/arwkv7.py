@@ -1,4 +1,4 @@
-"""The arwkv7 architecture: ARWKV, models of attention that were taught to do without."""
+"""The arwkv7 architecture: ARWKV, attention models converted to RWKV-7."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llamado.models.weights import RoleWeights
 
 
 class _Mixer(NamedTuple):
-    """RWKV's mixing of tokens in the place of attention."""
+    """RWKV time mixing as a layer's token mixer."""
 
     time_mix: TimeMix
 
@@ -27,7 +27,7 @@ class _Mixer(NamedTuple):
 
 
 class Arwkv7Model(Decoder):
-    """As Qwen2, with RWKV-7's mixing of tokens in the place of attention (arXiv 2501.15570)."""
+    """Qwen2 with RWKV-7 time mixing in place of attention (arXiv 2501.15570)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._size = keys.int_("wkv.head_size")

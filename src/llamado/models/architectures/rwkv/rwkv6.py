@@ -17,7 +17,7 @@ from llamado.models.parts.recurrent.rwkv import ChannelMix, TimeMix, TimeMix6, b
 from llamado.models.weights import RoleWeights, Weights
 
 _CHANNELS = 2
-"""The state that is the token before in the second half of a layer."""
+"""Index of the token-shift state of channel mixing."""
 
 
 class _Halves(NamedTuple):
@@ -28,10 +28,9 @@ class _Halves(NamedTuple):
 
 
 class Rwkv6Model(Model):
-    """No attention: a state for each head, which every token changes; both halves of a layer see the token before.
+    """Time mixing with a state per head, and channel mixing; both use token shift.
 
-    Files divide the weights behind every so many layers by two once more (`rescale_every_n_layers`), and the stream
-    with them.
+    Files halve the weights after every `rescale_every_n_layers` layers, so the hidden state is halved there too.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -61,7 +60,7 @@ class Rwkv6Model(Model):
         return TimeMix6.take(w, self.hparams.n_embd, self._size, self.hparams.n_embd // self._size)
 
     def remembers(self, layer: int) -> LayerMemory:
-        """The token before, in both halves of the layer, and the state of the heads."""
+        """The token before, for both kinds of mixing, and the state of the heads."""
         n_embd = self.hparams.n_embd
         return RecurrentState((n_embd, n_embd * self._size, n_embd))
 

@@ -1,4 +1,4 @@
-"""The gated delta rule (arXiv 2412.06464): linear attention whose state a token corrects where it was wrong."""
+"""Gated delta rule (arXiv 2412.06464): linear attention whose state is corrected by each token."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ from llamado.models.parts.mamba import convolve
 from llamado.models.weights import RoleWeights
 
 CONVOLVED, STATE = 0, 1
-"""What a layer remembers: the last tokens that the convolution saw, and the state of its heads."""
+"""Indices of a layer's states: last inputs of the convolution, and the state of the heads."""
 
 
 class DeltaSizes(NamedTuple):
-    """Elements of a head's key and of its value; heads of queries and keys, which are shared by those of values; tokens
-    that a convolution sees.
+    """Head size (keys and values), number of key heads and of value heads, and convolution length in tokens.
+
+    Each query and key head is shared by several value heads.
     """
 
     head: int
@@ -48,7 +49,7 @@ class DeltaSizes(NamedTuple):
 
     @classmethod
     def read(cls, keys: Keys) -> DeltaSizes:
-        """Raises GgufError or InvalidModel."""
+        """Read the sizes. Raises GgufError or InvalidModel."""
         sizes = cls(
             head=keys.int_("ssm.state_size"),
             n_keys=keys.int_("ssm.group_count"),
@@ -66,12 +67,12 @@ class DeltaSizes(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """Elements of all queries, keys and values."""
+        """Return the elements of all queries, keys and values."""
         return self.head * (2 * self.n_keys + self.n_values)
 
     @property
     def value(self) -> int:
-        """Elements of all values."""
+        """Return the elements of all values."""
         return self.head * self.n_values
 
     def remembers(self) -> RecurrentState:
@@ -79,22 +80,20 @@ class DeltaSizes(NamedTuple):
 
 
 class Strengths(Protocol):
-    """What makes of hidden states logarithms of decays [1, heads, tokens, sequences] and strengths of corrections, of
-    the same shape.
-    """
+    """Projection of hidden states to log decays and update strengths, [1, heads, tokens, sequences] each."""
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class Decay(NamedTuple):
-    """softplus(x + shift) · factor, of a number for each head: a factor below zero makes the logarithm of a decay."""
+    """Log decay per head: softplus(x + shift) · factor, where the factor is negative."""
 
     shift: Tensor
     factor: Tensor
 
     @classmethod
     def take(cls, w: RoleWeights, n_heads: int) -> Decay:
-        """`ssm_dt.bias` and `ssm_a`. Raises InvalidModel."""
+        """Take `ssm_dt.bias` and `ssm_a`. Raises InvalidModel."""
         return cls(w.need("ssm_dt.bias", n_heads), w.need("ssm_a", n_heads))
 
     def __call__(self, x: Tensor, name: str) -> Tensor:
@@ -102,7 +101,7 @@ class Decay(NamedTuple):
 
 
 class OwnStrengths(NamedTuple):
-    """A matrix for each of both."""
+    """Separate matrices for log decays and update strengths."""
 
     alpha: Linear
     beta: Linear
@@ -110,7 +109,7 @@ class OwnStrengths(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, n_heads: int) -> OwnStrengths:
-        """`ssm_alpha`, `ssm_beta` and those of Decay. Raises InvalidModel."""
+        """Take `ssm_alpha`, `ssm_beta` and the weights of Decay. Raises InvalidModel."""
         alpha, beta = w.linear("ssm_alpha", n_embd, n_heads), w.linear("ssm_beta", n_embd, n_heads)
         return cls(alpha, beta, Decay.take(w, n_heads))
 
@@ -122,7 +121,7 @@ class OwnStrengths(NamedTuple):
 
 
 class FusedStrengths(NamedTuple):
-    """One matrix: for each head of keys first strengths of its heads of values, then what their decays are of."""
+    """One matrix: for each key head, the update strengths of its value heads, then their decay inputs."""
 
     both: Linear
     decay: Decay
@@ -130,7 +129,7 @@ class FusedStrengths(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, sizes: DeltaSizes) -> FusedStrengths:
-        """`ssm_ba` and those of Decay. Raises InvalidModel."""
+        """Take `ssm_ba` and the weights of Decay. Raises InvalidModel."""
         return cls(w.linear("ssm_ba", n_embd, 2 * sizes.n_values), Decay.take(w, sizes.n_values), sizes.n_keys)
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,13 +146,13 @@ class FusedStrengths(NamedTuple):
 
 
 class Inputs(Protocol):
-    """What makes of hidden states queries, keys and values of all heads [channels, n_tokens], and gates."""
+    """Projection of hidden states to the queries, keys and values of all heads [channels, n_tokens], and gates."""
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class OwnInputs(NamedTuple):
-    """A matrix for each of both."""
+    """Separate matrices for queries, keys and values, and for gates."""
 
     qkv: Linear
     gate: Linear
@@ -163,7 +162,7 @@ class OwnInputs(NamedTuple):
 
 
 class FusedInputs(NamedTuple):
-    """One matrix: for each head of keys its query, its key, and the values and gates of its heads of values."""
+    """One matrix: for each key head, its query, its key, and the values and gates of its value heads."""
 
     all: Linear
     sizes: DeltaSizes
@@ -182,7 +181,7 @@ class FusedInputs(NamedTuple):
 
 
 def take_inputs(w: RoleWeights, n_embd: int, sizes: DeltaSizes) -> Inputs:
-    """`attn_qkv` and `attn_gate`, or in the first files of Qwen3-Next `ssm_in`. Raises InvalidModel."""
+    """Take `attn_qkv` and `attn_gate`, or `ssm_in` in the first files of Qwen3-Next. Raises InvalidModel."""
     if w.has("ssm_in.weight"):
         return FusedInputs(w.linear("ssm_in", n_embd, sizes.channels + sizes.value), sizes)
     qkv, gate = w.linear("attn_qkv", n_embd, sizes.channels), w.linear("attn_gate", n_embd, sizes.value)
@@ -190,9 +189,9 @@ def take_inputs(w: RoleWeights, n_embd: int, sizes: DeltaSizes) -> Inputs:
 
 
 class DeltaNet(NamedTuple):
-    """Queries, keys and values that a convolution has mixed with those before, the delta rule, and a gate.
+    """Gated DeltaNet mixer: a convolution over queries, keys and values, the delta rule, and an output gate.
 
-    `interleaved`: a head of keys serves heads of values that follow one another, not every n-th.
+    With `interleaved`, a key head serves consecutive value heads, otherwise every n-th.
     """
 
     sizes: DeltaSizes
@@ -208,7 +207,7 @@ class DeltaNet(NamedTuple):
     def take(
         cls, w: RoleWeights, n_embd: int, sizes: DeltaSizes, strengths: Strengths, *, interleaved: bool
     ) -> DeltaNet:
-        """Those of `take_inputs`, `ssm_conv1d`, `ssm_norm` and `ssm_out`. Raises InvalidModel."""
+        """Take the weights of `take_inputs`, `ssm_conv1d`, `ssm_norm` and `ssm_out`. Raises InvalidModel."""
         return cls(
             sizes=sizes,
             inputs=take_inputs(w, n_embd, sizes),
@@ -241,7 +240,7 @@ class DeltaNet(NamedTuple):
         return self.out(step, reshape(y, s.value, n * n_seqs), f"linear_attn_out-{layer}")
 
     def _spread(self, heads: Tensor) -> Tensor:
-        """Heads of keys, one for each of values where they follow one another; the operation repeats all of them."""
+        """Repeat key heads so that each value head has its own; the operation itself repeats them cyclically."""
         s = self.sizes
         if not self.interleaved or s.n_keys == s.n_values:
             return heads
@@ -252,7 +251,7 @@ class DeltaNet(NamedTuple):
 
 
 def unit(step: Pass, heads: Tensor, eps: float = 0.0) -> Tensor:
-    """Heads of length 1; `eps`, or else what norms add, is added to the squares of their lengths."""
+    """Scale heads to length 1; `eps` (default: the norms' epsilon) is added to the squared length."""
     n = heads.ne[0]
     return scale(rms_norm(heads, (eps or step.norm_eps) / n), 1.0 / sqrt(n))
 
@@ -260,8 +259,9 @@ def unit(step: Pass, heads: Tensor, eps: float = 0.0) -> Tensor:
 def delta_rule(
     step: Pass, layer: int, number: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, name: str
 ) -> tuple[Tensor, Tensor]:
-    """What heads read of state `number` of a layer [size, heads, tokens, sequences], and the states behind the
-    last tokens [all of a sequence, sequences].
+    """Apply the delta rule to state `number` of a layer: outputs [size, heads, tokens, sequences], and the new states.
+
+    The states are [all elements of a sequence, sequences].
     """
     size, n_heads, n, n_seqs = v.ne
     for tensor in (q, k, v):

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a decay for each element of a key."""
+"""Kimi Delta Attention (KDA, arXiv 2510.26692): the gated delta rule with a decay per key element."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from llamado.models.parts.recurrent.delta_net import delta_rule, unit
 from llamado.models.weights import RoleWeights
 
 _STATE = 3
-"""What a layer remembers behind the last tokens of three convolutions."""
+"""Index of the heads' state, after those of three convolutions."""
 
 
 class Narrowed(NamedTuple):
-    """A matrix as a product of two."""
+    """A low-rank matrix."""
 
     a: Linear
     b: Linear
@@ -27,7 +27,7 @@ class Narrowed(NamedTuple):
 
 
 def _take(w: RoleWeights, name: str, n_embd: int, narrow: int, n: int) -> Narrowed | Linear:
-    """`name`, or `name_a`, and `name_b` where the file has it."""
+    """Take `name`, or `name_a` and, if present, `name_b`."""
     if w.has(f"{name}.weight"):
         return w.linear(name, n_embd, n)
     if not w.has(f"{name}_b.weight"):
@@ -36,10 +36,10 @@ def _take(w: RoleWeights, name: str, n_embd: int, narrow: int, n: int) -> Narrow
 
 
 class KimiDelta(NamedTuple):
-    """Queries, keys and values each mixed with those before by a convolution, the delta rule, and a gate.
+    """KDA mixer: a convolution each for queries, keys and values, the delta rule, and an output gate.
 
-    Logarithms of decays are softplus(x + shift) · factor, or with a `bound` below zero no less than it:
-    sigmoid((x + shift) · |factor|) · bound.
+    Log decays are softplus(x + shift) · factor, or with a negative `bound`, limited to it: sigmoid((x + shift) ·
+    |factor|) · bound.
     """
 
     head: int
@@ -70,12 +70,11 @@ class KimiDelta(NamedTuple):
         negative: bool = False,
         eps: float = 0.0,
     ) -> KimiDelta:
-        """`attn_q`, `attn_k` and `attn_v`, `ssm_conv1d_q` and its like, `ssm_f_a`, `ssm_dt`, `ssm_a`, `ssm_beta`,
-        `ssm_g_a`, `ssm_norm` and `attn_output`, and where the file has them `ssm_f_b` and `ssm_g_b`,
-        or `ssm_g`. `negative`: with a bound, too, `ssm_a` is below zero. `eps`: what is added to squares of
-        lengths where that is not what norms add.
+        """Take the projections, convolutions, gates, norm and output. Raises InvalidModel.
 
-        Raises InvalidModel.
+        Tensors: `attn_q`, `attn_k` and `attn_v`, `ssm_conv1d_q` and its kin, `ssm_f_a`, `ssm_dt`, `ssm_a`, `ssm_beta`,
+        `ssm_g_a`, `ssm_norm` and `attn_output`, and if present `ssm_f_b` and `ssm_g_b`, or `ssm_g`. `negative`: `ssm_a`
+        is negative with a bound, too. `eps`: added to squared lengths, if it differs from the norms' epsilon.
         """
         n = head * n_heads
         q, k, v = (w.linear(f"attn_{name}", n_embd, n) for name in "qkv")
@@ -125,7 +124,7 @@ class KimiDelta(NamedTuple):
         return self.out(step, reshape(y, self.head * self.n_heads, n_tokens), f"kda_out-{layer}")
 
     def _decay(self, x: Tensor) -> Tensor:
-        """Logarithms of decays, of heads."""
+        """Return the log decays of heads."""
         factor = reshape(self.factor, 1, self.n_heads)
         if not self.bound:
             return mul(softplus(x), factor)

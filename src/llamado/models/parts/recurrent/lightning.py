@@ -1,4 +1,4 @@
-"""Lightning attention (arXiv 2401.04658): linear attention in which each head forgets at a rate of its own."""
+"""Lightning attention (arXiv 2401.04658): linear attention with a fixed decay rate per head."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Slopes(Constant):
 
 
 class LightningAttention(NamedTuple):
-    """A head's state is a sum of products of keys and values, and loses a part of itself with each token.
+    """Lightning attention: a head's state is a decaying sum of key-value outer products.
 
-    That part is e^(-slope · `rate`). What heads read of their states is normed as one row and gated.
+    Each token multiplies the state by e^(-slope · `rate`). The outputs of all heads are normed as one row and gated.
     """
 
     head: int
@@ -57,7 +57,7 @@ class LightningAttention(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, head: int, n_heads: int, rate: float) -> LightningAttention:
-        """`attn_qkv`, of each head its query, key and value; `attn_gate`, `attn_norm_2` and `attn_output`.
+        """Take `attn_qkv` (query, key and value per head), `attn_gate`, `attn_norm_2` and `attn_output`.
 
         Raises InvalidModel.
         """

@@ -1,4 +1,4 @@
-"""What layers of RWKV are made of: every mixing of tokens begins with the token before."""
+"""RWKV building blocks: time mixing and channel mixing, both based on token shift."""
 
 from __future__ import annotations
 
@@ -37,13 +37,16 @@ from llamado.models.forward import Linear, Pass
 from llamado.models.weights import RoleWeights
 
 _HEAD_EPS = 64e-5
-"""What norms of heads add to a variance."""
+"""Epsilon of head norms."""
 _DECAY = -0.606531
-"""The logarithm of the least decay in RWKV-7: -e^(-1/2)."""
+"""Minimum log decay in RWKV-7: -e^(-1/2)."""
 
 
 def before(step: Pass, layer: int, number: int, x: Tensor) -> Tensor:
-    """Of x [n, n_tokens] each token's predecessor; state `number` of the layer is the last token of each sequence."""
+    """Token shift: return the predecessor of each token of x [n, n_tokens].
+
+    State `number` holds the last token of each sequence.
+    """
     n_embd, n_tokens = x.ne[:2]
     n = n_tokens // step.n_seqs
     whole = reshape(step.graph.expand(x), n_embd, n, step.n_seqs)
@@ -57,18 +60,18 @@ def before(step: Pass, layer: int, number: int, x: Tensor) -> Tensor:
 
 
 def mixed(x: Tensor, away: Tensor, part: Tensor) -> Tensor:
-    """x and a part of what it is away from."""
+    """Interpolate between x and x + away by `part`."""
     return add(mul(away, part), x)
 
 
 class TimeMix(Protocol):
-    """Mixes tokens: of x [n, n_tokens] the same. State 0 of a layer is the token before, state 1 that of the heads."""
+    """Time mixing of x [n, n_tokens]. State 0 of a layer is the token before, state 1 that of the heads."""
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor: ...
 
 
 class LowRankMix(NamedTuple):
-    """A matrix as a product of two, with a function in between, and a bias."""
+    """A low-rank matrix with an optional activation between the factors, and a bias."""
 
     a: Tensor
     b: Tensor
@@ -76,7 +79,7 @@ class LowRankMix(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, name: str, n_embd: int) -> LowRankMix:
-        """`name1` [n_embd, rank], `name2` and, where there is one, the bias `name0`. Raises InvalidModel."""
+        """Take `name1` [n_embd, rank], `name2` and, if present, the bias `name0`. Raises InvalidModel."""
         rank = w.ne(f"{name}1.weight")[1]
         a, b = w.need(f"{name}1.weight", n_embd, rank), w.need(f"{name}2.weight", rank, n_embd)
         return cls(a, b, w.maybe(f"{name}0.weight", n_embd))
@@ -88,14 +91,14 @@ class LowRankMix(NamedTuple):
 
 
 class HeadNorm(NamedTuple):
-    """Mean 0 and deviation 1 in each head, then a scale and a shift for each element of all."""
+    """Layer norm per head, with weight and bias for each element of all heads."""
 
     weight: Tensor
     bias: Tensor
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int) -> HeadNorm | None:
-        """`time_mix_ln`, where the file has it. Raises InvalidModel."""
+        """Take `time_mix_ln`, if present. Raises InvalidModel."""
         weight = w.maybe("time_mix_ln.weight", n_embd)
         return None if weight is None else cls(weight, w.need("time_mix_ln.bias", n_embd))
 
@@ -106,14 +109,14 @@ class HeadNorm(NamedTuple):
 
 
 def _states_behind(y: Tensor, size: int, n_embd: int, n_tokens: int, n_seqs: int) -> tuple[Tensor, Tensor]:
-    """What tokens get [n_embd, n_tokens], and the states behind them [all of a sequence, n_seqs]."""
+    """Split an operation's result into token outputs [n_embd, n_tokens] and new states [all of a sequence, n_seqs]."""
     row = n_embd * y.nb[0]
     found = view_2d(y, n_embd, n_tokens, row)
     return found, view_2d(y, n_embd * size, n_seqs, row * size, row * n_tokens)
 
 
 class TimeMix7(NamedTuple):
-    """RWKV-7 (arXiv 2503.14456)."""
+    """RWKV-7 time mixing (arXiv 2503.14456)."""
 
     size: int
     lerp: Tensor
@@ -132,10 +135,10 @@ class TimeMix7(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, size: int, layer: int) -> TimeMix7:
-        """Tensors `time_mix_…`. Raises InvalidModel."""
+        """Take the tensors `time_mix_…`. Raises InvalidModel."""
         gated = w.has("time_mix_g1.weight")
         if layer == 0:
-            w.leave(*(f"time_mix_v{i}.weight" for i in range(3)))  # it is the first layer's value that they mix in
+            w.leave(*(f"time_mix_v{i}.weight" for i in range(3)))  # later layers mix in the first layer's value
         return cls(
             size=size,
             lerp=w.need("time_mix_lerp_fused.weight", n_embd, 1, 1, 6 if gated else 5),
@@ -180,7 +183,7 @@ class TimeMix7(NamedTuple):
         return self.out(step, found if g is None else mul(found, g), f"time_mix-{layer}")
 
     def _value(self, step: Pass, layer: int, x: Tensor) -> Tensor:
-        """Values, and in all layers but the first a part of what the first one's are away from them."""
+        """Return the values; all layers but the first interpolate towards the first layer's values."""
         v = self.value(step, x, f"v-{layer}")
         first = step.once("first_value", lambda: v)
         if self.v is None:
@@ -189,7 +192,7 @@ class TimeMix7(NamedTuple):
 
 
 class TimeMix6(NamedTuple):
-    """RWKV-6 (arXiv 2404.05892); without `first` gated linear attention, as in models made of Qwen's."""
+    """RWKV-6 time mixing (arXiv 2404.05892); without `first`, gated linear attention, as in conversions of Qwen."""
 
     size: int
     lerp_x: Tensor
@@ -207,7 +210,7 @@ class TimeMix6(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, size: int, n_head_kv: int) -> TimeMix6:
-        """Tensors `time_mix_…`; of heads of keys and values there are `n_head_kv`. Raises InvalidModel."""
+        """Take the tensors `time_mix_…`; there are `n_head_kv` heads of keys and values. Raises InvalidModel."""
         rank, n_kv = w.ne("time_mix_w2.weight")[0], n_head_kv * size
         narrow = w.ne("time_mix_decay_w1.weight")[1]
         return cls(
@@ -260,7 +263,7 @@ class TimeMix6(NamedTuple):
         return self.out(step, mul(found, g), f"time_mix-{layer}")
 
     def _parts(self, step: Pass, layer: int, x: Tensor) -> list[Tensor]:
-        """How much of the token before is in decays, keys, values, receptances and gates: [n_embd, n_tokens] each."""
+        """Return the interpolation weights of decays, keys, values, receptances and gates: [n_embd, n_tokens] each."""
         rank, n_embd, n_tokens = self.w2.ne[0], x.ne[0], x.ne[1]
         narrow = reshape(tanh(step.mul_mat(self.w1, x, f"x_mix-{layer}")), rank, 5, n_tokens)
         parts = step.mul_mat(self.w2, cont(permute(narrow, 0, 2, 1, 3)), f"x_mixed-{layer}")
@@ -273,14 +276,14 @@ class TimeMix6(NamedTuple):
         ]
 
     def _spread(self, x: Tensor) -> Tensor:
-        """Heads of keys or values, each as often as heads of receptances share it."""
+        """Repeat key or value heads for the receptance heads that share them."""
         n_embd, n_tokens = self.out.weight.ne[0], x.ne[1]
         n, each = x.ne[0] // self.size, n_embd // x.ne[0]
         return x if each == 1 else repeat(reshape(x, self.size, 1, n, n_tokens), self.size, each, n, n_tokens)
 
 
 class ChannelMix(NamedTuple):
-    """value(relu(key(x))²) of a token mixed with the one before; with `receptance` (RWKV-6) gated."""
+    """Channel mixing: value(relu(key(x))²) with token shift; gated by `receptance` in RWKV-6."""
 
     lerp_k: Tensor
     key: Linear
@@ -290,7 +293,7 @@ class ChannelMix(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, n_ff: int) -> ChannelMix:
-        """Tensors `channel_mix_…`. Raises InvalidModel."""
+        """Take the tensors `channel_mix_…`. Raises InvalidModel."""
         key, value = w.linear("channel_mix_key", n_embd, n_ff), w.linear("channel_mix_value", n_ff, n_embd)
         lerp_k, lerp_r = w.need("channel_mix_lerp_k.weight", n_embd), w.maybe("channel_mix_lerp_r.weight", n_embd)
         if lerp_r is None:

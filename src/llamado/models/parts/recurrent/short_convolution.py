@@ -1,4 +1,4 @@
-"""Short gated convolution (LFM2): a layer that remembers only the last few tokens."""
+"""Short gated convolution (LFM2): a mixer whose only state is the last few tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llamado.models.weights import RoleWeights
 
 
 class ShortConvolution(NamedTuple):
-    """out(c · convolution(b · x)), where one matrix makes b, c and x of a hidden state."""
+    """out(c · convolution(b · x)), where b, c and x are projected from the hidden state by one matrix."""
 
     project: Linear
     kernel: Tensor
@@ -21,7 +21,7 @@ class ShortConvolution(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, n: int) -> ShortConvolution:
-        """`shortconv.in_proj`, `shortconv.conv` over `n` tokens and `shortconv.out_proj`. Raises InvalidModel."""
+        """Take `shortconv.in_proj`, `shortconv.conv` over `n` tokens and `shortconv.out_proj`. Raises InvalidModel."""
         return cls(
             w.linear("shortconv.in_proj", n_embd, 3 * n_embd),
             w.need("shortconv.conv.weight", n, n_embd),

@@ -1,5 +1,7 @@
-"""Hyper-connections (arXiv 2409.19606): several streams of hidden states, which each half of a layer reads from and
-adds to as it likes; how they mix is held to matrices whose rows and columns sum to one (arXiv 2512.24880).
+"""Manifold-constrained hyper-connections (arXiv 2409.19606, arXiv 2512.24880).
+
+Each block reads a weighted sum of several residual streams, and adds its output to each stream with a weight of its
+own. The streams mix by doubly stochastic matrices: rows and columns sum to one.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from llamado.models.keys import Keys
 from llamado.models.weights import RoleWeights
 
 N_STREAMS = 4
-"""That mix in `mix_streams`."""
+"""Number of streams that `mix_streams` supports."""
 
 
 class ConnectionSizes(NamedTuple):
-    """Streams; how often rows and columns of their mixing are made to sum to one; what is added to such sums."""
+    """Number of streams, Sinkhorn rounds, and the epsilon added to their sums."""
 
     n: int
     n_rounds: int
@@ -39,18 +41,20 @@ class ConnectionSizes(NamedTuple):
 
     @classmethod
     def read(cls, keys: Keys) -> ConnectionSizes:
-        """Raises GgufError, InvalidModel or UnsupportedModel."""
+        """Read the sizes. Raises GgufError, InvalidModel or UnsupportedModel."""
         n, n_rounds = keys.int_("hyper_connection.count"), keys.int_("hyper_connection.sinkhorn_iterations")
         if n != N_STREAMS:
             raise UnsupportedModel(
-                f"metadata key '{keys.name('hyper_connection.count')}' is {n}; {N_STREAMS} streams run here"
+                f"metadata key '{keys.name('hyper_connection.count')}' is {n}; only {N_STREAMS} streams are supported"
             )
         return cls(n, n_rounds, keys.float_("hyper_connection.epsilon"))
 
 
 class Held(NamedTuple):
-    """What a half of a layer leaves as it is: streams [n_embd, n, n_tokens], how much of what it makes is added to each
-    [n, n_tokens], and how they mix [to, from, n_tokens].
+    """Stream state while a block runs.
+
+    Streams [n_embd, n, n_tokens], the weights of the block's output [n, n_tokens], and the mixing matrix [to, from,
+    n_tokens].
     """
 
     streams: Tensor
@@ -58,7 +62,7 @@ class Held(NamedTuple):
     mixing: Tensor
 
     def kept(self, step: Pass, layer: int) -> Held:
-        """In the last layer, only the rows that get logits."""
+        """In the last layer, keep only the output rows."""
         rows = (reshape(t, t.ne[0] * t.ne[1], t.ne[2]) for t in (self.streams, self.mixing))
         streams, mixing, added = step.keep_outputs(layer, *rows, self.added)
         n = added.ne[1]
@@ -66,8 +70,9 @@ class Held(NamedTuple):
 
 
 class HyperConnections(NamedTuple):
-    """One matrix makes of all streams, normed as one row, what is read of each, what is added to each, and how they
-    mix; `factor` has a factor for each of these three, `shift` is added to all.
+    """Read weights, output weights and mixing matrix of a block, projected from all normed streams by one matrix.
+
+    `factor` scales each of these three; `shift` is added to all.
     """
 
     sizes: ConnectionSizes
@@ -77,7 +82,7 @@ class HyperConnections(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, name: str, n_embd: int, sizes: ConnectionSizes) -> HyperConnections:
-        """`name_fn`, `name_scale` and `name_base`. Raises InvalidModel."""
+        """Take `name_fn`, `name_scale` and `name_base`. Raises InvalidModel."""
         n = sizes.n
         return cls(
             sizes,
@@ -87,7 +92,7 @@ class HyperConnections(NamedTuple):
         )
 
     def read(self, step: Pass, x: Tensor, name: str) -> tuple[Tensor, Held]:
-        """Of streams [n_embd, n, n_tokens] what a half of a layer sees [n_embd, n_tokens], and the rest."""
+        """Return a block's input [n_embd, n_tokens] for streams [n_embd, n, n_tokens], and the stream state."""
         (n_embd, n, n_tokens, _), eps = x.ne, self.sizes.eps
         row = rms_norm(reshape(x, n * n_embd, n_tokens), step.norm_eps)
         mixes = step.mul_mat(self.matrix, row, f"{name}_mixes")
@@ -103,5 +108,5 @@ class HyperConnections(NamedTuple):
 
 
 def joined(made: Tensor, held: Held, name: str) -> Tensor:
-    """The streams after a half of a layer has made [n_embd, n_tokens] of what it saw."""
+    """Return the streams after a block has output `made` [n_embd, n_tokens]."""
     return add_to_streams(made, held.streams, held.added, held.mixing, name)
