@@ -30,7 +30,7 @@ _A, _B = ".lora_a", ".lora_b"
 _INVOCATION = "adapter.alora.invocation_tokens"
 
 
-class Pair(NamedTuple):
+class LoraPair(NamedTuple):
     """The two low-rank factors of one matrix; its products get B(A x) added."""
 
     a: Tensor
@@ -94,7 +94,7 @@ class Adapter:
             shown = f"is '{found[:100]}'" if found else "is missing"
             raise InvalidAdapter(f"{self.path}: metadata key '{key}' {shown}; '{value}' is expected")
 
-    def _bind(self, weights: Mapping[str, Tensor], roles: Mapping[str, Sequence[Role]]) -> dict[str, Pair]:
+    def _bind(self, weights: Mapping[str, Tensor], roles: Mapping[str, Sequence[Role]]) -> dict[str, LoraPair]:
         found: dict[str, dict[str, TensorInfo]] = {}
         ignored = []
         for name, info in self.file.tensors.items():
@@ -116,7 +116,9 @@ class Adapter:
             for weight, parts in found.items()
         }
 
-    def _pair(self, weight: str, base: Tensor | None, roles: Sequence[Role], parts: Mapping[str, TensorInfo]) -> Pair:
+    def _pair(
+        self, weight: str, base: Tensor | None, roles: Sequence[Role], parts: Mapping[str, TensorInfo]
+    ) -> LoraPair:
         for part in (_A, _B):
             if part not in parts:
                 raise InvalidAdapter(f"{self.path}: tensor '{weight}{part}' is missing")
@@ -144,7 +146,7 @@ class Adapter:
                     f"{self.path}: tensor '{info.name}' has shape {_shape(info.ne)}; {_shape(expected[part])} is "
                     f"expected for a weight of shape {_shape(base.ne)}"
                 )
-        return Pair(self._tensor(a), self._tensor(b))
+        return LoraPair(self._tensor(a), self._tensor(b))
 
     def _tensor(self, info: TensorInfo) -> Tensor:
         name = f"{info.name}.{self._mark}"

@@ -42,9 +42,9 @@ class Model(ABC):
     roles: dict[str, tuple[Role, ...]]
     adapters: tuple[Adapter, ...]
     control: ControlVector | None = None
-    borrowed: Mapping[str, GGUFFile] = MappingProxyType({})
+    borrowed_files: Mapping[str, GGUFFile] = MappingProxyType({})
     """Weights that are in another file than the model's, by name."""
-    most_heads: ClassVar[int] = 0
+    max_heads: ClassVar[int] = 0
     """Draft heads: maximum number of prediction blocks of the file that form this model; 0 for a main model."""
     takes: tuple[int, ...] = (0,)
     """Accepted widths of the hidden state that comes with each token; 0: none."""
@@ -62,12 +62,12 @@ class Model(ABC):
                 f"{file.source}: tensor 'token_embd.weight' has {n_vocab} rows, but 'tokenizer.ggml.tokens' names "
                 f"{len(tokens)} tokens"
             )
-        self.hparams = self._read_hparams(Keys(file.metadata, rope, n_heads=self.most_heads), n_vocab)
+        self.hparams = self._read_hparams(Keys(file.metadata, rope, n_heads=self.max_heads), n_vocab)
         self.architecture = self.hparams.architecture
-        self._token_embd = weights.input.need("token_embd.weight", self.hparams.n_embd, n_vocab)
+        self._token_embd = weights.input.require("token_embd.weight", self.hparams.n_embd, n_vocab)
         self._take_head(weights)
         self._take_weights(weights)
-        if not self.most_heads:
+        if not self.max_heads:
             weights.check_all_taken(range(self.hparams.n_layer, self.hparams.n_layer + self.hparams.n_nextn))
         self.weights, self.roles = weights.taken, weights.roles
         self.adapters = ()
@@ -86,8 +86,8 @@ class Model(ABC):
         if w.has("output.weight"):
             self._output = w.linear("output", hp.n_embd, hp.n_vocab)
         else:  # tied embeddings: the output matrix is the embedding
-            matrix = w.also("output.weight", self._token_embd)
-            self._output = Linear(matrix, w.maybe("output.bias", hp.n_vocab))
+            matrix = w.share("output.weight", self._token_embd)
+            self._output = Linear(matrix, w.optional("output.bias", hp.n_vocab))
 
     @abstractmethod
     def _take_weights(self, weights: Weights) -> None: ...
@@ -141,7 +141,7 @@ class Model(ABC):
         return self.hparams.n_vocab if output is Output.LOGITS else self.hparams.n_embd
 
     @property
-    def scores_means(self) -> bool:
+    def scores_from_mean(self) -> bool:
         """True if scores are computed from the mean of a text's hidden states, not from one token's."""
         return False
 
@@ -155,7 +155,7 @@ class Model(ABC):
         """Number of tokens before each token of a batch that the model needs."""
         return 0
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Return the kind of memory of a layer."""
         hp = self.hparams
         window = hp.n_swa if hp.is_swa(layer) else 0
@@ -168,7 +168,7 @@ class Model(ABC):
             head_v=hp.head_dim_v,
         )
 
-    def directed(self, layer: int) -> int:
+    def control_layer(self, layer: int) -> int:
         """Return the number of a layer in control vector files."""
         return layer
 
@@ -182,7 +182,7 @@ class Model(ABC):
         max_batch: int = 512,
         whole: bool = False,
         n_ctx: int = 0,
-        turned: bool = True,
+        rotated: bool = True,
         n_drafted: int = 0,
     ) -> Memory:
         """Create a memory of `n_cells` tokens, not yet placed on devices, for sequences of up to `n_ctx` (0: all).
@@ -193,7 +193,7 @@ class Model(ABC):
         check_types(hp.head_dim_k, (type_k,))
         check_types(hp.head_dim_v, (type_v,))
         memory = Memory(
-            [self.remembers(layer) for layer in range(hp.n_layer)],
+            [self.layer_memory(layer) for layer in range(hp.n_layer)],
             n_cells,
             n_sequences=n_sequences,
             max_batch=max_batch,
@@ -202,7 +202,7 @@ class Model(ABC):
             causal=hp.causal,
             whole=whole,
             n_ctx=n_ctx,
-            turned=turned,
+            rotated=rotated,
             n_drafted=n_drafted,
         )
         memory.n_before = self.n_before
@@ -217,7 +217,7 @@ class Model(ABC):
         """
         if shape.n_kv > memory.n_cells:
             raise ValueError(f"attention over {shape.n_kv} cells of a cache of {memory.n_cells}")
-        means = self.scores_means and shape.output is Output.SCORES
+        means = self.scores_from_mean and shape.output is Output.SCORES
         step = Pass(self.hparams, shape, memory, self.adapters, every_row=means or bool(shape.features))
         graph = step.graph
         x: Tensor | None = graph.expand(self._embed(step))
@@ -227,7 +227,7 @@ class Model(ABC):
             between.append(x)
             x = self._layer(step, layer, x)
             if x is not None and self.control is not None:
-                x = self.control.added(self.directed(layer), x)
+                x = self.control.apply(self.control_layer(layer), x)
         if shape.features:
             assert x is not None
             self._give_features(step, [*between, x])

@@ -53,14 +53,14 @@ class BatchShape:
             raise ValueError(f"sequences of unequal length: {self}")
 
 
-class Stretch(NamedTuple):
+class RowRange(NamedTuple):
     """Rows `row` to `row + n` of a memory, holding `n` consecutive tokens of a sequence."""
 
     row: int
     n: int
 
 
-class Beginning(NamedTuple):
+class PrefixRows(NamedTuple):
     """Rows of a sequence's first tokens, if they are apart from the rest: other sequences may share them.
 
     Tokens `start` to `stop` of a batch see them. Their rows ascend.
@@ -68,12 +68,12 @@ class Beginning(NamedTuple):
 
     start: int
     stop: int
-    stretches: tuple[Stretch, ...]
+    row_ranges: tuple[RowRange, ...]
 
     @property
     def n(self) -> int:
         """Return the number of tokens."""
-        return sum(stretch.n for stretch in self.stretches)
+        return sum(stretch.n for stretch in self.row_ranges)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +84,7 @@ class MemoryRows:
     state, each sequence continues from the state in row `first[i]` and stores its own in row `written[i]`; all are
     int64 [n_seqs].
 
-    `spare` is a row that no token sees, for the padding of a batch. `beginnings` are the rows of first tokens below row
+    `spare` is a row that no token sees, for the padding of a batch. `prefixes` are the rows of first tokens below row
     `first[i]`, for the sequences that have such.
     """
 
@@ -92,15 +92,15 @@ class MemoryRows:
     first: NDArray[np.int64]
     last: NDArray[np.int64]
     spare: int
-    beginnings: tuple[Beginning, ...] = ()
+    prefixes: tuple[PrefixRows, ...] = ()
 
     @property
     def origins(self) -> NDArray[np.int64]:
         """Return, per token, the row at which its sequence would start if it were contiguous; may be negative."""
-        if not self.beginnings:
+        if not self.prefixes:
             return self.first
         origins = self.first.copy()
-        for beginning in self.beginnings:
+        for beginning in self.prefixes:
             origins[beginning.start : beginning.stop] -= beginning.n
         return origins
 

@@ -52,7 +52,7 @@ class ControlVector:
         """Return the bytes of one of its tensors."""
         return self._data[name]
 
-    def added(self, layer: int, x: Tensor) -> Tensor:
+    def apply(self, layer: int, x: Tensor) -> Tensor:
         """Add the layer's direction to the hidden state after it."""
         direction = self._layers.get(layer)
         return x if direction is None else add(x, direction, f"l_out-{layer}")

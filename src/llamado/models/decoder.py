@@ -8,11 +8,11 @@ from llamado.ggml.graph import add, scale
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model
-from llamado.models.forward import Factors, Pass
+from llamado.models.forward import LongRopeFactors, Pass
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Mixer
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.norms import LayerNorm, Norm
 from llamado.models.weights import RoleWeights, Weights
 
@@ -28,11 +28,11 @@ class Layer(NamedTuple):
     ffn_post_norm: Norm | None = None
 
 
-def take_factors(weights: Weights, n: int) -> Tensor | Factors | None:
+def take_factors(weights: Weights, n: int) -> Tensor | LongRopeFactors | None:
     """Take the divisors of the rotary frequencies: one set in Llama 3, two in LongRoPE."""
-    factors = weights.shared.maybe("rope_freqs.weight", n)
-    short, long = (weights.shared.maybe(f"rope_factors_{which}.weight", n) for which in ("short", "long"))
-    return factors or (Factors(short, long) if short or long else None)
+    factors = weights.shared.optional("rope_freqs.weight", n)
+    short, long = (weights.shared.optional(f"rope_factors_{which}.weight", n) for which in ("short", "long"))
+    return factors or (LongRopeFactors(short, long) if short or long else None)
 
 
 class Decoder(Model):
@@ -73,7 +73,7 @@ class Decoder(Model):
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         """Take a layer's feed-forward network, SwiGLU by default. Raises InvalidModel."""
-        return Gated.take(w, self.hparams.n_embd, self.hparams.n_ff[layer])
+        return GatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer])
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         w, i = self._layers[layer], layer

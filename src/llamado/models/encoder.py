@@ -59,7 +59,7 @@ class Encoder(Model):
         return step.mean_of_texts(h) if self._means else h
 
     @property
-    def scores_means(self) -> bool:
+    def scores_from_mean(self) -> bool:
         """See Model."""
         return self._means
 
@@ -100,7 +100,7 @@ class PostNormEncoder(Encoder):
 
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
-        self._types = weights.input.maybe("token_types.weight", hp.n_embd, self._n_types)
+        self._types = weights.input.optional("token_types.weight", hp.n_embd, self._n_types)
         self._embd_norm = LayerNorm.take(weights.input, "token_embd_norm", hp.n_embd)
         self._layers = [self._take_layer(weights.layer(i), i) for i in range(hp.n_layer)]
 

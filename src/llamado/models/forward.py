@@ -30,13 +30,14 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.adapter import Adapter
 from llamado.models.batch import BatchShape
-from llamado.models.hadamard import Hadamard, turn
+from llamado.models.hadamard import Hadamard, rotate_heads
 from llamado.models.hparams import HyperParameters, Rope
 from llamado.models.inputs import (
     AttentionTemperature,
     Embeddings,
+    FixedPairs,
     ForwardGraph,
-    Given,
+    HiddenStates,
     Input,
     Mask,
     OutputRows,
@@ -44,11 +45,10 @@ from llamado.models.inputs import (
     RelativeBuckets,
     RowsWritten,
     StateRows,
-    StillPairs,
     TextShares,
     TokenIds,
 )
-from llamado.models.memory import Kept, Memory
+from llamado.models.memory import LayerCache, Memory
 
 _F32_PRECISION = PrecType.F32
 
@@ -73,7 +73,7 @@ class Linear(NamedTuple):
         return y if self.bias is None else add(y, self.bias, name)
 
 
-class Factors(NamedTuple):
+class LongRopeFactors(NamedTuple):
     """LongRoPE (arXiv 2402.13753): divisors of the rotary frequencies for short and long contexts.
 
     The short factors apply if the sequence's maximum context, not its length, is at most `n_ctx_short` tokens.
@@ -122,14 +122,14 @@ class Pass:
         """Return the tensor of an input, creating it on first use."""
         return self.graph.feed(input)
 
-    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+    def shared(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """Return a tensor shared by several layers, creating it on first use."""
         if name not in self._common:
             self._common[name] = self.graph.expand(make())
         return self._common[name]
 
-    def made(self, name: str) -> Tensor:
-        """Return a tensor that an earlier layer shared (`once`)."""
+    def get_shared(self, name: str) -> Tensor:
+        """Return a tensor that an earlier layer shared (`shared`)."""
         return self._common[name]
 
     def tokens(self) -> Tensor:
@@ -142,57 +142,57 @@ class Pass:
 
     def given(self) -> Tensor:
         """Return the hidden state that comes with each token: F32 [given, n_tokens]."""
-        return self.input(Given(self.shape.given, self.shape.n_tokens))
+        return self.input(HiddenStates(self.shape.given, self.shape.n_tokens))
 
     def positions(self, sections: int = 1) -> Tensor:
         """Return each token's position in its sequence: I32 [sections × n_tokens]."""
         return self.input(Positions(self.shape.n_tokens, sections))
 
-    def cells(self, kept: Kept) -> Tensor:
+    def cells(self, layer_cache: LayerCache) -> Tensor:
         """Return the memory row each token is written to: I64 [n_tokens]."""
-        return self.input(RowsWritten(f"cells{kept.part.suffix}", self.shape.n_tokens, kept.number))
+        return self.input(RowsWritten(f"cells{layer_cache.part.suffix}", self.shape.n_tokens, layer_cache.number))
 
-    def mask(self, kept: Kept, *, distances: bool = False) -> Tensor:
+    def mask(self, layer_cache: LayerCache, *, distances: bool = False) -> Tensor:
         """Return the attention mask: F16 [rows, n_tokens], 0 if the token sees the row, else minus infinity.
 
         With `distances`, minus the distance between the token's own row and the seen row (ALiBi) instead of 0.
         """
-        name = f"mask{kept.part.suffix or '_swa'}" if kept.window else "mask"
+        name = f"mask{layer_cache.part.suffix or '_swa'}" if layer_cache.window else "mask"
         return self.input(
             Mask(
                 name + "_distances" * distances,
-                self._reach(kept),
+                self._n_rows_read(layer_cache),
                 self.shape.n_tokens,
-                kept.number,
-                kept.window,
-                chunked=kept.chunked,
-                symmetric=kept.symmetric,
+                layer_cache.number,
+                layer_cache.window,
+                chunked=layer_cache.chunked,
+                symmetric=layer_cache.symmetric,
                 distances=distances,
             )
         )
 
-    def _biased(self, kept: Kept, table: Tensor) -> Tensor:
+    def _bias_mask(self, layer_cache: LayerCache, table: Tensor) -> Tensor:
         """Return the mask with a relative position bias per head: F16 [rows, n_tokens, n_head].
 
         `table`, [n_head, n_buckets], holds the bias of each bucket; see RelativeBuckets.
         """
-        rows, n_tokens, (n_head, n_buckets) = self._reach(kept), self.shape.n_tokens, table.ne[:2]
+        rows, n_tokens, (n_head, n_buckets) = self._n_rows_read(layer_cache), self.shape.n_tokens, table.ne[:2]
 
         def make() -> Tensor:
-            buckets = self.input(RelativeBuckets(rows, n_tokens, n_buckets, kept.number))
+            buckets = self.input(RelativeBuckets(rows, n_tokens, n_buckets, layer_cache.number))
             biases = reshape(get_rows(table, buckets), n_head, rows, n_tokens)
             biases = cont(permute(biases, 2, 0, 1, 3))
-            return cast(add(biases, cast(self.mask(kept), TensorType.F32)), TensorType.F16, "biases")
+            return cast(add(biases, cast(self.mask(layer_cache), TensorType.F32)), TensorType.F16, "biases")
 
-        return self.once(table.name, make)
+        return self.shared(table.name, make)
 
-    def kept(self, layer: int) -> Kept:
+    def layer_cache(self, layer: int) -> LayerCache:
         """Return the cache of a layer."""
         return self._memory[layer]
 
-    def _reach(self, kept: Kept) -> int:
+    def _n_rows_read(self, layer_cache: LayerCache) -> int:
         """Return the number of cache rows that attention reads."""
-        return min(self.shape.n_kv, kept.part.n_rows)
+        return min(self.shape.n_kv, layer_cache.part.n_rows)
 
     def temperature(self, scale: float, length: int, offset: float = 0.0) -> Tensor:
         """Return the position-dependent factor of queries (AttentionTemperature): F32 [1, 1, n_tokens]."""
@@ -240,7 +240,7 @@ class Pass:
         self,
         x: Tensor,
         rope: Rope,
-        factors: Tensor | Factors | None,
+        factors: Tensor | LongRopeFactors | None,
         name: str,
         *,
         offset: int = 0,
@@ -250,10 +250,10 @@ class Pass:
 
         `factors` divide the frequencies. `positions`, I32 [n_tokens], replace those of the batch.
         """
-        if isinstance(factors, Factors):
+        if isinstance(factors, LongRopeFactors):
             factors = factors.long if self._memory.n_ctx > self._hparams.n_ctx_short else factors.short
-        if rope.still:
-            factors = self.input(StillPairs(rope.n_dims // 2, rope.still))
+        if rope.fixed_pairs:
+            factors = self.input(FixedPairs(rope.n_dims // 2, rope.fixed_pairs))
         return rope_ext(
             x,
             self.positions() if positions is None else positions,
@@ -285,36 +285,40 @@ class Pass:
         bias: Tensor | None = None,
         index: Tensor | None = None,
         choose: Callable[[Tensor], Tensor] | None = None,
-        written: Callable[[], None] | None = None,
+        on_written: Callable[[], None] | None = None,
     ) -> Tensor | None:
         """Write keys and values to the cache and attend: F32 [head_dim of v × n_head, n_tokens].
 
         q, k, v are [head_dim, heads, n_tokens]; value heads may have another size than key heads. `softcap`, `sinks`
-        (F32 [n_head]) and `max_bias` (ALiBi) are those of `flash_attn_ext`; `bias` is the table of `_biased`. `index`
-        [n, n_tokens] is written to the cache too. `choose` replaces the mask; `written` is called once everything is
-        written. Returns None if only the cache is needed: the last layer of a batch without outputs.
+        (F32 [n_head]) and `max_bias` (ALiBi) are those of `flash_attn_ext`; `bias` is the table of `_bias_mask`.
+        `index` [n, n_tokens] is written to the cache too. `choose` replaces the mask; `on_written` is called once
+        everything is written. Returns None if only the cache is needed: the last layer of a batch without outputs.
         """
-        graph, kept = self.graph, self._memory[layer]
-        only_cache = self.ends_with(layer)
-        q, k, v = self._turned(q, kept.turns[0]), self._turned(k, kept.turns[0]), self._turned(v, kept.turns[1])
+        graph, layer_cache = self.graph, self._memory[layer]
+        only_cache = self.is_cache_only(layer)
+        q, k, v = (
+            self._hadamard(q, layer_cache.rotations[0]),
+            self._hadamard(k, layer_cache.rotations[0]),
+            self._hadamard(v, layer_cache.rotations[1]),
+        )
         # llama.cpp's order of expansion, which differs for models with sliding windows.
         wanted = (q, k, v) if self._hparams.n_swa else (q, v, k)
         for tensor in wanted[1:] if only_cache else wanted:
             graph.expand(tensor)
-        k_cache, v_cache = self._write(kept, k, v)
+        k_cache, v_cache = self._write(layer_cache, k, v)
         if index is not None:
-            graph.expand(set_rows(kept.tensors[2], index, self.cells(kept)))
-        if written is not None:
-            written()
+            graph.expand(set_rows(layer_cache.tensors[2], index, self.cells(layer_cache)))
+        if on_written is not None:
+            on_written()
         if only_cache:
             return None
-        n_kv = self._reach(kept)
-        mask = None if choose is None else choose(self.mask(kept))
+        n_kv = self._n_rows_read(layer_cache)
+        mask = None if choose is None else choose(self.mask(layer_cache))
         keys = _heads(k_cache, k.ne[0], k.ne[1], n_kv)
         values = _heads(v_cache, v.ne[0], v.ne[1], n_kv)
-        return self._attention(layer, kept, q, keys, values, scale, softcap, sinks, max_bias, bias, mask)
+        return self._attention(layer, layer_cache, q, keys, values, scale, softcap, sinks, max_bias, bias, mask)
 
-    def attend_apart(
+    def attend_per_head(
         self,
         layer: int,
         q: Tensor,
@@ -329,44 +333,48 @@ class Pass:
         `behind` [n, n_tokens] is written to the cache after the keys, in the same rows. `choose` returns the masks, or
         one for all heads, given those extra elements [n, rows], the mask, and the number of the memory's part.
         """
-        graph, kept = self.graph, self._memory[layer]
-        only_cache = self.ends_with(layer)
-        q, k, v = self._turned(q, kept.turns[0]), self._turned(k, kept.turns[0]), self._turned(v, kept.turns[1])
+        graph, layer_cache = self.graph, self._memory[layer]
+        only_cache = self.is_cache_only(layer)
+        q, k, v = (
+            self._hadamard(q, layer_cache.rotations[0]),
+            self._hadamard(k, layer_cache.rotations[0]),
+            self._hadamard(v, layer_cache.rotations[1]),
+        )
         if not only_cache:
             graph.expand(q)
         (dim_k, n_head_kv, n_tokens), (dim_v, group) = k.ne[:3], (v.ne[0], q.ne[1] // k.ne[1])
-        k_cache, v_cache = kept.tensors
+        k_cache, v_cache = layer_cache.tensors
         row = concat(reshape(k, dim_k * n_head_kv, n_tokens), behind, 0)
-        graph.expand(set_rows(k_cache, row, self.cells(kept)))
-        graph.expand(set_rows(v_cache, view_2d(v, dim_v * n_head_kv, n_tokens, v.nb[2]), self.cells(kept)))
+        graph.expand(set_rows(k_cache, row, self.cells(layer_cache)))
+        graph.expand(set_rows(v_cache, view_2d(v, dim_v * n_head_kv, n_tokens, v.nb[2]), self.cells(layer_cache)))
         if only_cache:
             return None
-        n_kv, size = self._reach(kept), k_cache.nb[1] * dim_k // k_cache.ne[0]
+        n_kv, size = self._n_rows_read(layer_cache), k_cache.nb[1] * dim_k // k_cache.ne[0]
         keys = view_4d(k_cache, dim_k, n_head_kv, n_kv, 1, size, k_cache.nb[1], k_cache.nb[2])
         values = _heads(v_cache, dim_v, n_head_kv, n_kv)
         rest = view_2d(k_cache, behind.ne[0], n_kv, k_cache.nb[1], n_head_kv * size)
-        masks = choose(rest, self.mask(kept), kept.number)
+        masks = choose(rest, self.mask(layer_cache), layer_cache.number)
         if len(masks) == 1:
-            return self._attention(layer, kept, q, keys, values, scale, mask=masks[0])
+            return self._attention(layer, layer_cache, q, keys, values, scale, mask=masks[0])
         found = None
         for head, mask in enumerate(masks):
             one_q = view_3d(q, dim_k, group, n_tokens, q.nb[1], q.nb[2], head * group * q.nb[1])
             one_k, one_v = (
                 view_4d(heads, heads.ne[0], 1, n_kv, 1, *heads.nb[1:], head * heads.nb[1]) for heads in (keys, values)
             )
-            part = self._attention(layer, kept, one_q, one_k, one_v, scale, mask=mask)
+            part = self._attention(layer, layer_cache, one_q, one_k, one_v, scale, mask=mask)
             found = part if found is None else concat(found, part, 0, f"kqv_out-{layer}")
         return found
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Write keys and values to the cache without attending."""
-        kept = self._memory[layer]
-        k, v = (self.graph.expand(self._turned(x, n)) for x, n in zip((k, v), kept.turns, strict=True))
-        self._write(kept, k, v)
+        layer_cache = self._memory[layer]
+        k, v = (self.graph.expand(self._hadamard(x, n)) for x, n in zip((k, v), layer_cache.rotations, strict=True))
+        self._write(layer_cache, k, v)
 
-    def _write(self, kept: Kept, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    def _write(self, layer_cache: LayerCache, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Write keys and values of all tokens to a layer's cache, and return it."""
-        cells, caches = self.cells(kept), kept.tensors[:2]
+        cells, caches = self.cells(layer_cache), layer_cache.tensors[:2]
         for cache, x in zip(caches, (k, v), strict=True):
             self.graph.expand(set_rows(cache, view_2d(x, x.ne[0] * x.ne[1], x.ne[2], x.nb[2]), cells))
         return caches
@@ -375,14 +383,14 @@ class Pass:
         self, layer: int, q: Tensor, n_head_kv: int, scale: float, *, softcap: float = 0.0
     ) -> Tensor | None:
         """Attend to the keys and values of an earlier layer, with `n_head_kv` heads; see `attend`."""
-        kept = self._memory[layer]
-        if self.ends_with(layer):
+        layer_cache = self._memory[layer]
+        if self.is_cache_only(layer):
             return None
-        q = self._turned(q, kept.turns[0])
+        q = self._hadamard(q, layer_cache.rotations[0])
         self.graph.expand(q)
-        n_kv = self._reach(kept)
-        keys, values = (_heads(cache, cache.ne[0] // n_head_kv, n_head_kv, n_kv) for cache in kept.tensors[:2])
-        return self._attention(layer, kept, q, keys, values, scale, softcap)
+        n_kv = self._n_rows_read(layer_cache)
+        keys, values = (_heads(cache, cache.ne[0] // n_head_kv, n_head_kv, n_kv) for cache in layer_cache.tensors[:2])
+        return self._attention(layer, layer_cache, q, keys, values, scale, softcap)
 
     def attend_latent(
         self,
@@ -394,36 +402,36 @@ class Pass:
         choose: Callable[[Tensor, Tensor], Tensor] | None = None,
         *,
         sinks: Tensor | None = None,
-        written: Callable[[], None] | None = None,
+        on_written: Callable[[], None] | None = None,
     ) -> Tensor | None:
         """Attend with one latent row [n, n_tokens] per token for all heads: F32 [n_v × n_head, n_tokens].
 
         The row starts with the key, whose first `n_v` elements are the value. q is [n_key, heads, n_tokens]. `choose`
-        replaces the mask, given the elements after the keys [n − n_key, rows] and the mask. `written`: see `attend`.
+        replaces the mask, given the elements after the keys [n − n_key, rows] and the mask. `on_written`: see `attend`.
         """
-        graph, kept = self.graph, self._memory[layer]
-        cache = kept.tensors[0]
-        only_cache = self.ends_with(layer)
+        graph, layer_cache = self.graph, self._memory[layer]
+        cache = layer_cache.tensors[0]
+        only_cache = self.is_cache_only(layer)
         if not only_cache:
             graph.expand(q)
-        graph.expand(set_rows(cache, row, self.cells(kept)))
-        if written is not None:
-            written()
+        graph.expand(set_rows(cache, row, self.cells(layer_cache)))
+        if on_written is not None:
+            on_written()
         if only_cache:
             return None
-        n_kv = self._reach(kept)
+        n_kv = self._n_rows_read(layer_cache)
         n = q.ne[0]
         keys, values = _heads(cache, n, 1, n_kv), _heads(cache, n_v, 1, n_kv)
         mask = None
         if choose is not None:
             behind = view_2d(cache, cache.ne[0] - n, n_kv, cache.nb[1], cache.nb[1] * n // cache.ne[0])
-            mask = choose(behind, self.mask(kept))
-        return self._attention(layer, kept, q, keys, values, scale, sinks=sinks, mask=mask)
+            mask = choose(behind, self.mask(layer_cache))
+        return self._attention(layer, layer_cache, q, keys, values, scale, sinks=sinks, mask=mask)
 
     def _attention(
         self,
         layer: int,
-        kept: Kept,
+        layer_cache: LayerCache,
         q: Tensor,
         keys: Tensor,
         values: Tensor,
@@ -435,7 +443,9 @@ class Pass:
         mask: Tensor | None = None,
     ) -> Tensor:
         if mask is None:
-            mask = self.mask(kept, distances=max_bias > 0) if bias is None else self._biased(kept, bias)
+            mask = (
+                self.mask(layer_cache, distances=max_bias > 0) if bias is None else self._bias_mask(layer_cache, bias)
+            )
         q = view_4d(q, *q.ne, q.nb[1], q.nb[2], q.nb[3])
         out = flash_attn_ext(
             permute(q, 0, 2, 1, 3),
@@ -449,11 +459,11 @@ class Pass:
             sinks=sinks,
         )
         out = reshape(out, out.ne[0] * out.ne[1], out.ne[2], name=f"kqv_out-{layer}")
-        return self._turned(self.graph.expand(out), kept.turns[1])
+        return self._hadamard(self.graph.expand(out), layer_cache.rotations[1])
 
-    def _turned(self, x: Tensor, n: int) -> Tensor:
+    def _hadamard(self, x: Tensor, n: int) -> Tensor:
         """Apply the Hadamard rotation of a quantized cache; it is its own inverse. `n` 0: none."""
-        return turn(self.input(Hadamard(n)), x) if n else x
+        return rotate_heads(self.input(Hadamard(n)), x) if n else x
 
     @property
     def n_seqs(self) -> int:
@@ -462,8 +472,8 @@ class Pass:
 
     def state_rows(self, layer: int) -> Tensor:
         """Return the state rows that the sequences continue from: I32 [n_seqs]."""
-        kept = self._memory.states(layer)
-        return self.input(StateRows(f"states{kept.part.suffix}", self.n_seqs, kept.number))
+        layer_cache = self._memory.states(layer)
+        return self.input(StateRows(f"states{layer_cache.part.suffix}", self.n_seqs, layer_cache.number))
 
     def states(self, layer: int) -> tuple[Tensor, ...]:
         """Return all state rows of a layer, F32 [width, rows] each, for operations that select rows themselves."""
@@ -473,18 +483,18 @@ class Pass:
         """Return state `number` of a layer before the batch: F32 [width, n_seqs]."""
         return get_rows(self.states(layer)[number], self.state_rows(layer))
 
-    def keep_states(self, layer: int, number: int, states: Tensor) -> None:
+    def store_states(self, layer: int, number: int, states: Tensor) -> None:
         """Store state `number` of a layer after the batch: F32 [width, n_seqs].
 
         Between reading and storing a state, no operation may need weights on another device: while one batch waits for
         that device, the next batch would read the same state. Expand the sources of an operation on states before
         reading them.
         """
-        kept = self._memory.states(layer)
-        cells = self.input(RowsWritten(f"cells{kept.part.suffix}", self.n_seqs, kept.number))
-        self.graph.expand(set_rows(kept.tensors[number], states, cells))
+        layer_cache = self._memory.states(layer)
+        cells = self.input(RowsWritten(f"cells{layer_cache.part.suffix}", self.n_seqs, layer_cache.number))
+        self.graph.expand(set_rows(layer_cache.tensors[number], states, cells))
 
-    def ends_with(self, layer: int) -> bool:
+    def is_cache_only(self, layer: int) -> bool:
         """Return True if only the layer's memory is needed: the last layer of a batch without outputs."""
         return layer in self._cached or (layer == self._last and not self.shape.n_outputs)
 

@@ -23,23 +23,23 @@ from llamado.models.inputs import Bytes, Constant
 _LEAST = 64
 
 
-def turned_keys(type: TensorType, heads: Collection[int]) -> int:
+def key_rotation(type: TensorType, heads: Collection[int]) -> int:
     """Return how many elements of a key are rotated together, for this type and these head sizes; 0: no rotation.
 
     This is the greatest power of two that divides the head size, if all heads have the same size.
     """
-    n = _turned(type, heads)
+    n = _rotation_size(type, heads)
     while n and max(heads) % (2 * n) == 0:
         n *= 2
     return n
 
 
-def turned_values(type: TensorType, heads: Collection[int]) -> int:
+def value_rotation(type: TensorType, heads: Collection[int]) -> int:
     """Return how many elements of a value are rotated together: the smallest allowed size, or 0."""
-    return _turned(type, heads)
+    return _rotation_size(type, heads)
 
 
-def _turned(type: TensorType, heads: Collection[int]) -> int:
+def _rotation_size(type: TensorType, heads: Collection[int]) -> int:
     quantised = type.block_size > 1
     return _LEAST if quantised and len(heads) == 1 and all(n and n % _LEAST == 0 for n in heads) else 0
 
@@ -65,7 +65,7 @@ def hadamard(n: int) -> Bytes:
     return matrix.reshape(-1).view(np.uint8)
 
 
-def turn(matrix: Tensor, x: Tensor) -> Tensor:
+def rotate_heads(matrix: Tensor, x: Tensor) -> Tensor:
     """Rotate each group of `matrix.ne[0]` elements of x."""
     n = matrix.ne[0]
     rows = reshape(x if x.is_contiguous() else cont(x), n, x.nelements // n)

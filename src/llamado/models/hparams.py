@@ -33,7 +33,7 @@ class Pooling(IntEnum):
 class Rope:
     """Rotary embedding of a kind of layer; parameters as in `ggml.graph.rope_ext`.
 
-    The pairs in `still` are not rotated.
+    The pairs in `fixed_pairs` are not rotated.
     """
 
     n_dims: int
@@ -45,7 +45,7 @@ class Rope:
     attn_factor: float
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    still: tuple[int, ...] = ()
+    fixed_pairs: tuple[int, ...] = ()
 
 
 class Temperature(NamedTuple):
@@ -61,14 +61,14 @@ class Gating(IntEnum):
 
     SOFTMAX = 1
     SIGMOID = 2
-    SOFTMAX_OF_CHOSEN = 3
+    SOFTMAX_WEIGHT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """Sizes of a mixture of experts: each token uses `n_used` of `n` experts with hidden width `n_ff`.
 
-    Router weights are computed by `gating`, divided by their sum if `normalised`, and multiplied by `scale`. If
+    Router weights are computed by `gating`, divided by their sum if `normalized`, and multiplied by `scale`. If
     `n_groups` > 1, experts are selected only from the best `n_groups_used` groups. Every token also uses `n_shared`
     shared experts, or one of width `n_ff_shared`. The first `n_dense_layers` layers have no experts.
     """
@@ -77,7 +77,7 @@ class Experts:
     n_used: int
     n_ff: int
     gating: Gating
-    normalised: bool
+    normalized: bool
     scale: float
     n_groups: int
     n_groups_used: int
@@ -165,28 +165,34 @@ ROPE_TYPES = ("none", "linear", "yarn", "longrope")
 """Context extension methods (`llama_rope_scaling_type`). LongRoPE only uses frequency factors."""
 
 
-def rotated(keys: Keys, suffix: str, default: int, head_dim: int, *, or_none: bool = False) -> int:
-    """Read the number of rotated elements of a head; with `or_none`, or if there are no heads, it may be 0.
+def rope_dims(keys: Keys, suffix: str, default: int, head_dim: int, *, allow_zero: bool = False) -> int:
+    """Read the number of rotated elements of a head; with `allow_zero`, or if there are no heads, it may be 0.
 
     Raises GgufError or InvalidModel.
     """
     n = keys.int_(suffix, default)
-    if n > head_dim or n % 2 or not (n or or_none or not head_dim):
+    if n > head_dim or n % 2 or not (n or allow_zero or not head_dim):
         raise InvalidModel(f"metadata key '{keys.name(suffix)}' is {n}; an even number up to {head_dim} is expected")
     return n
 
 
 def read_rope(
-    keys: Keys, head_dim: int, n_ctx_train: int, mode: RopeMode, *, file_betas: bool = False, or_none: bool = False
+    keys: Keys,
+    head_dim: int,
+    n_ctx_train: int,
+    mode: RopeMode,
+    *,
+    read_yarn_betas: bool = False,
+    allow_zero: bool = False,
 ) -> Rope:
     """Read the rotary embedding of the global layers from the file and the user's overrides (llama-context.cpp).
 
-    With `file_betas`, YaRN's ramp boundaries are read from the file; for most architectures llama.cpp ignores them.
-    `or_none`: see `rotated`. Raises GgufError, InvalidModel or UnsupportedModel.
+    With `read_yarn_betas`, YaRN's ramp boundaries are read from the file; for most architectures llama.cpp ignores
+    them. `allow_zero`: see `rope_dims`. Raises GgufError, InvalidModel or UnsupportedModel.
     """
     wanted = keys.rope
     wanted.check()
-    n_dims = rotated(keys, "rope.dimension_count", head_dim, head_dim, or_none=or_none)
+    n_dims = rope_dims(keys, "rope.dimension_count", head_dim, head_dim, allow_zero=allow_zero)
     kind = wanted.scaling or _rope_type(keys)
     freq_scale = 1.0 if kind == "none" else wanted.freq_scale or _trained_scale(keys)
     ext_factor = wanted.ext_factor
@@ -199,7 +205,7 @@ def read_rope(
         magnitude = 1.0 if stretch <= 1.0 else 0.1 * log(stretch) + 1.0
         attn_factor = float(np.float32(magnitude / (1.0 + 0.1 * log(stretch))))
     fast, slow = 32.0, 1.0
-    if file_betas:
+    if read_yarn_betas:
         fast, slow = keys.float_("rope.scaling.yarn_beta_fast", fast), keys.float_("rope.scaling.yarn_beta_slow", slow)
     return Rope(
         n_dims=n_dims,
@@ -214,7 +220,7 @@ def read_rope(
     )
 
 
-def stretch_factor(rope: Rope, multiplier: float) -> float:
+def yarn_attention_factor(rope: Rope, multiplier: float) -> float:
     """Return YaRN's attention factor for its context extension: 0.1 · multiplier · ln(stretch) + 1."""
     stretch = 1.0 / rope.freq_scale
     return 1.0 if stretch <= 1.0 else 0.1 * multiplier * log(stretch) + 1.0
@@ -230,7 +236,7 @@ def swa_rope(keys: Keys, rope: Rope, *, freq_base: float = 0.0, freq_scale: floa
     return replace(rope, freq_base=base, freq_scale=freq_scale or _trained_scale(keys))
 
 
-def trained_base(keys: Keys, rope: Rope, freq_base: float) -> Rope:
+def override_freq_base(keys: Keys, rope: Rope, freq_base: float) -> Rope:
     """Return `rope` with an architecture's own base, unless the user overrides it."""
     return replace(rope, freq_base=keys.rope.freq_base or freq_base)
 
@@ -275,7 +281,7 @@ def read_swa_layers(keys: Keys, n_layer: int, period: int, *, dense_first: bool 
     return tuple(period == 0 or i % period != (0 if dense_first else period - 1) for i in range(n_layer))
 
 
-def sectioned(keys: Keys, mode: RopeMode) -> RopeMode:
+def mrope_text_mode(keys: Keys, mode: RopeMode) -> RopeMode:
     """Return the rope mode for text in models with multi-dimensional positions (M-RoPE, arXiv 2409.12191), else `mode`.
 
     Time, height and width of a text token all equal its position, so only the order of pairs remains, which is NEOX's.
@@ -292,7 +298,7 @@ def sectioned(keys: Keys, mode: RopeMode) -> RopeMode:
     return RopeMode.NEOX
 
 
-def interleaved(keys: Keys, rope: Rope) -> Rope:
+def interleaved_mrope(keys: Keys, rope: Rope) -> Rope:
     """Return the rope for text in models with interleaved M-RoPE (Qwen3-VL, arXiv 2511.21631).
 
     Pairs alternate between time, height and width, which all equal a text token's position. llama.cpp leaves the
@@ -304,8 +310,8 @@ def interleaved(keys: Keys, rope: Rope) -> Rope:
     if not 3 <= len(sections) <= 4 or min(sections) < 0 or not sum(sections):
         raise InvalidModel(f"metadata key '{key}' is {list(sections)}; three or four numbers of pairs are expected")
     n = sum(sections)
-    still = tuple(i for i in range(rope.n_dims // 2) if i % n >= 3 * sections[i % n % 3])
-    return replace(rope, mode=RopeMode.NEOX, still=still)
+    fixed_pairs = tuple(i for i in range(rope.n_dims // 2) if i % n >= 3 * sections[i % n % 3])
+    return replace(rope, mode=RopeMode.NEOX, fixed_pairs=fixed_pairs)
 
 
 def read_pooling(keys: Keys) -> Pooling | None:
@@ -327,13 +333,13 @@ def read_experts(
     n_ff: int,
     *,
     gating: Gating = Gating.SOFTMAX,
-    normalised: bool = False,
+    normalized: bool = False,
     from_file: bool = False,
     per_layer: bool = False,
 ) -> Experts:
     """Read the sizes of a mixture of experts.
 
-    `n_ff` is the default width of an expert. `gating` and `normalised` are the architecture's; with `from_file` they
+    `n_ff` is the default width of an expert. `gating` and `normalized` are the architecture's; with `from_file` they
     are defaults. With `per_layer`, each layer may have its own width and number of used experts; the result has the
     maxima. Raises GgufError, InvalidModel or UnsupportedModel, naming the key.
     """
@@ -361,14 +367,14 @@ def read_experts(
     factor = 1.0
     if from_file:
         gating = _read_gating(keys, gating)
-        normalised = keys.bool_("expert_weights_norm", normalised)
+        normalized = keys.bool_("expert_weights_norm", normalized)
         factor = keys.float_("expert_weights_scale", 0.0) or 1.0
     return Experts(
         n=n,
         n_used=n_used,
         n_ff=n_ff if per_layer else keys.int_("expert_feed_forward_length", 0) or n_ff,
         gating=gating,
-        normalised=normalised,
+        normalized=normalized,
         scale=factor,
         n_groups=n_groups,
         n_groups_used=n_groups_used,
@@ -398,15 +404,15 @@ def read_hparams(
     rope_mode: RopeMode,
     embedding_scale: float = 1.0,
     norm_eps: str = "attention.layer_norm_rms_epsilon",
-    file_betas: bool = False,
+    read_yarn_betas: bool = False,
     recurrent: bool = False,
-    unturned: bool = False,
+    allow_no_rope: bool = False,
 ) -> HyperParameters:
     """Read the hyper-parameters common to all models; an architecture replaces those it treats differently.
 
-    `norm_eps` is the key of the norms' epsilon; `file_betas`: see `read_rope`. With `recurrent`, layers may have no KV
-    heads, no heads at all, or no feed-forward network; with `unturned`, no part of a head need be rotated. Raises
-    GgufError (missing key, wrong type), InvalidModel (impossible value) or UnsupportedModel, naming the key.
+    `norm_eps` is the key of the norms' epsilon; `read_yarn_betas`: see `read_rope`. With `recurrent`, layers may have
+    no KV heads, no heads at all, or no feed-forward network; with `allow_no_rope`, no part of a head need be rotated.
+    Raises GgufError (missing key, wrong type), InvalidModel (impossible value) or UnsupportedModel, naming the key.
     """
     n_layer = n_blocks = keys.int_("block_count")
     n_nextn = keys.int_("nextn_predict_layers", 0)
@@ -418,8 +424,8 @@ def read_hparams(
     if keys.n_heads and not n_nextn:
         raise InvalidModel("the file has no multi-token prediction block")
     n_embd = keys.int_("embedding_length")
-    n_head = keys.per_layer("attention.head_count", n_blocks, or_none=recurrent)
-    n_head_kv = keys.per_layer("attention.head_count_kv", n_blocks, n_head, or_none=recurrent)
+    n_head = keys.per_layer("attention.head_count", n_blocks, allow_zero=recurrent)
+    n_head_kv = keys.per_layer("attention.head_count_kv", n_blocks, n_head, allow_zero=recurrent)
     for layer, (heads, heads_kv) in enumerate(zip(n_head, n_head_kv, strict=True)):
         if heads_kv and heads % heads_kv:
             raise InvalidModel(
@@ -436,7 +442,9 @@ def read_hparams(
     head_dim_k = keys.int_("attention.key_length", head_dim)
     head_dim_v = keys.int_("attention.value_length", head_dim)
     n_ctx_train = keys.int_("context_length")
-    rope = read_rope(keys, head_dim_k, n_ctx_train, rope_mode, file_betas=file_betas, or_none=unturned)
+    rope = read_rope(
+        keys, head_dim_k, n_ctx_train, rope_mode, read_yarn_betas=read_yarn_betas, allow_zero=allow_no_rope
+    )
     mixture = keys.int_("expert_count", 0) > 0
     return HyperParameters(
         architecture=keys.architecture,
@@ -449,7 +457,7 @@ def read_hparams(
         # A mixture of experts may only give the experts' width.
         n_ff=keys.own(
             keys.per_layer(
-                "feed_forward_length", n_blocks, (0,) * n_blocks if mixture or recurrent else None, or_none=recurrent
+                "feed_forward_length", n_blocks, (0,) * n_blocks if mixture or recurrent else None, allow_zero=recurrent
             )
         ),
         n_nextn=n_nextn,

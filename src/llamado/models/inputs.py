@@ -128,7 +128,7 @@ class Embeddings(Input):
         return whole.reshape(-1).view(np.uint8)
 
 
-class Given(Input):
+class HiddenStates(Input):
     """F32 [width, n_tokens]: the target model's hidden state that comes with each token."""
 
     def __init__(self, width: int, n_tokens: int) -> None:
@@ -166,17 +166,17 @@ class Positions(_Integers):
         return whole.reshape(-1), 0
 
 
-class StillPairs(Constant):
+class FixedPairs(Constant):
     """F32 [n_pairs]: divisors of the rotary frequencies: 1, or infinity for pairs that do not rotate."""
 
-    def __init__(self, n_pairs: int, still: tuple[int, ...]) -> None:
+    def __init__(self, n_pairs: int, fixed_pairs: tuple[int, ...]) -> None:
         super().__init__("still_pairs", TensorType.F32, n_pairs)
-        self._still = still
+        self._fixed_pairs = fixed_pairs
 
     def fill(self, batch: Batch) -> Bytes:
         """See Input."""
         factors = np.ones(self.ne[0], np.float32)
-        factors[list(self._still)] = np.inf
+        factors[list(self._fixed_pairs)] = np.inf
         return factors.view(np.uint8)
 
 
@@ -207,7 +207,7 @@ class StateRows(_Integers):
 _Interval = tuple[int, int, int]
 
 
-class _Shown(NamedTuple):
+class _MaskContents(NamedTuple):
     """Contents of a mask: rows of `n_kv` cells, and the visible intervals of each row."""
 
     n_kv: int
@@ -247,9 +247,9 @@ class Mask(Input):
     def renew(self, batch: Batch, memory: Bytes, held: object) -> object:
         """See Input. If a row only gains one visible cell, only that cell is written."""
         n_kv, n_tokens = self.ne
-        cells, seen = memory.view(np.uint16), self._seen(batch)
+        cells, seen = memory.view(np.uint16), self._visible(batch)
         seen += [[] for _ in range(n_tokens - len(seen))]
-        before = held.rows if isinstance(held, _Shown) and held.n_kv == n_kv else []
+        before = held.rows if isinstance(held, _MaskContents) and held.n_kv == n_kv else []
         at = 0
         for new, old in zip(seen, before, strict=False):
             if len(new) == len(old) == 1 and new[0][0] == old[0][0] and not self._distances:
@@ -265,23 +265,27 @@ class Mask(Input):
             row = cells[i * n_kv : (i + 1) * n_kv]
             row[:] = _HIDDEN
             self._show(row, seen[i])
-        return _Shown(n_kv, [*seen, *before[n_tokens:]])
+        return _MaskContents(n_kv, [*seen, *before[n_tokens:]])
 
-    def _seen(self, batch: Batch) -> list[list[_Interval]]:
+    def _visible(self, batch: Batch) -> list[list[_Interval]]:
         """Return the row intervals (first, end, row) that each token sees.
 
         `row` is where the token itself would be if the interval were continued up to it.
         """
         rows = batch.memory[self._part]
         own, firsts, lasts = rows.written.tolist(), rows.first.tolist(), rows.last.tolist()
-        origins = firsts if not rows.beginnings else rows.origins.tolist()
+        origins = firsts if not rows.prefixes else rows.origins.tolist()
         if self._window and self._symmetric:
             half = self._window // 2
             lasts = [min(last, row + half) for last, row in zip(lasts, own, strict=True)]
             least = [max(origin, row - half) for origin, row in zip(origins, own, strict=True)]
         elif self._window:
             reach = self._window - 1
-            behind = [time % self._window for time in _times(batch).tolist()] if self._chunked else [reach] * len(own)
+            behind = (
+                [time % self._window for time in _time_positions(batch).tolist()]
+                if self._chunked
+                else [reach] * len(own)
+            )
             least = [max(origin, row - n) for origin, row, n in zip(origins, own, behind, strict=True)]
             lasts = own
         else:
@@ -289,10 +293,10 @@ class Mask(Input):
         seen = [
             [(max(low, first), last + 1, row)] for low, first, last, row in zip(least, firsts, lasts, own, strict=True)
         ]
-        for beginning in rows.beginnings:
+        for beginning in rows.prefixes:
             for i in range(beginning.start, beginning.stop):
                 at = firsts[i] - beginning.n
-                for row, n in beginning.stretches:
+                for row, n in beginning.row_ranges:
                     skip = max(least[i] - at, 0)
                     if skip < n:
                         seen[i].append((row + skip, row + n, own[i] - at + row))
@@ -353,9 +357,9 @@ class RelativeBuckets(Input):
         own = rows.written
         distance = np.zeros((self._n_tokens, self._n_kv), np.int64)
         distance[: len(own)] = np.arange(self._n_kv) - own[:, None]
-        for start, stop, stretches in rows.beginnings:
+        for start, stop, row_ranges in rows.prefixes:
             at = rows.origins[start:stop, None]
-            for row, n in stretches:
+            for row, n in row_ranges:
                 distance[start:stop, row : row + n] += at - row
                 at = at + n
         buckets = self._ahead[np.minimum(np.abs(distance), self._n_kv - 1)] + self._half * (distance > 0)
@@ -372,7 +376,7 @@ class AttentionTemperature(Input):
     def fill(self, batch: Batch) -> Bytes:
         """See Input."""
         f = np.float32
-        turns = np.floor((_times(batch).astype(f) + f(self._offset)) / f(self._length))
+        turns = np.floor((_time_positions(batch).astype(f) + f(self._offset)) / f(self._length))
         whole = np.zeros(self.ne[2], f)
         whole[: batch.n_tokens] = np.log(turns + 1.0) * f(self._scale) + f(1)
         return whole.view(np.uint8)
@@ -405,6 +409,6 @@ class TextShares(Input):
         return whole.reshape(-1).view(np.uint8)
 
 
-def _times(batch: Batch) -> NDArray[np.integer]:
+def _time_positions(batch: Batch) -> NDArray[np.integer]:
     """Return each token's position in time."""
     return batch.positions if batch.positions.ndim == 1 else batch.positions[0]

@@ -271,16 +271,16 @@ class Keys:
         return self.metadata.str_(self.name(suffix), default)
 
     def per_layer(
-        self, suffix: str, n_layer: int, default: tuple[int, ...] | None = None, *, or_none: bool = False
+        self, suffix: str, n_layer: int, default: tuple[int, ...] | None = None, *, allow_zero: bool = False
     ) -> tuple[int, ...]:
-        """Return one integer per layer, from a scalar or an array; with `or_none`, 0 is valid.
+        """Return one integer per layer, from a scalar or an array; with `allow_zero`, 0 is valid.
 
         Raises GgufError or InvalidModel.
         """
         key = self.name(suffix)
         values = self.metadata.ints(key, n=n_layer) if default is None else self.metadata.ints(key, default, n=n_layer)
         for value in values if values is not default else ():
-            self._checked(suffix, value, INTEGERS[suffix]._replace(or_zero=or_none or INTEGERS[suffix].or_zero))
+            self._checked(suffix, value, INTEGERS[suffix]._replace(or_zero=allow_zero or INTEGERS[suffix].or_zero))
         return values
 
     def floats_per_layer(self, suffix: str, n_layer: int, default: float | None = None) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ _OF_ACTIVATIONS = ".input_scale"
 
 
 class Weights:
-    """Tensors of a file, handed out by role and name: `weights.input.need("token_embd.weight", 64, 1000)`.
+    """Tensors of a file, handed out by role and name: `weights.input.require("token_embd.weight", 64, 1000)`.
 
     `taken` are the tensors an architecture has requested, `roles` their roles, both by name. No data is read: a weight
     is a Tensor with the type and shape in the file, bound to memory when the model is run.
@@ -22,7 +22,7 @@ class Weights:
     def __init__(self, file: ModelFile) -> None:
         self._file = file
         self.taken: dict[str, Tensor] = {}
-        self._left: set[str] = set()
+        self._ignored: set[str] = set()
         self.roles: dict[str, tuple[Role, ...]] = {}
         self.input = RoleWeights(self, ModelPart.INPUT)
         self.output = RoleWeights(self, ModelPart.OUTPUT)
@@ -59,18 +59,18 @@ class Weights:
         if weight is None:
             weight = Tensor(info.type, info.ne, contiguous_strides(info.type, info.ne), name=name)
             self.taken[name] = weight
-        return self.serve(weight, role)
+        return self.add_role(weight, role)
 
-    def serve(self, weight: Tensor, role: Role) -> Tensor:
+    def add_role(self, weight: Tensor, role: Role) -> Tensor:
         """Add a role to a weight that was taken."""
         roles = self.roles.get(weight.name, ())
         if role not in roles:
             self.roles[weight.name] = (*roles, role)
         return weight
 
-    def leave(self, name: str) -> None:
+    def ignore(self, name: str) -> None:
         """Ignore a tensor, whether the file has it or not."""
-        self._left.add(name)
+        self._ignored.add(name)
 
     def missing(self, name: str, ne: tuple[int, ...]) -> InvalidModel:
         """Return the error for a missing required tensor."""
@@ -79,7 +79,7 @@ class Weights:
     def check_all_taken(self, unused: range) -> None:
         """Raise UnsupportedModel if weights would be ignored, other than those of the blocks `unused`."""
         free = tuple(f"blk.{block}." for block in unused)
-        known = self.taken.keys() | self._left
+        known = self.taken.keys() | self._ignored
         left = [
             name
             for name in self._file.tensors
@@ -118,20 +118,20 @@ class RoleWeights:
     def _role(self, name: str) -> Role:
         return Role(self._part, self._prefix + name, self._layer, *self._experts)
 
-    def need(self, name: str, *ne: int) -> Tensor:
+    def require(self, name: str, *ne: int) -> Tensor:
         """Return the tensor `name` of shape `ne`; raise InvalidModel if it is missing or has another shape."""
-        weight = self.maybe(name, *ne)
+        weight = self.optional(name, *ne)
         if weight is None:
             raise self._weights.missing(self._prefix + name, ne)
         return weight
 
-    def maybe(self, name: str, *ne: int) -> Tensor | None:
+    def optional(self, name: str, *ne: int) -> Tensor | None:
         """Return the tensor `name`, or None if it is missing; raise InvalidModel if its shape is not `ne`."""
         return self._weights.take(self._role(name), *ne)
 
-    def also(self, name: str, weight: Tensor) -> Tensor:
+    def share(self, name: str, weight: Tensor) -> Tensor:
         """Add the role `name` to a weight that has another role already."""
-        return self._weights.serve(weight, self._role(name))
+        return self._weights.add_role(weight, self._role(name))
 
     def has(self, name: str) -> bool:
         """Return True if the file has the tensor."""
@@ -141,12 +141,12 @@ class RoleWeights:
         """Return a tensor's shape; raise InvalidModel if the file does not have it."""
         return self._weights.ne(self._prefix + name)
 
-    def leave(self, *names: str) -> None:
+    def ignore(self, *names: str) -> None:
         """Ignore tensors, whether the file has them or not."""
         for name in names:
-            self._weights.leave(self._prefix + name)
+            self._weights.ignore(self._prefix + name)
 
     def linear(self, name: str, n_in: int, n_out: int) -> Linear:
         """Return the matrix `name.weight`, with `name.bias` and `name.scale` if present; raise InvalidModel."""
-        weight = self.need(f"{name}.weight", n_in, n_out)
-        return Linear(weight, self.maybe(f"{name}.bias", n_out), self.maybe(f"{name}.scale", 1))
+        weight = self.require(f"{name}.weight", n_in, n_out)
+        return Linear(weight, self.optional(f"{name}.bias", n_out), self.optional(f"{name}.scale", 1))

@@ -118,13 +118,13 @@ def _rows(cache: Tensor, start: int, n: int) -> Tensor:
 def fingerprint(file: GGUFFile, model: Model, memory: Memory, scales: Sequence[float] = ()) -> bytes:
     """SHA-256 of the architecture, the hyper-parameters, and name, shape and ends of each weight that cells depend on.
 
-    These are all but the output's. And of what the context of a sequence makes of positions (see Factors), of whether
+    These are all but the output's. And of what the context of a sequence makes of positions (LongRopeFactors), whether
     a quantised cache is turned, of the control vector, and of the adapters that work: those with a scale other than 0.
     """
     digest = hashlib.sha256(f"{model.architecture}\n{model.hparams!r}\n".encode())
     if any(name.startswith("rope_factors_") for name in model.weights):
         digest.update(b"long" if memory.n_ctx > model.hparams.n_ctx_short else b"short")
-    if memory.unturned:
+    if memory.unrotated:
         digest.update(b"unturned")
     shaping = [name for name, roles in model.roles.items() if any(role.part is not ModelPart.OUTPUT for role in roles)]
     for name in sorted(shaping):

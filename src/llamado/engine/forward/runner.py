@@ -31,7 +31,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models.base import Model
 from llamado.models.batch import Batch, BatchShape, Output
-from llamado.models.memory import Placed, Span, windows_before
+from llamado.models.memory import BatchPlacement, Span, windows_before
 
 if TYPE_CHECKING:
     from llamado.devices.split.placement import Placement
@@ -106,7 +106,7 @@ class ModelRunner:
             max_batch=max_batch,
             whole=whole,
             n_ctx=n_ctx,
-            turned=turned,
+            rotated=turned,
             n_drafted=n_drafted,
         )
         self._tensors = DeviceTensors(file, model, memory, self.devices, placement, mlock, observer)
@@ -223,7 +223,7 @@ class ModelRunner:
 
     def _start_each(
         self,
-        parts: Sequence[Placed],
+        parts: Sequence[BatchPlacement],
         tokens: NDArray[np.int32],
         outputs: NDArray[np.int32],
         scales: Scales,
@@ -346,7 +346,7 @@ class ModelRunner:
         # A batch of nothing but filling, so that devices elsewhere have its programs.
         nothing = np.empty(0, np.int64)
         with suppress(DeviceLost):
-            self._begin(shape, Batch(nothing, nothing, self.memory.nowhere().rows, nothing)).result()
+            self._begin(shape, Batch(nothing, nothing, self.memory.empty().rows, nothing)).result()
         return True
 
     def profile(self, n: int, start: int = 0, repeats: int = 20) -> Profile:

@@ -18,7 +18,7 @@ from llamado.models.inputs import ForwardGraph
 from llamado.models.keys import Keys
 from llamado.models.memory import Memory
 from llamado.models.parts.attention import Heads, as_heads
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import RmsNorm, UnitNorm
 from llamado.models.weights import RoleWeights, Weights
 
@@ -39,7 +39,7 @@ class _Layer(NamedTuple):
     k_norm: RmsNorm
     post_norm: RmsNorm | None
     ffn_norm: RmsNorm
-    network: Gated
+    network: GatedFeedForward
     ffn_post_norm: RmsNorm | None
     sinks: Tensor | None
     scale: Tensor | None
@@ -105,7 +105,7 @@ class DFlashHead(FusedHead):
         hp, heads = self.hparams, Heads.of(self.hparams, layer)
         n = hp.n_embd
 
-        def maybe(name: str) -> RmsNorm | None:
+        def optional(name: str) -> RmsNorm | None:
             return RmsNorm.take(w, name, n) if w.has(f"{name}.weight") else None
 
         return _Layer(
@@ -116,12 +116,12 @@ class DFlashHead(FusedHead):
             out=w.linear("attn_output", heads.n * heads.dim_v, n),
             q_norm=RmsNorm.take(w, "attn_q_norm", heads.dim_k),
             k_norm=RmsNorm.take(w, "attn_k_norm", heads.dim_k),
-            post_norm=maybe("post_attention_norm"),
+            post_norm=optional("post_attention_norm"),
             ffn_norm=RmsNorm.take(w, "ffn_norm", n),
-            network=Gated.take(w, n, hp.n_ff[layer], self._activation),
-            ffn_post_norm=maybe("post_ffw_norm"),
-            sinks=w.maybe("attn_sinks.weight", heads.n),
-            scale=w.maybe("layer_output_scale.weight", 1),
+            network=GatedFeedForward.take(w, n, hp.n_ff[layer], self._activation),
+            ffn_post_norm=optional("post_ffw_norm"),
+            sinks=w.optional("attn_sinks.weight", heads.n),
+            scale=w.optional("layer_output_scale.weight", 1),
         )
 
     def _tied(self, embedding: Tensor | None) -> Tensor | None:

@@ -15,7 +15,7 @@ from llamado.models.heads.fused import FusedHead
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads, Projections
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import Weights
 
@@ -65,7 +65,7 @@ class Eagle3Head(FusedHead):
             factors=take_factors(weights, hp.rope.n_dims // 2),
         )
         self._ffn_norm = RmsNorm.take(w, "ffn_norm", n)
-        self._network = Gated.take(w, n, hp.n_ff[0])
+        self._network = GatedFeedForward.take(w, n, hp.n_ff[0])
 
     def _embed(self, step: Pass) -> Tensor:
         state = step.given()

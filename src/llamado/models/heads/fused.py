@@ -60,10 +60,10 @@ class FusedHead(Head):
     def _take_ends(self, weights: Weights, target: Model, target_file: GGUFFile) -> None:
         """Take the embedding and the output matrix, from the file or the target."""
         n, n_vocab = self.hparams.n_embd, self.hparams.n_vocab
-        embedding = weights.input.maybe("token_embd.weight", n, n_vocab)
-        output = weights.output.maybe("output.weight", n, self._n_drafted)
+        embedding = weights.input.optional("token_embd.weight", n, n_vocab)
+        output = weights.output.optional("output.weight", n, self._n_drafted)
         self._output_norm = self._take_norm(weights.output, "output_norm", n)
-        self.borrowed = {}
+        self.borrowed_files = {}
         if output is None:
             output = self._tied(embedding)
         if embedding is None:
@@ -85,7 +85,7 @@ class FusedHead(Head):
                 f"the file that drafts has no tensor '{name}', and that of the model has shape {list(info.ne[:2])}; "
                 f"expected {list(ne)}"
             )
-        self.borrowed = {**self.borrowed, name: file}
+        self.borrowed_files = {**self.borrowed_files, name: file}
         return Tensor(info.type, info.ne, contiguous_strides(info.type, info.ne), name=name)
 
     def features(self, target: HyperParameters) -> tuple[int, ...]:

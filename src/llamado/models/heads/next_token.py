@@ -63,7 +63,7 @@ class NextTokenHead(Head, Decoder):
     the block.
     """
 
-    most_heads = 1
+    max_heads = 1
     normed: ClassVar[bool] = True
     """True if the head reads hidden states after the model's last norm."""
 
@@ -90,7 +90,7 @@ class NextTokenHead(Head, Decoder):
             super()._take_head(weights)
         own = w.has("nextn.shared_head_head.weight")
         return _Stage(
-            embedding=w.maybe("nextn.embed_tokens.weight", n, hp.n_vocab) or self._token_embd,
+            embedding=w.optional("nextn.embed_tokens.weight", n, hp.n_vocab) or self._token_embd,
             enorm=self._take_norm(w, "nextn.enorm", n),
             hnorm=self._take_norm(w, "nextn.hnorm", n),
             join=w.linear("nextn.eh_proj", 2 * n, n),
@@ -139,9 +139,9 @@ class Deepseek32Head(NextTokenHead, Deepseek32Model):
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         return Deepseek2Model._take_layer(self, w, layer)
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """One latent row."""
-        return Deepseek2Model.remembers(self, layer)
+        return Deepseek2Model.layer_memory(self, layer)
 
 
 class GlmDsaHead(Deepseek32Head, GlmDsaModel):
@@ -161,14 +161,14 @@ class Cohere2MoeHead(NextTokenHead, Cohere2MoeModel):
 class MiMo2Head(NextTokenHead, MiMo2Model):
     """MTP heads of MiMo-V2, which has several."""
 
-    most_heads = _MOST_HEADS
+    max_heads = _MOST_HEADS
     normed = False
 
 
 class Step35Head(NextTokenHead, Step35Model):
     """MTP heads of Step 3.5 Flash, which has several, without limits on activations."""
 
-    most_heads = _MOST_HEADS
+    max_heads = _MOST_HEADS
     normed = False
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -223,9 +223,9 @@ class NemotronHMoeHead(NextTokenHead, NemotronHMoeModel):
             feed_forward=NemotronHMoeModel._take_feed_forward(self, w, layer),
         )
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values."""
-        return Decoder.remembers(self, layer)
+        return Decoder.layer_memory(self, layer)
 
 
 HEADS: dict[str, type[NextTokenHead]] = {

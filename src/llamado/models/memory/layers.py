@@ -48,7 +48,7 @@ class RecurrentState:
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
+class AttentionAndState:
     """Attention and recurrence in one layer."""
 
     attention: KeysValues | Latent
@@ -62,4 +62,4 @@ class SharedMemory:
     layer: int
 
 
-LayerMemory = KeysValues | Latent | RecurrentState | SideBySide | SharedMemory
+LayerMemory = KeysValues | Latent | RecurrentState | AttentionAndState | SharedMemory

@@ -9,8 +9,15 @@ from llamado.ggml.graph import new_tensor
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.errors import UnsupportedModel
-from llamado.models.hadamard import turned_keys, turned_values
-from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, RecurrentState, SharedMemory, SideBySide
+from llamado.models.hadamard import key_rotation, value_rotation
+from llamado.models.memory.layers import (
+    AttentionAndState,
+    KeysValues,
+    Latent,
+    LayerMemory,
+    RecurrentState,
+    SharedMemory,
+)
 from llamado.models.memory.parts import BLOCK, Tokens
 from llamado.models.memory.pool import align
 from llamado.models.memory.states import States
@@ -33,7 +40,7 @@ SLACK = 256
 """Extra tokens per sequence beyond a window and a batch, so that windows are seldom copied."""
 
 
-class Kept(NamedTuple):
+class LayerCache(NamedTuple):
     """A layer's cache, as seen by a graph."""
 
     layer: int
@@ -46,7 +53,7 @@ class Kept(NamedTuple):
     window: int
     chunked: bool
     symmetric: bool = False
-    turns: tuple[int, int] = (0, 0)
+    rotations: tuple[int, int] = (0, 0)
     """Elements of keys and of values that are rotated together before storing (`hadamard.py`); 0: none."""
 
 
@@ -55,7 +62,7 @@ class Layout:
 
     `max_batch`: maximum tokens of a batch. `type_k`, `type_v`: cache types. `causal`: tokens see only earlier tokens.
     Windows have smaller memory of their own unless `whole` (llama.cpp's --swa-full). `slack`: see SLACK. `n_ctx`:
-    maximum tokens of a sequence; 0: all. `turned`: rotate keys and values before quantization (see `hadamard.py`).
+    maximum tokens of a sequence; 0: all. `rotated`: rotate keys and values before quantization (see `hadamard.py`).
     `n_drafted`: states per sequence that are kept while draft tokens are verified (see States); with 0, models with
     recurrent state cannot use drafts.
     """
@@ -73,7 +80,7 @@ class Layout:
         whole: bool = False,
         slack: int = SLACK,
         n_ctx: int = 0,
-        turned: bool = True,
+        rotated: bool = True,
         n_drafted: int = 0,
     ) -> None:
         self.n_cells = align(n_cells)
@@ -91,7 +98,7 @@ class Layout:
             if isinstance(memory, SharedMemory):
                 added.append(added[memory.layer])
                 continue
-            if isinstance(memory, SideBySide):
+            if isinstance(memory, AttentionAndState):
                 beside[layer] = self._add(layer, memory.state, n_sequences, max_batch, slack, whole, n_drafted)[1]
                 memory = memory.attention
             added.append((layer, *self._add(layer, memory, n_sequences, max_batch, slack, whole, n_drafted)))
@@ -102,33 +109,40 @@ class Layout:
             *((self._tokens,) if self._tokens.layers else ()),
             *self._others,
         )
-        turns = {windowed: self._turns(layers, windowed) for windowed in (False, True)}
-        self.unturned = not turned and any(any(pair) for pair in turns.values())
+        rotations = {windowed: self._rotations(layers, windowed) for windowed in (False, True)}
+        self.unrotated = not rotated and any(any(pair) for pair in rotations.values())
         """True if rotation applies to this cache but is turned off."""
-        if self.unturned:
-            turns = dict.fromkeys(turns, (0, 0))
-        self._kept = []
+        if self.unrotated:
+            rotations = dict.fromkeys(rotations, (0, 0))
+        self._caches = []
         for layer, part, tensors in added:
-            memory, kept = _attention(layers[layer]), Kept(layer, self.parts.index(part), part, tensors, 0, False)
+            memory, layer_cache = (
+                _attention(layers[layer]),
+                LayerCache(layer, self.parts.index(part), part, tensors, 0, False),
+            )
             if isinstance(memory, KeysValues):
                 window = memory.window
-                kept = kept._replace(window=window, chunked=memory.chunked, symmetric=memory.symmetric)
-                kept = kept._replace(turns=turns[window > 0])
+                layer_cache = layer_cache._replace(window=window, chunked=memory.chunked, symmetric=memory.symmetric)
+                layer_cache = layer_cache._replace(rotations=rotations[window > 0])
             elif isinstance(memory, Latent):
-                kept = kept._replace(window=memory.window)
-            self._kept.append(kept)
-        self._states_of = {layer: kept for layer, kept in enumerate(self._kept) if isinstance(kept.part, States)}
+                layer_cache = layer_cache._replace(window=memory.window)
+            self._caches.append(layer_cache)
+        self._states_of = {
+            layer: layer_cache for layer, layer_cache in enumerate(self._caches) if isinstance(layer_cache.part, States)
+        }
         for layer, tensors in beside.items():
             assert self._states is not None
             number = self.parts.index(self._states)
-            self._states_of[layer] = Kept(layer, number, self._states, tensors, 0, False)
+            self._states_of[layer] = LayerCache(layer, number, self._states, tensors, 0, False)
 
-    def _turns(self, layers: Sequence[LayerMemory], windowed: bool) -> tuple[int, int]:
+    def _rotations(self, layers: Sequence[LayerMemory], windowed: bool) -> tuple[int, int]:
         """Return the rotation sizes of the layers with a window, or of those without; see `hadamard.py`."""
         attention = [_attention(layer) for layer in layers]
         those = [layer for layer in attention if isinstance(layer, KeysValues) and (layer.window > 0) == windowed]
         type_k, type_v = self.types
-        return turned_keys(type_k, {layer.head_k for layer in those}), turned_values(type_v, {s.head_v for s in those})
+        return key_rotation(type_k, {layer.head_k for layer in those}), value_rotation(
+            type_v, {s.head_v for s in those}
+        )
 
     def _add(
         self,
@@ -176,20 +190,20 @@ class Layout:
             self._windows[window] = part
         return part
 
-    def __getitem__(self, layer: int) -> Kept:
-        return self._kept[layer]
+    def __getitem__(self, layer: int) -> LayerCache:
+        return self._caches[layer]
 
-    def states(self, layer: int) -> Kept:
+    def states(self, layer: int) -> LayerCache:
         """Return the states of a layer, which may also have keys and values."""
         return self._states_of[layer]
 
-    def _of(self, layer: int) -> list[Kept]:
+    def _of(self, layer: int) -> list[LayerCache]:
         """Return all caches of a layer."""
-        kept, states = self._kept[layer], self._states_of.get(layer)
-        return [kept] if states is None or states is kept else [kept, states]
+        layer_cache, states = self._caches[layer], self._states_of.get(layer)
+        return [layer_cache] if states is None or states is layer_cache else [layer_cache, states]
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._caches)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -197,15 +211,20 @@ class Layout:
         return tuple(
             tensor
             for layer in range(len(self))
-            for kept in self._of(layer)
-            if kept.layer == layer
-            for tensor in kept.tensors
+            for layer_cache in self._of(layer)
+            if layer_cache.layer == layer
+            for tensor in layer_cache.tensors
         )
 
     @property
     def layer_of(self) -> dict[str, int]:
         """Map tensor names to layers."""
-        return {t.name: kept.layer for layer in range(len(self)) for kept in self._of(layer) for t in kept.tensors}
+        return {
+            t.name: layer_cache.layer
+            for layer in range(len(self))
+            for layer_cache in self._of(layer)
+            for t in layer_cache.tensors
+        }
 
     @property
     def rows_of(self) -> dict[str, int]:
@@ -214,20 +233,26 @@ class Layout:
 
     def layer_bytes(self, layer: int) -> int:
         """Return the bytes of a layer's memory, for all sequences."""
-        own = [kept for kept in self._of(layer) if kept.layer == layer]
-        return sum(kept.part.n_rows * tensor.nb[1] for kept in own for tensor in kept.tensors)
+        own = [layer_cache for layer_cache in self._of(layer) if layer_cache.layer == layer]
+        return sum(layer_cache.part.n_rows * tensor.nb[1] for layer_cache in own for tensor in layer_cache.tensors)
 
     def read_bytes(self, layer: int, n: int) -> int:
         """Return the bytes that one token reads of a layer's memory in a sequence of `n` tokens."""
         total = 0
-        for kept in self._of(layer):
-            rows = 1 if isinstance(kept.part, States) else min(n, kept.window) if kept.window else n
-            total += rows * sum(tensor.nb[1] for tensor in kept.tensors)
+        for layer_cache in self._of(layer):
+            rows = (
+                1 if isinstance(layer_cache.part, States) else min(n, layer_cache.window) if layer_cache.window else n
+            )
+            total += rows * sum(tensor.nb[1] for tensor in layer_cache.tensors)
         return total
 
     def mask_rows(self, n: int) -> int:
         """Return the total rows of a graph's masks per token, if the first `n` cells are in use."""
-        masks = {(kept.number, kept.window) for kept in self._kept if not isinstance(kept.part, States)}
+        masks = {
+            (layer_cache.number, layer_cache.window)
+            for layer_cache in self._caches
+            if not isinstance(layer_cache.part, States)
+        }
         return sum(min(n, self.parts[number].n_rows) for number, _ in masks)
 
     @property
@@ -244,17 +269,17 @@ class Layout:
     def kind(self) -> str:
         """Description of the cache contents; saved bytes can only be restored into a memory of the same kind."""
         return "; ".join(
-            f"{kept.part.suffix or 'all'} {kept.window}: "
-            + " ".join(f"{t.type.name} {t.ne[0]}" for t in kept.tensors)
-            + (f" turned {kept.turns}" if any(kept.turns) else "")
+            f"{layer_cache.part.suffix or 'all'} {layer_cache.window}: "
+            + " ".join(f"{t.type.name} {t.ne[0]}" for t in layer_cache.tensors)
+            + (f" turned {layer_cache.rotations}" if any(layer_cache.rotations) else "")
             for layer in range(len(self))
-            for kept in self._of(layer)
+            for layer_cache in self._of(layer)
         )
 
 
 def _attention(memory: LayerMemory) -> LayerMemory:
     """Return the attention memory of a layer that has one, else its only memory."""
-    return memory.attention if isinstance(memory, SideBySide) else memory
+    return memory.attention if isinstance(memory, AttentionAndState) else memory
 
 
 def check_types(head_dim: int, types: Iterable[TensorType]) -> None:

@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.models.batch import Beginning, MemoryRows
+from llamado.models.batch import MemoryRows, PrefixRows
 from llamado.models.memory.layout import Layout
 from llamado.models.memory.parts import blocks
 from llamado.models.memory.pool import KVPool
 from llamado.models.memory.run import Run
-from llamado.models.memory.sequence import Handle, Placed, Span
-from llamado.models.memory.sound import are_sound, cut
+from llamado.models.memory.sequence import BatchPlacement, Handle, Span
 from llamado.models.memory.states import StatePlace, States
 from llamado.models.memory.storage import Bytes, NoStorage, RowSpan, Storage
+from llamado.models.memory.validation import are_valid, cut
 from llamado.models.memory.window import WindowPlace
 
 
@@ -50,8 +50,8 @@ class Memory(Layout):
         return self._states is not None
 
     @property
-    def drafts(self) -> bool:
-        """True if a sequence can rewind after rejected draft tokens, possibly further (see `settle`)."""
+    def supports_drafts(self) -> bool:
+        """True if a sequence can rewind after rejected draft tokens, possibly further (see `rewind_rejected`)."""
         return self._states is None or self._states.n_drafted > 0
 
     # -- sequences ---------------------------------------------------------------------------------------------------
@@ -138,12 +138,12 @@ class Memory(Layout):
         """Return the largest number of first tokens, at most `n`, that the sequence can rewind to."""
         places = list(zip(self._others, handle.places, strict=True))
 
-        def less(n: int) -> int:
+        def limit(n: int) -> int:
             for part, place in places:
                 n = part.reach(place, handle.used, n)  # type: ignore[arg-type]
             return n
 
-        return _agreed(min(n, handle.used), less)
+        return _fixed_point(min(n, handle.used), limit)
 
     def rewind(self, handle: Handle, n: int) -> bool:
         """Rewind to the first `n` tokens; return False if that is impossible. Raises DeviceLost."""
@@ -154,7 +154,7 @@ class Memory(Layout):
             part.rewind(place, n)  # type: ignore[arg-type]
         return True
 
-    def settle(self, handle: Handle) -> None:
+    def rewind_rejected(self, handle: Handle) -> None:
         """Rewind after rejected draft tokens to the last point, at most `used`, that the sequence can continue from.
 
         Raises DeviceLost.
@@ -162,13 +162,13 @@ class Memory(Layout):
         if self._states is not None:
             self.rewind(handle, self.reach(handle, handle.used))
 
-    def leaving(self, handle: Handle, n: int) -> list[int]:
+    def expiring(self, handle: Handle, n: int) -> list[int]:
         """Return the marked token counts that the sequence can rewind to now, but not after reading `n` more tokens."""
         places = zip(self._others, handle.places, strict=True)
-        lost = {m for part, place in places for m in part.leaving(place, handle.used, n)}  # type: ignore[arg-type]
+        lost = {m for part, place in places for m in part.expiring(place, handle.used, n)}  # type: ignore[arg-type]
         return sorted(m for m in lost if m and self.reach(handle, m) == m)
 
-    def go_back(self, handle: Handle, n: int, tail: int, data: Bytes) -> None:
+    def restore(self, handle: Handle, n: int, tail: int, data: Bytes) -> None:
         """Rewind to the first `n` tokens by restoring the saved tail of `tail` tokens. Raises DeviceLost."""
         for part, place in zip(self._others, handle.places, strict=True):
             part.trim(place, n)  # type: ignore[arg-type]
@@ -180,20 +180,20 @@ class Memory(Layout):
         if self._tokens.layers:
             self._storage.copy_rows(self._tokens.tensors, src, dst, n)
 
-    def room(self, handle: Handle, first: int, *, on_trust: bool) -> int:
+    def room(self, handle: Handle, first: int, *, in_place: bool) -> int:
         """Return how many tokens from position `first` on the sequence can take before it must `grow`.
 
-        With `on_trust`, count only those that fit without moving anything, because the tokens before are unverified.
+        With `in_place`, count only those that fit without moving anything, because the tokens before are unverified.
         """
         n = handle.capacity - first
-        if on_trust:
+        if in_place:
             for part, place in zip(self._others, handle.places, strict=True):
                 n = min(n, part.room(place, first))  # type: ignore[arg-type]
         return n
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def place(self, spans: Sequence[Span], fit: Callable[[int], int] = int) -> list[Placed]:
+    def place(self, spans: Sequence[Span], fit: Callable[[int], int] = int) -> list[BatchPlacement]:
         """Assign rows to the tokens of a batch; windows without room are moved first.
 
         If layers have recurrent state, the batch is divided into batches of sequences of equal length, to be evaluated
@@ -203,16 +203,16 @@ class Memory(Layout):
 
         Raises ValueError if a sequence has no room for its tokens, and DeviceLost.
         """
-        for handle, first, count, on_trust, *_ in spans:
-            if first != handle.used + on_trust or count < 1:
+        for handle, first, count, n_unverified, *_ in spans:
+            if first != handle.used + n_unverified or count < 1:
                 raise ValueError(f"{count} tokens from position {first} of a sequence that has {handle.used}")
-            if on_trust and count > self.room(handle, first, on_trust=True):
-                raise ValueError(f"there is no room for {count} tokens after {on_trust} unverified ones")
+            if n_unverified and count > self.room(handle, first, in_place=True):
+                raise ValueError(f"there is no room for {count} tokens after {n_unverified} unverified ones")
             self._tokens.make_ready(handle.run, first, count, self._storage)
             for part, place in zip(self._others, handle.places, strict=True):
-                part.make_ready(place, first, count, self._storage, on_trust)  # type: ignore[arg-type]
+                part.make_ready(place, first, count, self._storage, n_unverified)  # type: ignore[arg-type]
         if self._states is None:
-            return [self._placed(spans)]
+            return [self._place_spans(spans)]
         ones: list[int] = []
         longer: list[tuple[Span, int]] = []
         at = 0
@@ -220,17 +220,17 @@ class Memory(Layout):
             if span.n == 1:
                 ones.append(at)
             else:
-                longer += [(piece, at + piece.first - span.first) for piece in self._cut(span, fit)]
+                longer += [(piece, at + piece.first - span.first) for piece in self._cut_span(span, fit)]
             at += span.n
         found = []
         if ones:
-            placed = self._placed([span for span in spans if span.n == 1])
+            placed = self._place_spans([span for span in spans if span.n == 1])
             found.append(placed._replace(tokens=np.array(ones), n_seqs=len(ones)))
         for piece, at in longer:
-            found.append(self._placed([piece])._replace(tokens=np.arange(at, at + piece.n), n_seqs=1))
+            found.append(self._place_spans([piece])._replace(tokens=np.arange(at, at + piece.n), n_seqs=1))
         return found
 
-    def _cut(self, span: Span, fit: Callable[[int], int]) -> list[Span]:
+    def _cut_span(self, span: Span, fit: Callable[[int], int]) -> list[Span]:
         """Cut a sequence's span into the pieces that are evaluated one after the other."""
         handle, at = span.handle, span.first
         place = next(place for place in handle.places if isinstance(place, StatePlace))
@@ -242,23 +242,23 @@ class Memory(Layout):
                 at += found[-1].n
         return found
 
-    def _placed(self, spans: Sequence[Span]) -> Placed:
+    def _place_spans(self, spans: Sequence[Span]) -> BatchPlacement:
         """Assign rows to spans that have room."""
         n = sum(span.n for span in spans)
         positions = np.empty(n, np.int32)
         lengths = [len(spans) if isinstance(part, States) else n for part in self.parts]
         arrays = [tuple(np.empty(length, np.int64) for _ in range(3)) for length in lengths]
         at = 0
-        beginnings: list[Beginning] = []
+        prefixes: list[PrefixRows] = []
         for number, (handle, first, count, *_) in enumerate(spans):
             end = at + count
             positions[at:end] = first if count == 1 else np.arange(first, first + count)
             filled = iter(arrays)
             if self._tokens.layers:
-                *before, last = handle.run.stretches()
-                beginning = Beginning(at, end, tuple(before))
+                *before, last = handle.run.row_ranges()
+                beginning = PrefixRows(at, end, tuple(before))
                 if before:
-                    beginnings.append(beginning)
+                    prefixes.append(beginning)
                 _fill(next(filled), at, end, last.row, first - beginning.n, self._causal)
             for part, place in zip(self._others, handle.places, strict=True):
                 written, firsts, lasts = next(filled)
@@ -270,27 +270,27 @@ class Memory(Layout):
                     lasts[number] = 0  # no attention
             at = end
         rows = self._rows(arrays)
-        if beginnings:
-            rows = dataclasses.replace(rows[0], beginnings=tuple(beginnings)), *rows[1:]
-        return Placed(positions, rows)
+        if prefixes:
+            rows = dataclasses.replace(rows[0], prefixes=tuple(prefixes)), *rows[1:]
+        return BatchPlacement(positions, rows)
 
-    def nowhere(self) -> Placed:
+    def empty(self) -> BatchPlacement:
         """Return a batch without tokens."""
-        return Placed(np.empty(0, np.int32), self._rows([(np.empty(0, np.int64),) * 3 for _ in self.parts]))
+        return BatchPlacement(np.empty(0, np.int32), self._rows([(np.empty(0, np.int64),) * 3 for _ in self.parts]))
 
-    def pack(self, lengths: Sequence[int]) -> Placed:
+    def pack(self, lengths: Sequence[int]) -> BatchPlacement:
         """Return a batch of whole sequences in an otherwise empty memory; nothing of them is kept."""
         arrays = tuple(np.empty(sum(lengths), np.int64) for _ in range(3))
         start = at = 0
         for n in lengths:
             _fill(arrays, at, at + n, start, 0, self._causal)
             start, at = start + blocks(n, self.block), at + n
-        if start > self.n_cells or self._others:  # see `packs`
+        if start > self.n_cells or self._others:  # see `can_pack`
             raise ValueError(f"texts of {list(lengths)} tokens in a memory of {self.n_cells}")
         positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
-        return Placed(positions, self._rows([arrays]))
+        return BatchPlacement(positions, self._rows([arrays]))
 
-    def packs(self, lengths: Sequence[int]) -> bool:
+    def can_pack(self, lengths: Sequence[int]) -> bool:
         """Return True if `pack` has room for sequences of these lengths."""
         return not self._others and sum(blocks(n, self.block) for n in lengths) <= self.n_cells
 
@@ -335,7 +335,7 @@ class Memory(Layout):
         for place in handle.places:
             if isinstance(place, StatePlace):
                 assert self._states is not None
-                known |= set(self._states.kept(place))
+                known |= set(self._states.snapshots(place))
         return sorted(n for n in known | {last} if n and self.reach(handle, n) == n)
 
     def tail_bytes(self, n: int) -> int:
@@ -345,12 +345,12 @@ class Memory(Layout):
     def tail_reach(self, tail: int, n: int) -> int:
         """Return how many tokens, at most `n`, a sequence can continue from with the tail of `tail` tokens."""
 
-        def less(n: int) -> int:
+        def limit(n: int) -> int:
             for part in self._others:
                 n = part.tail_reach(tail, n)
             return n
 
-        return _agreed(min(tail, n), less)
+        return _fixed_point(min(tail, n), limit)
 
     def read_tail(self, handle: Handle, n: int) -> Bytes:
         """Read the tail of the first `n` tokens. Raises DeviceLost."""
@@ -374,19 +374,19 @@ class Memory(Layout):
             spans += [RowSpan(t, start, part.tail_rows(tail)) for t in part.tensors]
         self._storage.write_rows(spans, cut(data, spans))
 
-    def sound(self, data: Bytes, n: int) -> bool:
+    def is_valid(self, data: Bytes, n: int) -> bool:
         """Return True if external bytes are valid for `n` tokens: finite, and small enough that no sum overflows."""
-        return are_sound(data, [RowSpan(tensor, 0, n) for tensor in self._tokens.tensors])
+        return are_valid(data, [RowSpan(tensor, 0, n) for tensor in self._tokens.tensors])
 
-    def sound_tail(self, data: Bytes, n: int) -> bool:
-        """Return True if external bytes are a valid tail of `n` tokens; see `sound`."""
+    def is_valid_tail(self, data: Bytes, n: int) -> bool:
+        """Return True if external bytes are a valid tail of `n` tokens; see `is_valid`."""
         spans = [RowSpan(t, 0, part.tail_rows(n)) for part in self._others for t in part.tensors] if n else []
-        return are_sound(data, spans)
+        return are_valid(data, spans)
 
 
-def _agreed(n: int, less: Callable[[int], int]) -> int:
-    """Return the largest count at most `n` that all parts accept: apply `less` until it changes nothing."""
-    while (found := less(n)) != n:
+def _fixed_point(n: int, limit: Callable[[int], int]) -> int:
+    """Return the largest count at most `n` that all parts accept: apply `limit` until it changes nothing."""
+    while (found := limit(n)) != n:
         n = found
     return n
 

@@ -69,8 +69,8 @@ class Part(ABC, Generic[Place]):
         """Rewind to the first `n` tokens, which `reach` allows."""
 
     @abstractmethod
-    def make_ready(self, place: Place, used: int, n: int, storage: Storage, on_trust: int = 0) -> None:
-        """Make room for `n` tokens after `used`, of which the last `on_trust` are unverified."""
+    def make_ready(self, place: Place, used: int, n: int, storage: Storage, n_unverified: int = 0) -> None:
+        """Make room for `n` tokens after `used`, of which the last `n_unverified` are unverified."""
 
     @abstractmethod
     def copy(self, src: Place, dst: Place, n: int, storage: Storage) -> None:
@@ -99,9 +99,9 @@ class Tokens(Part[Run]):
         return min(used, n)
 
     def rewind(self, place: Run, n: int) -> None:
-        self.pool.back(place, n)
+        self.pool.rewind(place, n)
 
-    def make_ready(self, place: Run, used: int, n: int, storage: Storage, on_trust: int = 0) -> None:
+    def make_ready(self, place: Run, used: int, n: int, storage: Storage, n_unverified: int = 0) -> None:
         if used + n > place.limit:
             raise ValueError(f"{used + n} tokens in runs of {place.limit} cells")
 
@@ -158,7 +158,7 @@ class FixedPart(Part[Fixed]):
             place.marks = [*place.marks, n][-_MARKS:]
 
     @abstractmethod
-    def leaving(self, place: Fixed, used: int, n: int) -> list[int]:
+    def expiring(self, place: Fixed, used: int, n: int) -> list[int]:
         """Return the marked token counts that are stored now, but not after `n` tokens more than `used` are read."""
 
     @abstractmethod

@@ -65,14 +65,14 @@ class KVPool:
         The caller copies the rest. If the other sequence already has very many row ranges, nothing is shared.
         """
         n = min(n, run.limit - 1) // self.block * self.block
-        if not n or len(run.stretches()) > _MOST:
+        if not n or len(run.row_ranges()) > _MOST:
             return self._add(None, 0, need, want)
         needed, run.need = run.need, max(run.need, n + 1)
         found = self._add(_holder(run, n), n, need, want)
         run.need = needed
         if found is None:
             return None
-        found.parent = self._cut(_holder(run, n), n)
+        found.parent = self._split(_holder(run, n), n)
         found.parent.children += 1
         found.used = n
         self._count()
@@ -80,11 +80,11 @@ class KVPool:
 
     def _add(self, behind: Run | None, first: int, need: int, want: int) -> Run | None:
         """Add a run for tokens from position `first` on, at rows after the run `behind`."""
-        cells = self._whole(max(need - first, 1))
-        want = max(self._wanted(want - first), cells)
+        cells = self._round_up(max(need - first, 1))
+        want = max(self._with_headroom(want - first), cells)
         gap = self._fit(cells, want, behind)
         if gap is None:
-            if self._spare(None) < cells:
+            if self._free_for(None) < cells:
                 return None
             self._compact()
             gap = (self._runs[-1].end if self._runs else 0, cells)
@@ -95,15 +95,15 @@ class KVPool:
         self._runs.sort(key=_start)
         return run
 
-    def _whole(self, n: int) -> int:
+    def _round_up(self, n: int) -> int:
         """Return n rounded up to whole blocks."""
         return -(-n // self.block) * self.block
 
-    def _wanted(self, n: int) -> int:
+    def _with_headroom(self, n: int) -> int:
         """Return the cells for n tokens plus headroom, so that a growing sequence seldom moves."""
-        return self._whole(align(n))
+        return self._round_up(align(n))
 
-    def _cut(self, run: Run, n: int) -> Run:
+    def _split(self, run: Run, n: int) -> Run:
         """Split the run after the sequence's token `n` if needed; return the part that ends there."""
         if run.children and run.limit == n:
             return run
@@ -116,22 +116,22 @@ class KVPool:
     def free(self, run: Run) -> None:
         """Release the run, and those of its parents that no other sequence uses."""
         self._runs.remove(run)
-        self._leave(run.parent)
+        self._drop_child(run.parent)
         run.capacity = run.used = run.first = 0
         run.parent = None
 
-    def _leave(self, run: Run | None) -> None:
+    def _drop_child(self, run: Run | None) -> None:
         """Remove a child from a run; release the run if it was the last."""
         while run is not None:
             run.children -= 1
             if run.children:
-                self._join(run)
+                self._merge_child(run)
                 break
             self._runs.remove(run)
             run = run.parent
         self._count()
 
-    def _join(self, run: Run) -> None:
+    def _merge_child(self, run: Run) -> None:
         """Merge a run with its only child if that follows it directly."""
         place = self._runs.index(run) + 1
         child = self._runs[place] if place < len(self._runs) else None
@@ -140,7 +140,7 @@ class KVPool:
             child.first, child.parent = run.first, run.parent
             self._runs.remove(run)
 
-    def back(self, run: Run, n: int) -> None:
+    def rewind(self, run: Run, n: int) -> None:
         """Rewind the run's sequence to its first `n` tokens, some of which may be in a parent.
 
         Tokens in a partial block of a parent are copied to the run's own cells.
@@ -152,11 +152,11 @@ class KVPool:
             parent, run.parent = run.parent, None
             if first:
                 assert parent is not None
-                run.parent = self._cut(_holder(parent, first), first)
+                run.parent = self._split(_holder(parent, first), first)
                 run.parent.children += 1
             run.first = first
             run.used = run.need = n
-            self._leave(parent)
+            self._drop_child(parent)
         run.used = run.need = n
 
     def _count(self) -> None:
@@ -173,8 +173,8 @@ class KVPool:
         It grows in place if the next cells are free, else in the best fitting gap, else after compaction. Returns
         False, with the run unchanged, if the pool cannot hold it.
         """
-        cells = self._whole(need - run.first)
-        if run.limit >= need or self._extend(run, cells, max(self._wanted(want - run.first), cells)):
+        cells = self._round_up(need - run.first)
+        if run.limit >= need or self._extend(run, cells, max(self._with_headroom(want - run.first), cells)):
             run.need = need
             return True
         return False
@@ -193,7 +193,7 @@ class KVPool:
             run.start, run.capacity = start, min(room, want)
             self._runs.sort(key=_start)
             return True
-        if self._spare(run) < need:
+        if self._free_for(run) < need:
             return False
         self._compact(run, need)
         return True
@@ -220,20 +220,20 @@ class KVPool:
             start = run.end
         return best
 
-    def _least(self, run: Run) -> int:
+    def _min_cells(self, run: Run) -> int:
         """Return the minimum number of cells of a run."""
-        return self._whole(max(run.used, run.need, run.first + 1) - run.first)
+        return self._round_up(max(run.used, run.need, run.first + 1) - run.first)
 
-    def _spare(self, but: Run | None) -> int:
+    def _free_for(self, but: Run | None) -> int:
         """Return the cells free for one run if all runs except `but` are trimmed to their minimum."""
-        return self.n_cells - sum(self._least(run) for run in self._runs if run is not but)
+        return self.n_cells - sum(self._min_cells(run) for run in self._runs if run is not but)
 
     def _compact(self, growing: Run | None = None, need: int = 0) -> None:
         """Pack all runs to the start of the pool in order, trimmed to their minimum; `growing` gets `need`."""
         start = 0
         moves = []
         for run in self._runs:
-            run.capacity = need if run is growing else self._least(run)
+            run.capacity = need if run is growing else self._min_cells(run)
             moves.append((run, start))
             start += run.capacity
         # Downward moves from the bottom, then upward moves from the top: no copy overwrites cells still to be moved,
@@ -246,7 +246,7 @@ class KVPool:
             run.start = start
         for run in self.runs:
             if run.children == 1:
-                self._join(run)
+                self._merge_child(run)
 
 
 def _start(run: Run) -> int:

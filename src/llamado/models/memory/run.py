@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llamado.models.batch import Stretch
+from llamado.models.batch import RowRange
 
 
 class Run:
@@ -47,23 +47,23 @@ class Run:
             yield run
             run = run.parent
 
-    def stretches(self) -> list[Stretch]:
+    def row_ranges(self) -> list[RowRange]:
         """Return the row ranges of its sequence in position order, including free cells; adjacent ones are merged."""
-        found: list[Stretch] = []
+        found: list[RowRange] = []
         for run in self.path():
             if found and run.end == found[-1].row:
-                found[-1] = Stretch(run.start, run.capacity + found[-1].n)
+                found[-1] = RowRange(run.start, run.capacity + found[-1].n)
             else:
-                found.append(Stretch(run.start, run.capacity))
+                found.append(RowRange(run.start, run.capacity))
         return found[::-1]
 
-    def rows(self, first: int, n: int) -> list[Stretch]:
+    def rows(self, first: int, n: int) -> list[RowRange]:
         """Return the row ranges of `n` tokens of its sequence from position `first` on."""
         found, at = [], 0
-        for row, length in self.stretches():
+        for row, length in self.row_ranges():
             begin, end = max(first, at), min(first + n, at + length)
             if begin < end:
-                found.append(Stretch(row + begin - at, end - begin))
+                found.append(RowRange(row + begin - at, end - begin))
             at += length
         return found
 

@@ -52,14 +52,14 @@ class Handle:
 class Span(NamedTuple):
     """The next `n` tokens of a sequence in a batch, from position `first` on.
 
-    The last `on_trust` tokens before them are in flight and unverified. `before`: the last tokens before them,
+    The last `n_unverified` tokens before them are in flight and unverified. `before`: the last tokens before them,
     `Memory.n_before` or all there are, for models that need them.
     """
 
     handle: Handle
     first: int
     n: int
-    on_trust: int = 0
+    n_unverified: int = 0
     before: Sequence[int] | NDArray[np.int32] = ()
 
 
@@ -81,7 +81,7 @@ def windows_before(tokens: NDArray[np.int32], spans: Sequence[Span], n: int) -> 
     return found
 
 
-class Placed(NamedTuple):
+class BatchPlacement(NamedTuple):
     """A batch, or one of the batches that it is divided into, placed in a memory: token positions, and rows per part.
 
     `tokens`: indices of these tokens in the whole batch, ascending; None: all. `n_seqs`: see BatchShape.

@@ -62,29 +62,29 @@ class States(FixedPart[StatePlace]):
     def room(self, place: StatePlace, first: int) -> int:
         return sys.maxsize if self.n_drafted else 0
 
-    def _passing(self, place: StatePlace) -> list[int]:
+    def _temporary_rows(self, place: StatePlace) -> list[int]:
         """Return the rows of states that are overwritten as the sequence continues."""
         others = place.home + 2 + SNAPSHOTS
         return [place.home, *range(others, others + self.n_drafted)]
 
-    def kept(self, place: StatePlace) -> list[int]:
+    def snapshots(self, place: StatePlace) -> list[int]:
         """Return the token counts of states that are not overwritten."""
-        passing = self._passing(place)
+        passing = self._temporary_rows(place)
         return sorted(known for known, row in place.rows.items() if row not in passing)
 
-    def leaving(self, place: StatePlace, used: int, n: int) -> list[int]:
+    def expiring(self, place: StatePlace, used: int, n: int) -> list[int]:
         regular = place.home + 1 + SNAPSHOTS
-        kept = [known for known in self.kept(place) if place.rows[known] != regular]
+        kept = [known for known in self.snapshots(place) if place.rows[known] != regular]
         coming = sum(used < mark <= used + n for mark in place.marks)
         lost = kept[: max(len(kept) + min(coming, SNAPSHOTS) - SNAPSHOTS, 0)]
-        if used in place.marks and place.rows.get(used) in self._passing(place):
+        if used in place.marks and place.rows.get(used) in self._temporary_rows(place):
             lost.append(used)
         return lost
 
-    def make_ready(self, place: StatePlace, used: int, n: int, storage: Storage, on_trust: int = 0) -> None:
+    def make_ready(self, place: StatePlace, used: int, n: int, storage: Storage, n_unverified: int = 0) -> None:
         if not used:
             place.rows = {0: self.n_rows + 1}
-        place.sure = used - on_trust
+        place.sure = used - n_unverified
         place.wanted = sorted(mark for mark in place.marks if used < mark <= used + n)[-SNAPSHOTS:]
         regular = (used + n) // self.EVERY * self.EVERY
         place.regular = regular if regular > used and regular not in place.wanted else 0
@@ -101,7 +101,7 @@ class States(FixedPart[StatePlace]):
         elif last == place.regular:
             row = place.home + 1 + SNAPSHOTS
         else:
-            row = self._passing_row(place)
+            row = self._temporary_row(place)
         place.rows = {known: other for known, other in place.rows.items() if known and other != row} | {last: row}
         return source, row
 
@@ -111,7 +111,7 @@ class States(FixedPart[StatePlace]):
         rows = range(place.home + 1, place.home + 1 + SNAPSHOTS)
         return min(rows, key=lambda row: known.get(row, -1))
 
-    def _passing_row(self, place: StatePlace) -> int:
+    def _temporary_row(self, place: StatePlace) -> int:
         """Return a row for a temporary state: a free one, else the last one after unverified tokens."""
         known = {row: n for n, row in place.rows.items()}
         base = max((n for n in place.rows if n <= place.sure), default=0)
@@ -120,7 +120,7 @@ class States(FixedPart[StatePlace]):
             n = known.get(row, -1)
             return n == base, -n if n > base else -sys.maxsize
 
-        return min(self._passing(place), key=order)
+        return min(self._temporary_rows(place), key=order)
 
     def copy(self, src: StatePlace, dst: StatePlace, n: int, storage: Storage) -> None:
         storage.copy_rows(self.tensors, src.rows[n], dst.home, 1)

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from llamado.ggml.graph import add, clamp, mul, reshape, scale, unary, view_2d, view_3d
 from llamado.ggml.ops import UnaryOp
 from llamado.ggml.tensor import Tensor
-from llamado.models.forward import Factors, Linear, Pass, Projection
+from llamado.models.forward import Linear, LongRopeFactors, Pass, Projection
 from llamado.models.hparams import HyperParameters, Rope, Temperature
 from llamado.models.parts.norms import Norm
 from llamado.models.weights import RoleWeights
@@ -87,7 +87,7 @@ def take_fused(w: RoleWeights, n_embd: int, heads: Heads) -> FusedProjection | N
     qkv = w.linear("attn_qkv", n_embd, n_q + n_k + n_v)
     if qkv.bias is not None:
         return FusedProjection(qkv, n_q, n_k, n_v)
-    biases = w.maybe("attn_q.bias", n_q), w.maybe("attn_k.bias", n_k), w.maybe("attn_v.bias", n_v)
+    biases = w.optional("attn_q.bias", n_q), w.optional("attn_k.bias", n_k), w.optional("attn_v.bias", n_v)
     return FusedProjection(qkv, n_q, n_k, n_v, biases)
 
 
@@ -165,7 +165,7 @@ class Attention:
     matrices: AttentionMatrices
     scale: float
     rope: Rope | None
-    factors: Tensor | Factors | None = None
+    factors: Tensor | LongRopeFactors | None = None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     norm_rows: bool = False

@@ -63,10 +63,10 @@ class LocalBlocks(Input):
         least = rows.written // size - self._sizes.n_local + 1
         for added, begin, own in zip(whole, np.maximum(least, rows.first // size), rows.written // size, strict=False):
             added[begin : own + 1] = _FIRST
-        for start, stop, stretches in rows.beginnings:
+        for start, stop, row_ranges in rows.prefixes:
             for token in range(start, stop):
                 skip = least[token] - rows.origins[token] // size
-                for row, n in stretches:
+                for row, n in row_ranges:
                     whole[token, (row // size) + max(skip, 0) : (row + n) // size] = _FIRST
                     skip -= n // size
         return whole.reshape(-1).view(np.uint8)
@@ -110,7 +110,7 @@ class BlockIndexer(NamedTuple):
         n_blocks = n_rows // block
         if n_blocks <= n_chosen:
             return [mask]
-        seen = step.once(f"{mask.name}_f32", lambda: cast(mask, TensorType.F32))
+        seen = step.shared(f"{mask.name}_f32", lambda: cast(mask, TensorType.F32))
         local = step.input(LocalBlocks(n_blocks, n_tokens, self.sizes, part))
         q = reshape(self.q(step, x, f"indexer_q-{layer}"), dim, n_head, n_tokens)
         q = self.q_norm(step, q, f"indexer_q_norm-{layer}")
@@ -139,7 +139,7 @@ class BlockAttention(NamedTuple):
     k_norm: Norm
     indexer: BlockIndexer
 
-    def remembers(self) -> LayerMemory:
+    def layer_memory(self) -> LayerMemory:
         """Keys followed by the indexer's keys, and values."""
         heads, sizes = self.matrices.heads, self.indexer.sizes
         n_k, n_v = heads.n_kv * heads.dim_k, heads.n_kv * heads.dim_v
@@ -159,5 +159,5 @@ class BlockAttention(NamedTuple):
             return self.indexer.masks(step, layer, x, keys, mask, part)
 
         behind = self.indexer.key(step, layer, x)
-        attended = step.attend_apart(layer, q, k, v, behind, self.scale, choose)
+        attended = step.attend_per_head(layer, q, k, v, behind, self.scale, choose)
         return None if attended is None else out(step, attended, f"attn_out-{layer}")

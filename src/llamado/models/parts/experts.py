@@ -32,7 +32,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import Experts, Gating, HyperParameters
-from llamado.models.parts.feedforward import FeedForward, Gated, Situ, bounded_glu
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward, Situ, limited_glu
 from llamado.models.weights import RoleWeights
 
 _LEAST_SUM = 6.103515625e-5
@@ -52,8 +52,8 @@ class ExpertLinear(NamedTuple):
 
         Raises InvalidModel.
         """
-        weight = w.need(f"{name}.weight", n_in, n_out, n)
-        return cls(weight, w.maybe(f"{name}.bias", n_out, n), w.maybe(f"{name}.scale", n))
+        weight = w.require(f"{name}.weight", n_in, n_out, n)
+        return cls(weight, w.optional(f"{name}.bias", n_out, n), w.optional(f"{name}.scale", n))
 
     def __call__(self, step: Pass, x: Tensor, chosen: Tensor, name: str) -> Tensor:
         """Project x by the experts `chosen` [n_used, n_tokens]: [n_out, n_used, n_tokens].
@@ -71,14 +71,14 @@ class ExpertLinear(NamedTuple):
 class ExpertRouter(NamedTuple):
     """Selects experts and computes the weights of their outputs.
 
-    `bias` is added to the selection scores, not to the weights (arXiv 2408.15664). With `by_logits`, experts are
+    `bias` is added to the selection scores, not to the weights (arXiv 2408.15664). With `select_by_logits`, experts are
     selected by the router logits instead of the gated probabilities.
     """
 
     gate: Linear
     experts: Experts
     bias: Tensor | None = None
-    by_logits: bool = False
+    select_by_logits: bool = False
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the experts, I32 [n_used, n_tokens], for x [n, n_tokens], and weights F32 [1, n_used, n_tokens]."""
@@ -88,7 +88,7 @@ class ExpertRouter(NamedTuple):
             probs = soft_max_ext(logits, None, 1.0, name=f"ffn_moe_probs-{layer}")
         elif hp.gating is Gating.SIGMOID:
             probs = sigmoid(logits, f"ffn_moe_probs-{layer}")
-        scores = logits if self.by_logits else probs
+        scores = logits if self.select_by_logits else probs
         if self.bias is not None:
             scores = add(scores, self.bias, f"ffn_moe_probs_biased-{layer}")
         if hp.n_groups > 1:
@@ -100,11 +100,11 @@ class ExpertRouter(NamedTuple):
         """Return the weights of the selected experts from `probs` [n, n_tokens]: F32 [1, n_used, n_tokens]."""
         hp, n_tokens = self.experts, chosen.ne[1]
         weights = get_rows(reshape(probs, 1, probs.ne[0], n_tokens), chosen, f"ffn_moe_weights-{layer}")
-        if hp.gating is Gating.SOFTMAX_OF_CHOSEN or hp.normalised:
+        if hp.gating is Gating.SOFTMAX_WEIGHT or hp.normalized:
             weights = reshape(weights, hp.n_used, n_tokens)
-            if hp.gating is Gating.SOFTMAX_OF_CHOSEN:
+            if hp.gating is Gating.SOFTMAX_WEIGHT:
                 weights = soft_max_ext(weights, None, 1.0, name=f"ffn_moe_weights_softmax-{layer}")
-            if hp.normalised:
+            if hp.normalized:
                 weights = div(weights, clamp(sum_rows(weights), _LEAST_SUM, math.inf), f"ffn_moe_weights_norm-{layer}")
             weights = reshape(weights, 1, hp.n_used, n_tokens)
         if hp.scale not in (0.0, 1.0):
@@ -130,7 +130,7 @@ class Mixture(NamedTuple):
       and up.
     - `shared` sees every token; it is weighted by sigmoid(shared_gate · x) if `shared_gate` is set.
     - `weigh_input`: the router weights multiply the experts' input, not their output.
-    - `limit`: see `bounded_glu`.
+    - `limit`: see `limited_glu`.
     """
 
     router: ExpertRouter
@@ -157,12 +157,13 @@ class Mixture(NamedTuple):
         shared: FeedForward | None = None,
         shared_gate: Tensor | None = None,
         limit: float = 0.0,
-        n_seen: int = 0,
+        router_width: int = 0,
     ) -> Mixture:
         """Take the router (`ffn_gate_inp`, `exp_probs_b`) and the experts. Raises InvalidModel.
 
         The experts are `ffn_down_exps` and `ffn_gate_up_exps`, or `ffn_gate_exps` and `ffn_up_exps`, or only
-        `ffn_up_exps` for an activation without a gate. `n_seen` is the width of the router's input, if it differs.
+        `ffn_up_exps` for an activation without a gate. `router_width` is the width of the router's input, if it
+        differs.
         """
         e, n_ff = w.experts(hp.n, hp.n_used), hp.n_ff
         gate: ExpertLinear | None
@@ -174,10 +175,15 @@ class Mixture(NamedTuple):
             gate = ExpertLinear.take(e, "ffn_gate_exps", n_embd, n_ff, hp.n) if gated else None
             up = ExpertLinear.take(e, "ffn_up_exps", n_embd, n_ff, hp.n)
         # Not `linear`: in Gemma 4, `ffn_gate_inp.scale` is a scale of the router's input.
-        gate_inp = Linear(w.need("ffn_gate_inp.weight", n_seen or n_embd, hp.n), w.maybe("ffn_gate_inp.bias", hp.n))
+        gate_inp = Linear(
+            w.require("ffn_gate_inp.weight", router_width or n_embd, hp.n), w.optional("ffn_gate_inp.bias", hp.n)
+        )
         return cls(
             router=ExpertRouter(
-                gate_inp, hp, w.maybe("exp_probs_b.bias", hp.n) or w.maybe("exp_probs_b", hp.n), by_logits=weigh_input
+                gate_inp,
+                hp,
+                w.optional("exp_probs_b.bias", hp.n) or w.optional("exp_probs_b", hp.n),
+                select_by_logits=weigh_input,
             ),
             down=ExpertLinear.take(e, "ffn_down_exps", n_ff, n_embd, hp.n),
             gate=gate,
@@ -190,9 +196,9 @@ class Mixture(NamedTuple):
             limit=limit,
         )
 
-    def __call__(self, step: Pass, layer: int, x: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Apply to x [n_embd, n_tokens]; `seen` is the router's input, if it is not x."""
-        y = self.through(step, layer, x, *self.router(step, layer, x if seen is None else seen))
+    def __call__(self, step: Pass, layer: int, x: Tensor, router_input: Tensor | None = None) -> Tensor:
+        """Apply to x [n_embd, n_tokens]; `router_input` is the router's input, if it is not x."""
+        y = self.run_experts(step, layer, x, *self.router(step, layer, x if router_input is None else router_input))
         if self.shared is None:
             return y
         more = self.shared(step, layer, x)
@@ -200,7 +206,7 @@ class Mixture(NamedTuple):
             more = mul(more, sigmoid(step.mul_mat(self.shared_gate, x, f"ffn_shexp_gate-{layer}")))
         return add(y, more, f"ffn_out-{layer}")
 
-    def through(self, step: Pass, layer: int, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    def run_experts(self, step: Pass, layer: int, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Run x [n_embd, n_tokens] through the `chosen` experts and sum their weighted outputs."""
         n_embd, n_tokens = x.ne[0], x.ne[1]
         h = reshape(x, n_embd, 1, n_tokens)
@@ -227,7 +233,7 @@ class Mixture(NamedTuple):
         else:
             up = self.up(step, x, chosen, f"ffn_moe_up-{layer}")
             gate = self.gate(step, x, chosen, f"ffn_moe_gate-{layer}")
-        return bounded_glu(gate, up, self.activation, self.limit, f"ffn_moe_act-{layer}")
+        return limited_glu(gate, up, self.activation, self.limit, f"ffn_moe_act-{layer}")
 
 
 def add_up(step: Pass, each: Tensor, name: str) -> Tensor:
@@ -249,10 +255,10 @@ def take_experts(w: RoleWeights, hp: HyperParameters, layer: int) -> FeedForward
     Raises InvalidModel.
     """
     if not w.has("ffn_gate_inp.weight"):
-        return Gated.take(w, hp.n_embd, hp.n_ff[layer])
+        return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer])
     if hp.experts is None:
         raise InvalidModel("a layer has experts, but the metadata gives no number of experts")
     shared = None
     if w.has("ffn_gate_shexp.weight"):
-        shared = Gated.take(w, hp.n_embd, w.ne("ffn_gate_shexp.weight")[1], suffix="_shexp")
+        shared = GatedFeedForward.take(w, hp.n_embd, w.ne("ffn_gate_shexp.weight")[1], suffix="_shexp")
     return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)

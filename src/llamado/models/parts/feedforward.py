@@ -32,15 +32,15 @@ class Situ(NamedTuple):
     linear_beta: float
 
     def __call__(self, gate: Tensor, up: Tensor, name: str) -> Tensor:
-        bent = mul(_bent(gate, self.beta), sigmoid(gate))
-        return mul(bent, _bent(up, self.linear_beta) if self.linear_beta else up, name)
+        bent = mul(_soft_bound(gate, self.beta), sigmoid(gate))
+        return mul(bent, _soft_bound(up, self.linear_beta) if self.linear_beta else up, name)
 
 
-def _bent(x: Tensor, bound: float) -> Tensor:
+def _soft_bound(x: Tensor, bound: float) -> Tensor:
     return scale(tanh(scale(x, 1.0 / bound)), bound)
 
 
-def bounded_glu(gate: Tensor, up: Tensor, activation: GluOp | Situ, limit: float, name: str) -> Tensor:
+def limited_glu(gate: Tensor, up: Tensor, activation: GluOp | Situ, limit: float, name: str) -> Tensor:
     """act(gate) · up with both factors at most `limit`, and the second at least -`limit`; 0: no limit.
 
     The gate's limit applies to the activation's input for SWIGLU_CLAMP, to its output for others. SWIGLU_OAI has a
@@ -62,8 +62,8 @@ def bounded_glu(gate: Tensor, up: Tensor, activation: GluOp | Situ, limit: float
     return mul(clamp(silu(gate), -inf, limit), up, name)
 
 
-class Gated(NamedTuple):
-    """down(act(gate x) · up x), as in SwiGLU and GEGLU (arXiv 2002.05202); `limit`: see `bounded_glu`."""
+class GatedFeedForward(NamedTuple):
+    """down(act(gate x) · up x), as in SwiGLU and GEGLU (arXiv 2002.05202); `limit`: see `limited_glu`."""
 
     gate: Projection
     up: Projection
@@ -74,7 +74,7 @@ class Gated(NamedTuple):
     @classmethod
     def take(
         cls, w: RoleWeights, n_embd: int, n_ff: int, activation: GluOp | Situ = GluOp.SWIGLU, *, suffix: str = ""
-    ) -> Gated:
+    ) -> GatedFeedForward:
         """Take `ffn_gate`, `ffn_up` and `ffn_down`, with any biases and an optional name suffix.
 
         Raises InvalidModel.
@@ -88,11 +88,11 @@ class Gated(NamedTuple):
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
         gate, up = self.gate(step, x, f"ffn_gate-{layer}"), self.up(step, x, f"ffn_up-{layer}")
-        h = bounded_glu(gate, up, self.activation, self.limit, f"ffn_act-{layer}")
+        h = limited_glu(gate, up, self.activation, self.limit, f"ffn_act-{layer}")
         return self.down(step, h, f"ffn_out-{layer}")
 
 
-class GatedFused(NamedTuple):
+class FusedGatedFeedForward(NamedTuple):
     """Gated network with one matrix for the rows of gate and up."""
 
     gate_up: Linear
@@ -102,7 +102,7 @@ class GatedFused(NamedTuple):
     @classmethod
     def take(
         cls, w: RoleWeights, n_embd: int, n_ff: int, activation: GluOp = GluOp.SWIGLU, *, suffix: str = ""
-    ) -> GatedFused:
+    ) -> FusedGatedFeedForward:
         """Take `ffn_up` of 2·n_ff rows, and `ffn_down`, with an optional name suffix. Raises InvalidModel."""
         up = w.linear(f"ffn_up{suffix}", n_embd, 2 * n_ff)
         return cls(up, w.linear(f"ffn_down{suffix}", n_ff, n_embd), activation)
@@ -112,7 +112,7 @@ class GatedFused(NamedTuple):
         return self.down(step, glu(both, self.activation, name=f"ffn_act-{layer}"), f"ffn_out-{layer}")
 
 
-class Ungated(NamedTuple):
+class UngatedFeedForward(NamedTuple):
     """down(act(up x)), with the activation squared if `squared`."""
 
     up: Linear
@@ -123,7 +123,7 @@ class Ungated(NamedTuple):
     @classmethod
     def take(
         cls, w: RoleWeights, n_embd: int, n_ff: int, activation: UnaryOp, *, squared: bool = False, suffix: str = ""
-    ) -> Ungated:
+    ) -> UngatedFeedForward:
         """Take `ffn_up` and `ffn_down`, with any biases and an optional name suffix. Raises InvalidModel."""
         up, down = w.linear(f"ffn_up{suffix}", n_embd, n_ff), w.linear(f"ffn_down{suffix}", n_ff, n_embd)
         return cls(up, down, activation, squared)

@@ -29,7 +29,7 @@ from llamado.ggml.graph import (
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.forward import Linear, Pass
-from llamado.models.hadamard import Hadamard, turn
+from llamado.models.hadamard import Hadamard, rotate_heads
 from llamado.models.hparams import Rope
 from llamado.models.memory import Latent, LayerMemory
 from llamado.models.parts.attention import OutputGate
@@ -53,7 +53,7 @@ class IndexerSizes(NamedTuple):
 class Indexer(NamedTuple):
     """Lightning indexer: selects the tokens with the greatest Σ over heads of weight · relu(query · key).
 
-    `rope_at`: first rotated element of a head; `turned`: keys are Hadamard-rotated, as they are stored.
+    `rope_at`: first rotated element of a head; `hadamard`: keys are Hadamard-rotated, as they are stored.
     """
 
     sizes: IndexerSizes
@@ -65,7 +65,7 @@ class Indexer(NamedTuple):
     rope: Rope
     eps: float
     rope_at: int = 0
-    turned: bool = True
+    hadamard: bool = True
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, q_rank: int, sizes: IndexerSizes, rope: Rope, eps: float) -> Indexer:
@@ -74,8 +74,8 @@ class Indexer(NamedTuple):
             sizes,
             w.linear("indexer.attn_q_b", q_rank, sizes.n_head * sizes.dim),
             w.linear("indexer.attn_k", n_embd, sizes.dim),
-            w.need("indexer.k_norm.weight", sizes.dim),
-            w.need("indexer.k_norm.bias", sizes.dim),
+            w.require("indexer.k_norm.weight", sizes.dim),
+            w.require("indexer.k_norm.bias", sizes.dim),
             w.linear("indexer.proj", n_embd, sizes.n_head),
             rope,
             eps,
@@ -124,7 +124,7 @@ class Indexer(NamedTuple):
     def _rotated(self, step: Pass, x: Tensor, name: str) -> Tensor:
         """Apply the rotary embedding, then the Hadamard rotation over the greatest power of two that divides `dim`."""
         x, dim = step.rotate(x, self.rope, None, name, offset=self.rope_at), self.sizes.dim
-        return turn(step.input(Hadamard(dim & -dim)), x) if self.turned else x
+        return rotate_heads(step.input(Hadamard(dim & -dim)), x) if self.hadamard else x
 
 
 def scores(q: Tensor, keys: Tensor, weights: Tensor | None) -> Tensor:
@@ -148,7 +148,7 @@ def scores(q: Tensor, keys: Tensor, weights: Tensor | None) -> Tensor:
     return total
 
 
-class TokenChooser(Protocol):
+class TokenSelector(Protocol):
     """Selector of the tokens that attention sees, based on `width` elements stored per token.
 
     It may `pool` the stored elements of several tokens, from a given element on, into `pooled` elements per token.
@@ -174,23 +174,23 @@ class SparseAttention(NamedTuple):
     """
 
     latent: LatentAttention
-    indexer: TokenChooser | None
+    indexer: TokenSelector | None
     owner: int
     """Layer of the indexer that selects."""
     n_chosen: int
     gate: OutputGate | None = None
     sinks: Tensor | None = None
 
-    def remembers(self) -> LayerMemory:
+    def layer_memory(self) -> LayerMemory:
         """One row for keys and values, followed by the indexer's key."""
         n = self.latent.compressed.sizes.rank + self.latent.compressed.sizes.rope
         return Latent(n) if self.indexer is None else Latent(n + self.indexer.width, pooled=self.indexer.pooled)
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         q, row = self.latent.keys(step, layer, x)
-        written = None
+        on_written = None
         if self.indexer is not None:
-            written = partial(self.indexer.pool, step, layer, row.ne[0])
+            on_written = partial(self.indexer.pool, step, layer, row.ne[0])
             row = concat(row, self.indexer.key(step, layer, x), 0)
 
         def choose(keys: Tensor, mask: Tensor) -> Tensor:
@@ -199,13 +199,13 @@ class SparseAttention(NamedTuple):
 
             def make() -> Tensor:
                 assert self.indexer is not None and isinstance(self.latent.compressed.q, LowRank)
-                low = self.latent.compressed.q.between(step, x, f"q-{layer}")
+                low = self.latent.compressed.q.hidden(step, x, f"q-{layer}")
                 return self.indexer.mask(step, layer, x, low, keys, mask)
 
-            return step.once(f"indexer_mask-{self.owner}", make)
+            return step.shared(f"indexer_mask-{self.owner}", make)
 
         rank, factor = self.latent.compressed.sizes.rank, self.latent.scale
-        attended = step.attend_latent(layer, q, row, rank, factor, choose, sinks=self.sinks, written=written)
+        attended = step.attend_latent(layer, q, row, rank, factor, choose, sinks=self.sinks, on_written=on_written)
         if attended is None or self.gate is None:
             return None if attended is None else self.latent.result(step, layer, attended)
         gated = self.gate(step, layer, x, self.latent.values(step, layer, attended))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from llamado.ggml.graph import concat, cont, mul, permute, repeat, reshape, view_2d, view_3d
 from llamado.ggml.tensor import Tensor
-from llamado.models.forward import Factors, Linear, Pass
+from llamado.models.forward import Linear, LongRopeFactors, Pass
 from llamado.models.hparams import Rope, Temperature
 from llamado.models.memory import KeysValues, Latent, LayerMemory
 from llamado.models.parts.attention import OutputGate
@@ -23,11 +23,11 @@ class LowRank(NamedTuple):
     b: Linear
 
     def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
-        return self.b(step, self.between(step, x, name), name)
+        return self.b(step, self.hidden(step, x, name), name)
 
-    def between(self, step: Pass, x: Tensor, name: str) -> Tensor:
+    def hidden(self, step: Pass, x: Tensor, name: str) -> Tensor:
         """Return the normed output of the first factor, computed once per name."""
-        return step.once(f"{name}_norm", lambda: self.norm(step, self.a(step, x, f"{name}_a"), f"{name}_norm"))
+        return step.shared(f"{name}_norm", lambda: self.norm(step, self.a(step, x, f"{name}_a"), f"{name}_norm"))
 
 
 class LatentSizes(NamedTuple):
@@ -49,7 +49,7 @@ class LatentSizes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compressed:
+class LatentProjection:
     """Projections common to all forms of latent attention: queries, latent row, and rotated part of the keys.
 
     `rope` None: no part is rotated; `k_norm`: norm of the rotated part of keys, before rotation.
@@ -61,7 +61,7 @@ class Compressed:
     norm: RmsNorm
     rope: Rope | None
     temperature: Temperature | None
-    factors: Tensor | Factors | None = None
+    factors: Tensor | LongRopeFactors | None = None
     k_norm: RmsNorm | None = None
 
     @classmethod
@@ -73,8 +73,8 @@ class Compressed:
         q_rank: int,
         rope: Rope | None,
         temperature: Temperature | None = None,
-        factors: Tensor | Factors | None = None,
-    ) -> Compressed:
+        factors: Tensor | LongRopeFactors | None = None,
+    ) -> LatentProjection:
         """Take `attn_q`, or `attn_q_a`, `attn_q_a_norm` and `attn_q_b`; `attn_kv_a_mqa` and `attn_kv_a_norm`.
 
         Raises InvalidModel.
@@ -111,13 +111,13 @@ class Compressed:
         k = view_3d(both, s.rope, 1, n_tokens, stride, stride, s.rank * size)
         if self.k_norm is not None:
             k = self.k_norm(step, k, f"k_pe_norm-{layer}")
-        return q, latent, cont(k) if self.rope is None else self.turned(step, k, f"k_pe-{layer}")
+        return q, latent, cont(k) if self.rope is None else self.rotate(step, k, f"k_pe-{layer}")
 
-    def turned(self, step: Pass, x: Tensor, name: str, *, offset: int = 0) -> Tensor:
+    def rotate(self, step: Pass, x: Tensor, name: str, *, offset: int = 0) -> Tensor:
         """Apply the rotary embedding to heads from element `offset` on."""
         return x if self.rope is None else step.rotate(x, self.rope, self.factors, name, offset=offset)
 
-    def warmed(self, step: Pass, q: Tensor) -> Tensor:
+    def apply_temperature(self, step: Pass, q: Tensor) -> Tensor:
         """Multiply queries by their position-dependent temperature."""
         return q if self.temperature is None else mul(q, step.temperature(*self.temperature))
 
@@ -128,25 +128,25 @@ class LatentAttention(NamedTuple):
     The key projection is absorbed into the queries, the value projection is applied to the attention output.
     """
 
-    compressed: Compressed
+    compressed: LatentProjection
     k_b: Tensor
     v_b: Tensor
     out: Linear
     scale: float
 
     @classmethod
-    def take(cls, w: RoleWeights, n_embd: int, compressed: Compressed, scale: float) -> LatentAttention:
+    def take(cls, w: RoleWeights, n_embd: int, compressed: LatentProjection, scale: float) -> LatentAttention:
         """Take `attn_k_b`, `attn_v_b` and `attn_output`. Raises InvalidModel."""
         s = compressed.sizes
         return cls(
             compressed,
-            w.need("attn_k_b.weight", s.nope, s.rank, s.n_head),
-            w.need("attn_v_b.weight", s.rank, s.value, s.n_head),
+            w.require("attn_k_b.weight", s.nope, s.rank, s.n_head),
+            w.require("attn_v_b.weight", s.rank, s.value, s.n_head),
             w.linear("attn_output", s.n_head * s.value, n_embd),
             scale,
         )
 
-    def remembers(self) -> LayerMemory:
+    def layer_memory(self) -> LayerMemory:
         """One row for keys and values."""
         return Latent(self.compressed.sizes.rank + self.compressed.sizes.rope)
 
@@ -162,10 +162,10 @@ class LatentAttention(NamedTuple):
         plain = view_3d(q, s.nope, s.n_head, n_tokens, q.nb[1], q.nb[2])
         absorbed = step.mul_mat(self.k_b, permute(plain, 0, 2, 1, 3), f"q_nope_absorbed-{layer}")
         if k is None:
-            return self.compressed.warmed(step, cont(permute(absorbed, 0, 2, 1, 3))), latent
-        turned = view_3d(q, s.rope, s.n_head, n_tokens, q.nb[1], q.nb[2], s.nope * q.nb[0])
-        turned = self.compressed.turned(step, turned, f"q_pe-{layer}")
-        q = self.compressed.warmed(step, concat(permute(absorbed, 0, 2, 1, 3), turned, 0))
+            return self.compressed.apply_temperature(step, cont(permute(absorbed, 0, 2, 1, 3))), latent
+        rotate = view_3d(q, s.rope, s.n_head, n_tokens, q.nb[1], q.nb[2], s.nope * q.nb[0])
+        rotate = self.compressed.rotate(step, rotate, f"q_pe-{layer}")
+        q = self.compressed.apply_temperature(step, concat(permute(absorbed, 0, 2, 1, 3), rotate, 0))
         return q, concat(latent, reshape(k, s.rope, n_tokens), 0)
 
     def result(self, step: Pass, layer: int, attended: Tensor) -> Tensor:
@@ -186,8 +186,8 @@ class GatedLatentAttention(NamedTuple):
     latent: LatentAttention
     gate: OutputGate
 
-    def remembers(self) -> LayerMemory:
-        return self.latent.remembers()
+    def layer_memory(self) -> LayerMemory:
+        return self.latent.layer_memory()
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         q, row = self.latent.keys(step, layer, x)
@@ -201,13 +201,13 @@ class GatedLatentAttention(NamedTuple):
 class ExpandedAttention(NamedTuple):
     """Attention over keys and values expanded from the latent rows, as in older files."""
 
-    compressed: Compressed
+    compressed: LatentProjection
     kv_b: Linear
     out: Linear
     scale: float
 
     @classmethod
-    def take(cls, w: RoleWeights, n_embd: int, compressed: Compressed, scale: float) -> ExpandedAttention:
+    def take(cls, w: RoleWeights, n_embd: int, compressed: LatentProjection, scale: float) -> ExpandedAttention:
         """Take `attn_kv_b` and `attn_output`. Raises InvalidModel."""
         s = compressed.sizes
         return cls(
@@ -217,20 +217,20 @@ class ExpandedAttention(NamedTuple):
             scale,
         )
 
-    def remembers(self) -> LayerMemory:
+    def layer_memory(self) -> LayerMemory:
         """Keys and values of all heads."""
         s = self.compressed.sizes
         return KeysValues(s.n_head * s.key, s.n_head * s.value)
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         s, n_tokens = self.compressed.sizes, x.ne[1]
-        q, latent, turned = self.compressed(step, layer, x)
-        assert turned is not None
+        q, latent, rotate = self.compressed(step, layer, x)
+        assert rotate is not None
         kv = self.kv_b(step, latent, f"kv-{layer}")
         head = (s.nope + s.value) * kv.nb[0]
         plain = view_3d(kv, s.nope, s.n_head, n_tokens, head, kv.nb[1])
         v = cont(view_3d(kv, s.value, s.n_head, n_tokens, head, kv.nb[1], s.nope * kv.nb[0]), name=f"Vcur-{layer}")
-        k = concat(plain, repeat(turned, s.rope, s.n_head, n_tokens, 1), 0, name=f"Kcur-{layer}")
-        q = self.compressed.turned(step, q, f"Qcur-{layer}", offset=s.nope)
-        attended = step.attend(layer, self.compressed.warmed(step, q), k, v, self.scale)
+        k = concat(plain, repeat(rotate, s.rope, s.n_head, n_tokens, 1), 0, name=f"Kcur-{layer}")
+        q = self.compressed.rotate(step, q, f"Qcur-{layer}", offset=s.nope)
+        attended = step.attend(layer, self.compressed.apply_temperature(step, q), k, v, self.scale)
         return None if attended is None else self.out(step, attended, f"attn_out-{layer}")

@@ -64,7 +64,7 @@ class StateSpace(NamedTuple):
         """Number of channels of Mamba-2's convolution, which include B and C."""
         return self.n_inner + 2 * self.n_group * self.n_state
 
-    def remembers(self, n_channels: int) -> RecurrentState:
+    def layer_memory(self, n_channels: int) -> RecurrentState:
         """Last tokens of the convolution's channels, and the states."""
         return RecurrentState(((self.n_conv - 1) * n_channels, self.n_state * self.n_inner))
 
@@ -78,17 +78,17 @@ class Convolution(NamedTuple):
     @classmethod
     def take(cls, w: RoleWeights, n: int, n_channels: int) -> Convolution:
         """Take `ssm_conv1d`, with its bias if present. Raises InvalidModel."""
-        return cls(w.need("ssm_conv1d.weight", n, n_channels), w.maybe("ssm_conv1d.bias", n_channels))
+        return cls(w.require("ssm_conv1d.weight", n, n_channels), w.optional("ssm_conv1d.bias", n_channels))
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
         """Convolve x [n_channels, n_tokens, n_seqs] to a contiguous result; state 0 holds the tokens before."""
-        mixed = convolve(step, layer, 0, x, self.kernel)
+        mixed = causal_convolution(step, layer, 0, x, self.kernel)
         if self.bias is not None:
             mixed = add(mixed, self.bias)
         return silu(mixed, f"ssm_conv-{layer}")
 
 
-def convolve(step: Pass, layer: int, number: int, x: Tensor, kernel: Tensor) -> Tensor:
+def causal_convolution(step: Pass, layer: int, number: int, x: Tensor, kernel: Tensor) -> Tensor:
     """Causal convolution of x [n_channels, n_tokens, n_seqs]; state `number` holds the tokens before.
 
     The state is [n_conv - 1, n_channels] per sequence.
@@ -99,7 +99,7 @@ def convolve(step: Pass, layer: int, number: int, x: Tensor, kernel: Tensor) -> 
     before = reshape(step.read_states(layer, number), n_before, n_channels, n_seqs)
     both = concat(before, transpose(x), 0, f"conv_input-{layer}")
     last = view_3d(both, n_before, n_channels, n_seqs, both.nb[1], both.nb[2], n_tokens * both.nb[0])
-    step.keep_states(layer, number, reshape(cont(last), n_before * n_channels, n_seqs))
+    step.store_states(layer, number, reshape(cont(last), n_before * n_channels, n_seqs))
     return ssm_conv(both, kernel)
 
 
@@ -112,7 +112,7 @@ def scan(step: Pass, layer: int, number: int, x: Tensor, dt: Tensor, a: Tensor, 
     rows = reshape(states, n_state, head_dim, n_head, states.ne[1])
     y = step.graph.expand(ssm_scan(rows, x, dt, a, b, c, step.state_rows(layer), name=f"ssm_scan-{layer}"))
     width, size = states.ne[0], 4 * head_dim * n_head
-    step.keep_states(layer, number, view_2d(y, width, n_seqs, 4 * width, x.nelements * 4))
+    step.store_states(layer, number, view_2d(y, width, n_seqs, 4 * width, x.nelements * 4))
     return view_3d(y, head_dim * n_head, n_tokens, n_seqs, size, size * n_tokens)
 
 
@@ -148,8 +148,8 @@ class Mamba(NamedTuple):
             Convolution.take(w, sizes.n_conv, n),
             w.linear("ssm_x", n, rank + 2 * n_state),
             w.linear("ssm_dt", rank, n),
-            w.need("ssm_a", n_state, n),
-            w.need("ssm_d", n),
+            w.require("ssm_a", n_state, n),
+            w.require("ssm_d", n),
             w.linear("ssm_out", n, n_embd),
             norms,
         )
@@ -175,7 +175,7 @@ class Mamba(NamedTuple):
             )
         dt = self.dt(step, dt, f"ssm_dt-{layer}")
         y = scan(step, layer, 1, reshape(x, 1, n, n_tokens, n_seqs), dt, self.a, b, c)
-        if step.ends_with(layer):
+        if step.is_cache_only(layer):
             return None
         z = view_3d(both, n, n_tokens, n_seqs, both.nb[1], both.nb[2], 4 * n)
         y = add(y, mul(x, self.d), f"ssm_y-{layer}")
@@ -203,10 +203,10 @@ class Mamba2(NamedTuple):
             sizes,
             w.linear("ssm_in", n_embd, n + sizes.n_mixed + n_head),
             Convolution.take(w, sizes.n_conv, sizes.n_mixed),
-            w.need("ssm_dt.bias", n_head),
-            w.need("ssm_a", 1, n_head),
-            w.need("ssm_d", 1, n_head),
-            w.maybe("ssm_norm.weight", n // n_group, n_group),
+            w.require("ssm_dt.bias", n_head),
+            w.require("ssm_a", 1, n_head),
+            w.require("ssm_d", 1, n_head),
+            w.optional("ssm_norm.weight", n // n_group, n_group),
             w.linear("ssm_out", n, n_embd),
         )
 
@@ -224,7 +224,7 @@ class Mamba2(NamedTuple):
         )
         dt = cont(view_3d(made, n_head, n_tokens, n_seqs, made.nb[1], made.nb[2], 4 * (n + n_mixed)))
         y = scan(step, layer, 1, x, add(dt, self.dt_bias, f"ssm_dt-{layer}"), self.a, b, c)
-        if step.ends_with(layer):
+        if step.is_cache_only(layer):
             return None
         y = view_4d(y, head_dim, n_head, n_tokens, n_seqs, 4 * head_dim, y.nb[1], y.nb[2])
         z = view_4d(made, head_dim, n_head, n_tokens, n_seqs, 4 * head_dim, made.nb[1], made.nb[2])

@@ -144,7 +144,7 @@ class NgramLayer(NamedTuple):
             norm_key=key,
             norm_query=query,
             norm_conv=conv,
-            kernel=w.need("ple_conv1d.weight", kernel, n * n_embd),
+            kernel=w.require("ple_conv1d.weight", kernel, n * n_embd),
             number=number,
         )
 
@@ -165,10 +165,10 @@ class NgramLayer(NamedTuple):
         gate = sigmoid(mul(unary(near, UnaryOp.SGN), strength), f"ple_gate-{layer}")
         value = reshape(self.value(step, found, f"ple_value-{layer}"), n_embd, 1, n_tokens)
         gated = mul(repeat(value, n_embd, n, n_tokens, 1), gate, f"ple_gated_value-{layer}")
-        mixed = self._convolved(step, layer, self.norm_conv(step, gated))
+        mixed = self._convolve(step, layer, self.norm_conv(step, gated))
         return add(x, add(gated, mixed), f"ple-{layer}")
 
-    def _convolved(self, step: Pass, layer: int, x: Tensor) -> Tensor:
+    def _convolve(self, step: Pass, layer: int, x: Tensor) -> Tensor:
         n_embd, n, n_tokens, _ = x.ne
         channels, n_taps, apart, n_seqs = n * n_embd, self.kernel.ne[0], self.hashes.n, step.n_seqs
         each, n_before = n_tokens // n_seqs, (n_taps - 1) * apart
@@ -176,7 +176,7 @@ class NgramLayer(NamedTuple):
         before = reshape(step.read_states(layer, self.number), n_before, channels, n_seqs)
         both = concat(before, cont(transpose(x)), 0, f"ple_conv_input-{layer}")
         last = view_3d(both, n_before, channels, n_seqs, both.nb[1], both.nb[2], each * both.nb[0])
-        step.keep_states(layer, self.number, reshape(cont(last), n_before * channels, n_seqs))
+        step.store_states(layer, self.number, reshape(cont(last), n_before * channels, n_seqs))
         total = None
         for i in range(n_taps):
             seen = view_3d(both, each, channels, n_seqs, both.nb[1], both.nb[2], i * apart * both.nb[0])

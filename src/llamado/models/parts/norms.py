@@ -25,7 +25,7 @@ class RmsNorm(NamedTuple):
     @classmethod
     def take(cls, w: RoleWeights, name: str, n: int, *, biased: bool = False) -> RmsNorm:
         """Take the norm `name` of rows of `n`. Raises InvalidModel."""
-        return cls(w.need(f"{name}.weight", n), w.need(f"{name}.bias", n) if biased else None)
+        return cls(w.require(f"{name}.weight", n), w.require(f"{name}.bias", n) if biased else None)
 
     def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
         y = step.norm(x, self.weight, name)
@@ -55,7 +55,7 @@ class LayerNorm(NamedTuple):
     @classmethod
     def take(cls, w: RoleWeights, name: str, n: int, *, biased: bool = True) -> LayerNorm:
         """Take the norm `name` of rows of `n`. Raises InvalidModel."""
-        return cls(w.need(f"{name}.weight", n), w.need(f"{name}.bias", n) if biased else None)
+        return cls(w.require(f"{name}.weight", n), w.require(f"{name}.bias", n) if biased else None)
 
     def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
         y = mul(norm(x, step.norm_eps), self.weight, name)
@@ -67,5 +67,5 @@ def take_head_norm(w: RoleWeights, name: str, dim: int, n_head: int) -> LayerNor
 
     Raises InvalidModel.
     """
-    weight = w.maybe(f"{name}.weight", dim, n_head)
+    weight = w.optional(f"{name}.weight", dim, n_head)
     return None if weight is None else LayerNorm(weight, None)

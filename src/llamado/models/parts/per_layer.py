@@ -32,8 +32,8 @@ class LayerEmbeddings(NamedTuple):
         return cls(
             n,
             n_layer,
-            w.need("per_layer_token_embd.weight", n * n_layer, n_vocab),
-            w.need("per_layer_model_proj.weight", n_embd, n * n_layer),
+            w.require("per_layer_token_embd.weight", n * n_layer, n_vocab),
+            w.require("per_layer_model_proj.weight", n_embd, n * n_layer),
             RmsNorm.take(w, "per_layer_proj_norm", n),
         )
 
@@ -52,7 +52,7 @@ class LayerEmbeddings(NamedTuple):
 
     def of(self, step: Pass, layer: int, x: Tensor) -> Tensor:
         """Return a layer's input, F32 [n, n_tokens]; the first call passes the embeddings."""
-        inputs = step.once("inp_per_layer", lambda: self(step, x))
+        inputs = step.shared("inp_per_layer", lambda: self(step, x))
         return view_2d(inputs, self.n, inputs.ne[1], inputs.nb[1], layer * inputs.nb[2])
 
 

@@ -43,7 +43,7 @@ _HIDDEN = -1e30
 """Score of unseen rows; minus infinity as f16."""
 
 
-class Pools(Input):
+class RunMask(Input):
     """F32 [n_rows / size, n_tokens]: 1 for each run of `size` rows that a token sees completely, else 0.
 
     With `own`, 1 only for the incomplete run of the token's own row.
@@ -62,32 +62,32 @@ class Pools(Input):
                 row[first // size : (last + 1) // size] = 1
             elif (last + 1) % size:
                 row[last // size] = 1
-        for start, stop, stretches in rows.beginnings if not self._own else ():
-            for first, n in stretches:
+        for start, stop, row_ranges in rows.prefixes if not self._own else ():
+            for first, n in row_ranges:
                 found[start:stop, first // size : (first + n) // size] = 1
         return found.reshape(-1).view(np.uint8)
 
 
-def choose_pools(step: Pass, layer: int, found: Tensor, n_chosen: int, mask: Tensor, *, tail: bool) -> Tensor:
+def select_runs(step: Pass, layer: int, found: Tensor, n_chosen: int, mask: Tensor, *, tail: bool) -> Tensor:
     """Return `mask` with minus infinity for rows outside the `n_chosen` best runs: F16 [rows, n_tokens].
 
     `found` [runs, n_tokens] are the scores. With `tail`, the incomplete last run is seen too.
     """
     n_rows, (n_runs, n_tokens) = mask.ne[0], found.ne[:2]
-    size, part = n_rows // n_runs, step.kept(layer).number
-    whole = step.input(Pools(n_rows, n_tokens, size, part))
+    size, part = n_rows // n_runs, step.layer_cache(layer).number
+    whole = step.input(RunMask(n_rows, n_tokens, size, part))
     found = add(found, scale(whole, -_HIDDEN, _HIDDEN), f"pool_score-{layer}")
     chosen = argsort_top_k(found, min(n_chosen, n_runs), f"pool_top_k-{layer}")
     each = reshape(whole, 1, n_runs, n_tokens)
     open_ = reshape(set_rows(fill(each, 0.0), get_rows(each, chosen), chosen), n_runs, n_tokens)
     if tail:
-        open_ = add(open_, step.input(Pools(n_rows, n_tokens, size, part, own=True)))
+        open_ = add(open_, step.input(RunMask(n_rows, n_tokens, size, part, own=True)))
     shown = reshape(scale(open_, -_HIDDEN, _HIDDEN), 1, n_runs, n_tokens)
     shown = reshape(repeat(shown, size, n_runs, n_tokens, 1), n_rows, n_tokens)
     return cast(add(shown, cast(mask, TensorType.F32)), TensorType.F16, f"pool_mask-{layer}")
 
 
-def _touched(batch: Batch, part: int, size: int, n: int, n_seqs: int) -> tuple[Numbers, Numbers]:
+def _batch_runs(batch: Batch, part: int, size: int, n: int, n_seqs: int) -> tuple[Numbers, Numbers]:
     """Return the runs of each sequence that contain tokens of the batch, `n` numbers each, and its origin row.
 
     If a sequence has fewer runs, its last one is repeated; if the graph has more sequences, the first one's are.
@@ -100,7 +100,7 @@ def _touched(batch: Batch, part: int, size: int, n: int, n_seqs: int) -> tuple[N
     return runs[places], rows.origins[::each][places]
 
 
-class RunsMade(Input):
+class RunNumbers(Input):
     """I64 [n × n_seqs]: numbers of the runs of `size` rows that contain the batch's tokens."""
 
     def __init__(self, n: int, n_seqs: int, size: int, part: int) -> None:
@@ -109,10 +109,10 @@ class RunsMade(Input):
 
     def fill(self, batch: Batch) -> Bytes:
         """See Input."""
-        return _touched(batch, *self._given)[0].astype(np.int64).reshape(-1).view(np.uint8)
+        return _batch_runs(batch, *self._given)[0].astype(np.int64).reshape(-1).view(np.uint8)
 
 
-class RowsOfRuns(Input):
+class RunRows(Input):
     """I32 [size × n × n_seqs]: the rows of those runs."""
 
     def __init__(self, n: int, n_seqs: int, size: int, part: int) -> None:
@@ -122,7 +122,7 @@ class RowsOfRuns(Input):
     def fill(self, batch: Batch) -> Bytes:
         """See Input."""
         size = self._given[1]
-        runs = _touched(batch, *self._given)[0]
+        runs = _batch_runs(batch, *self._given)[0]
         return (runs[..., None] * size + np.arange(size)).astype(np.int32).reshape(-1).view(np.uint8)
 
 
@@ -135,36 +135,36 @@ class RunPositions(Input):
 
     def fill(self, batch: Batch) -> Bytes:
         """See Input."""
-        runs, first = _touched(batch, *self._given)
+        runs, first = _batch_runs(batch, *self._given)
         return (runs * self._given[1] - first[:, None]).astype(np.int32).reshape(-1).view(np.uint8)
 
 
 def _sizes(step: Pass, layer: int, size: int) -> tuple[int, int, int, int]:
     """Return the arguments of the inputs above: runs per sequence, sequences, run size, memory part."""
     each = step.shape.n_tokens // step.n_seqs
-    return (each + size - 2) // size + 1, step.n_seqs, size, step.kept(layer).number
+    return (each + size - 2) // size + 1, step.n_seqs, size, step.layer_cache(layer).number
 
 
-def keep_runs(step: Pass, layer: int, rows: Tensor, size: int, make: Callable[[Tensor], Tensor]) -> None:
+def store_runs(step: Pass, layer: int, rows: Tensor, size: int, make: Callable[[Tensor], Tensor]) -> None:
     """Compute and store the keys of all runs that contain tokens of the batch, from `rows` [n, all].
 
     `make` computes keys [dim, n_runs] from rows [n, size · n_runs]. Incomplete runs are recomputed when they are
     complete. All sequences of the batch must have equally many tokens, as they have in models with recurrent state.
     """
     sizes = _sizes(step, layer, size)
-    made = make(get_rows(rows, step.input(RowsOfRuns(*sizes))))
-    all_ = _runs(step, layer, size, step.kept(layer).part.n_rows)
-    step.graph.expand(set_rows(all_, made, step.input(RunsMade(*sizes)), f"pool_k-{layer}"))
+    made = make(get_rows(rows, step.input(RunRows(*sizes))))
+    all_ = _runs(step, layer, size, step.layer_cache(layer).part.n_rows)
+    step.graph.expand(set_rows(all_, made, step.input(RunNumbers(*sizes)), f"pool_k-{layer}"))
 
 
 def _runs(step: Pass, layer: int, size: int, n_rows: int) -> Tensor:
     """Return the keys of the runs of the first `n_rows` rows, [dim, n_rows / size]."""
-    kept = step.kept(layer).tensors[-1]
-    row = kept.nb[1] * size
-    return view_2d(kept, kept.ne[0] * size, n_rows // size, row)
+    cache = step.layer_cache(layer).tensors[-1]
+    row = cache.nb[1] * size
+    return view_2d(cache, cache.ne[0] * size, n_rows // size, row)
 
 
-class RunChooser(NamedTuple):
+class RunSelector(NamedTuple):
     """Selects runs by the mean of their tokens' keys, normed and rotated to the position of the first token.
 
     The `n_chosen` tokens in the best runs are seen, and those of the incomplete last run.
@@ -179,7 +179,7 @@ class RunChooser(NamedTuple):
     rope: Rope
 
     @classmethod
-    def take(cls, w: RoleWeights, n_embd: int, sizes: IndexerSizes, size: int, rope: Rope) -> RunChooser:
+    def take(cls, w: RoleWeights, n_embd: int, sizes: IndexerSizes, size: int, rope: Rope) -> RunSelector:
         """Take `indexer.q_proj`, `indexer.k_proj`, `indexer.q_norm` and `indexer.k_norm`. Raises InvalidModel."""
         return cls(
             sizes=sizes,
@@ -210,7 +210,7 @@ class RunChooser(NamedTuple):
             turned = step.rotate(heads, self.rope, None, f"indexer_k_pe-{layer}", positions=places)
             return reshape(turned, self.sizes.dim, means.ne[1])
 
-        keep_runs(step, layer, step.kept(layer).tensors[2], self.size, make)
+        store_runs(step, layer, step.layer_cache(layer).tensors[2], self.size, make)
 
     def mask(self, step: Pass, layer: int, x: Tensor, mask: Tensor) -> Tensor:
         """Return `mask` with minus infinity for rows that are not selected: F16 [rows, n_tokens]."""
@@ -220,7 +220,7 @@ class RunChooser(NamedTuple):
         q = reshape(self.q(step, x, f"indexer_q-{layer}"), dim, n_head, n_tokens)
         q = step.rotate(self.q_norm(step, q, f"indexer_q_norm-{layer}"), self.rope, None, f"indexer_q_pe-{layer}")
         found = scale(scores(q, _runs(step, layer, self.size, n_rows), None), 1.0 / math.sqrt(dim))
-        return choose_pools(step, layer, found, n_chosen // self.size, mask, tail=True)
+        return select_runs(step, layer, found, n_chosen // self.size, mask, tail=True)
 
     def _mean(self, keys: Tensor) -> Tensor:
         """Return the mean key of each run, [dim, rows / size], from token keys [dim, rows]."""
@@ -235,7 +235,7 @@ class RunChooser(NamedTuple):
 class PooledIndexer(NamedTuple):
     """Selects runs by a mean of their tokens' keys, weighted per element by the softmax of the tokens' gates.
 
-    `tail`: see `choose_pools`.
+    `tail`: see `select_runs`.
     """
 
     sizes: IndexerSizes
@@ -264,11 +264,11 @@ class PooledIndexer(NamedTuple):
             size=size,
             q=w.linear("indexer.attn_q_b", q_rank, sizes.n_head * sizes.dim),
             k=w.linear("indexer.attn_k", n_embd, sizes.dim),
-            k_scale=w.need("indexer.k_norm.weight", sizes.dim),
-            k_shift=w.need("indexer.k_norm.bias", sizes.dim),
+            k_scale=w.require("indexer.k_norm.weight", sizes.dim),
+            k_shift=w.require("indexer.k_norm.bias", sizes.dim),
             weigh=w.linear("indexer.proj", n_embd, sizes.n_head),
             gate=w.linear("indexer_compressor_gate", n_embd, sizes.dim),
-            place=w.need("indexer_compressor_ape.weight", sizes.dim, size),
+            place=w.require("indexer_compressor_ape.weight", sizes.dim, size),
             eps=eps,
             tail=tail,
         )
@@ -291,7 +291,7 @@ class PooledIndexer(NamedTuple):
         q = reshape(self.q(step, low, f"indexer_q-{layer}"), dim, n_head, n_tokens)
         weights = scale(self.weigh(step, x, f"indexer_weights-{layer}"), 1.0 / math.sqrt(dim * n_head))
         found = scores(q, _runs(step, layer, self.size, mask.ne[0]), weights)
-        return choose_pools(step, layer, found, n_chosen // self.size, mask, tail=self.tail)
+        return select_runs(step, layer, found, n_chosen // self.size, mask, tail=self.tail)
 
     @property
     def pooled(self) -> int:
@@ -303,9 +303,9 @@ class PooledIndexer(NamedTuple):
 
         Token keys and gates start at element `first` of a cache row.
         """
-        kept = step.kept(layer).tensors[0]
-        rows = view_2d(kept, self.width, kept.ne[1], kept.nb[1], kept.nb[1] * first // kept.ne[0])
-        keep_runs(step, layer, rows, self.size, self._means)
+        cache = step.layer_cache(layer).tensors[0]
+        rows = view_2d(cache, self.width, cache.ne[1], cache.nb[1], cache.nb[1] * first // cache.ne[0])
+        store_runs(step, layer, rows, self.size, self._means)
 
     def _means(self, both: Tensor) -> Tensor:
         """Return the run keys [dim, rows / size] from token keys and gates [2 · dim, rows]."""

@@ -55,10 +55,10 @@ class Cohere2MoeModel(ParallelDecoder):
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         network = take_experts(w, self.hparams, layer)
-        return _Mean(network) if isinstance(network, Mixture) and network.shared is not None else network
+        return _HalvedMixture(network) if isinstance(network, Mixture) and network.shared is not None else network
 
 
-class _Mean(NamedTuple):
+class _HalvedMixture(NamedTuple):
     """Half the sum of the routed and the shared expert."""
 
     both: Mixture

@@ -9,7 +9,7 @@ from llamado.models.decoder import Layer, ParallelDecoder
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import LayerNorm, Norm, take_head_norm
 from llamado.models.weights import RoleWeights
 
@@ -39,5 +39,5 @@ class CommandRModel(ParallelDecoder):
                 rope=hp.rope,
                 scale=hp.attention_scale,
             ),
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+            feed_forward=GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
         )

@@ -10,7 +10,7 @@ from llamado.models.hparams import HyperParameters, read_experts, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
@@ -21,7 +21,7 @@ class DeepseekModel(Decoder):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
         experts = read_experts(keys, hp.n_ff[0], from_file=True)
-        return replace(hp, experts=replace(experts, normalised=False))
+        return replace(hp, experts=replace(experts, normalized=False))
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
@@ -41,6 +41,6 @@ class DeepseekModel(Decoder):
         hp = self.hparams
         assert hp.experts is not None
         if layer < hp.experts.n_dense_layers:
-            return Gated.take(w, hp.n_embd, hp.n_ff[layer])
-        shared = Gated.take(w, hp.n_embd, hp.experts.n_ff * hp.experts.n_shared, suffix="_shexp")
+            return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer])
+        shared = GatedFeedForward.take(w, hp.n_embd, hp.experts.n_ff * hp.experts.n_shared, suffix="_shexp")
         return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)

@@ -18,13 +18,13 @@ from llamado.models.hparams import (
     inverse_sqrt,
     read_experts,
     read_hparams,
-    stretch_factor,
+    yarn_attention_factor,
 )
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Gated
-from llamado.models.parts.latent import Compressed, ExpandedAttention, LatentAttention, LatentSizes
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
+from llamado.models.parts.latent import ExpandedAttention, LatentAttention, LatentProjection, LatentSizes
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
@@ -58,7 +58,7 @@ class Deepseek2Model(Decoder):
         self._temperature = Temperature(temperature, keys.int_("attention.temperature_length")) if temperature else None
         # The file holds a tenth of the multiplier.
         multiplier = float(np.float32(keys.float_("rope.scaling.yarn_log_multiplier", 0.0)) / np.float32(0.1))
-        rope, scale = self._stretched(hp.rope, multiplier)
+        rope, scale = self._extended(hp.rope, multiplier)
         return replace(
             hp,
             rope=rope,
@@ -66,7 +66,7 @@ class Deepseek2Model(Decoder):
             experts=read_experts(keys, hp.n_ff[0], gating=gating, from_file=True),
         )
 
-    def _stretched(self, rope: Rope, multiplier: float) -> tuple[Rope, float]:
+    def _extended(self, rope: Rope, multiplier: float) -> tuple[Rope, float]:
         """Return the rope and the attention scale for a context extended by YaRN.
 
         YaRN multiplies both by functions of the extension factor; see discussion 7416 of llama.cpp's repository.
@@ -74,8 +74,8 @@ class Deepseek2Model(Decoder):
         stretch = log(1.0 / rope.freq_scale)
         if rope.ext_factor and multiplier:
             wanted = self._rotation_multiplier(multiplier)
-            factor = stretch_factor(rope, wanted) / stretch_factor(rope, multiplier)
-            rope = replace(rope, attn_factor=rope.attn_factor / stretch_factor(rope, 1.0) * factor)
+            factor = yarn_attention_factor(rope, wanted) / yarn_attention_factor(rope, multiplier)
+            rope = replace(rope, attn_factor=rope.attn_factor / yarn_attention_factor(rope, 1.0) * factor)
         each = rope.attn_factor * (1.0 + 0.1 * stretch) * (1.0 + 0.1 * multiplier * stretch)
         return rope, each * each
 
@@ -85,7 +85,7 @@ class Deepseek2Model(Decoder):
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
-        compressed = Compressed.take(w, hp.n_embd, self._sizes, self._q_rank, hp.rope, self._temperature)
+        compressed = LatentProjection.take(w, hp.n_embd, self._sizes, self._q_rank, hp.rope, self._temperature)
         attention = LatentAttention if self._absorbed else ExpandedAttention
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
@@ -98,16 +98,16 @@ class Deepseek2Model(Decoder):
         hp = self.hparams
         assert hp.experts is not None
         if layer < hp.experts.n_dense_layers:
-            return Gated.take(w, hp.n_embd, hp.n_ff[layer])
+            return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer])
         n_shared = hp.experts.n_ff * hp.experts.n_shared
-        shared = Gated.take(w, hp.n_embd, n_shared, suffix="_shexp") if n_shared else None
+        shared = GatedFeedForward.take(w, hp.n_embd, n_shared, suffix="_shexp") if n_shared else None
         return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """One latent row, or in older files the keys and values of all heads."""
         attention = self._layers[layer].attention
         assert isinstance(attention, (LatentAttention, ExpandedAttention))
-        return attention.remembers()
+        return attention.layer_memory()
 
 
 class Mistral4Model(Deepseek2Model):

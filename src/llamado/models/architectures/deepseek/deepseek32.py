@@ -72,15 +72,15 @@ class Deepseek32Model(Deepseek2Model):
         indexer = Indexer.take(w, hp.n_embd, self._q_rank, self._indexer, rope, self._indexer_eps) if own else None
         if indexer is None:  # files have indexer tensors in all layers
             names = ("attn_q_b.weight", "attn_k.weight", "k_norm.weight", "k_norm.bias", "proj.weight")
-            w.leave(*(f"indexer.{name}" for name in names))
+            w.ignore(*(f"indexer.{name}" for name in names))
         owner = max(i for i in range(layer + 1) if self._indexed[i])
         return found._replace(attention=SparseAttention(found.attention, indexer, owner, self._indexer.n_chosen))
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """One latent row, and the indexer's key."""
         attention = self._layers[layer].attention
         assert isinstance(attention, SparseAttention)
-        return attention.remembers()
+        return attention.layer_memory()
 
 
 class GlmDsaModel(Deepseek32Model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder
 from llamado.models.encoder import Encoder
-from llamado.models.parts.feedforward import FeedForward, GatedFused
+from llamado.models.parts.feedforward import FeedForward, FusedGatedFeedForward
 from llamado.models.weights import RoleWeights, Weights
 
 
@@ -18,7 +18,7 @@ class EuroBertModel(Encoder, Decoder):
     def _take_head(self, weights: Weights) -> None:
         hp = self.hparams
         self._output_norm = self._take_norm(weights.output, self._norm, hp.n_embd)
-        weights.output.maybe("output.weight", hp.n_embd, hp.n_vocab)  # unused
+        weights.output.optional("output.weight", hp.n_embd, hp.n_vocab)  # unused
         self._take_classifier(weights)
 
 
@@ -29,7 +29,7 @@ class NeoBertModel(EuroBertModel):
     _norm = "enc.output_norm"
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        return GatedFused.take(w, self.hparams.n_embd, self.hparams.n_ff[layer])
+        return FusedGatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer])
 
 
 class LlamaEmbedModel(EuroBertModel):

@@ -14,7 +14,7 @@ from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters, Pooling, read_hparams, read_swa_layers, swa_rope
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import GatedFused
+from llamado.models.parts.feedforward import FusedGatedFeedForward
 from llamado.models.parts.norms import LayerNorm, Norm
 from llamado.models.weights import RoleWeights, Weights
 
@@ -83,7 +83,7 @@ class ModernBertModel(Encoder, Decoder):
                 scale=hp.attention_scale,
             ),
             ffn_norm=self._take_norm(w, "ffn_norm", hp.n_embd),
-            feed_forward=GatedFused.take(w, hp.n_embd, hp.n_ff[layer], self._activation),
+            feed_forward=FusedGatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], self._activation),
         )
 
     def _embed(self, step: Pass) -> Tensor:

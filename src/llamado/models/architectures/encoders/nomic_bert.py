@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llamado.models.encoder import PostNormEncoder, PostNormLayer
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import LayerNorm
 from llamado.models.weights import RoleWeights
 
@@ -21,6 +21,6 @@ class NomicBertModel(PostNormEncoder):
                 scale=hp.attention_scale,
             ),
             attn_norm=LayerNorm.take(w, "attn_output_norm", hp.n_embd),
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+            feed_forward=GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
             out_norm=LayerNorm.take(w, "layer_output_norm", hp.n_embd),
         )

@@ -23,7 +23,7 @@ class DbrxModel(LayerNormDecoder):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._clamp = keys.float_("attention.clamp_kqv")
         hp = super()._read_hparams(keys, n_vocab)
-        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalised=True))
+        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalized=True))
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams

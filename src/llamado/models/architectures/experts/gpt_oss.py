@@ -33,7 +33,7 @@ class GptOssModel(Decoder):
             n_swa=keys.int_("attention.sliding_window"),
             swa_layers=read_swa_layers(keys, hp.n_layer, 2),
             rope_swa=swa_rope(keys, hp.rope),
-            experts=read_experts(keys, hp.n_ff[0], gating=Gating.SOFTMAX_OF_CHOSEN),
+            experts=read_experts(keys, hp.n_ff[0], gating=Gating.SOFTMAX_WEIGHT),
         )
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
@@ -45,7 +45,7 @@ class GptOssModel(Decoder):
                 matrices=AttentionMatrices.take(w, hp, layer),
                 scale=hp.attention_scale,
                 rope=hp.rope_of(layer),
-                sinks=w.need("attn_sinks.weight", heads.n),
+                sinks=w.require("attn_sinks.weight", heads.n),
             ),
             ffn_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
             feed_forward=Mixture.take(w, hp.n_embd, hp.experts, GluOp.SWIGLU_OAI),

@@ -15,7 +15,7 @@ from llamado.models.hparams import HyperParameters, read_experts
 from llamado.models.keys import Keys, RopeOptions
 from llamado.models.parts.attention import Attention
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
@@ -26,7 +26,7 @@ class GrokModel(Decoder):
     rope_mode = RopeMode.NEOX
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = super()._read_hparams(Keys(keys.metadata, _stretch(keys)), n_vocab)
+        hp = super()._read_hparams(Keys(keys.metadata, _with_file_yarn(keys)), n_vocab)
         return replace(
             hp,
             # Defaults for Grok 1, whose files lack these keys.
@@ -35,7 +35,7 @@ class GrokModel(Decoder):
             attention_softcap=keys.float_("attn_logit_softcapping", 30.0),
             final_logit_softcap=keys.float_("final_logit_softcapping", 0.0),
             logit_scale=keys.float_("logit_scale", 0.5773502691896257),
-            experts=read_experts(keys, hp.n_ff[0], normalised=True),
+            experts=read_experts(keys, hp.n_ff[0], normalized=True),
         )
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
@@ -59,10 +59,10 @@ class GrokModel(Decoder):
         mixture = Mixture.take(w, hp.n_embd, hp.experts, GluOp.GEGLU)
         if not w.has("ffn_up.weight"):
             return mixture
-        return _Both(mixture, Gated.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU))
+        return _ParallelNetworks(mixture, GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU))
 
 
-def _stretch(keys: Keys) -> RopeOptions:
+def _with_file_yarn(keys: Keys) -> RopeOptions:
     """Return the user's rope overrides, completed by the file's YaRN keys."""
     wanted = keys.rope
 
@@ -78,11 +78,11 @@ def _stretch(keys: Keys) -> RopeOptions:
     )
 
 
-class _Both(NamedTuple):
+class _ParallelNetworks(NamedTuple):
     """Sum of a mixture of experts and a dense network, divided by sqrt(2)."""
 
     mixture: Mixture
-    network: Gated
+    network: GatedFeedForward
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
         return scale(add(self.network(step, layer, x), self.mixture(step, layer, x)), sqrt(2) / 2)

@@ -29,7 +29,7 @@ class MiMo2Model(Decoder):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         self._value_scale = keys.float_("attention.value_scale", 0.0)
-        experts = read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, normalised=True)
+        experts = read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, normalized=True)
         return replace(
             hp,
             n_swa=keys.int_("attention.sliding_window"),
@@ -42,15 +42,15 @@ class MiMo2Model(Decoder):
         attention = super()._take_attention(w, layer)
         heads, project, out = attention.matrices
         if self._value_scale not in (0.0, 1.0):
-            out = _Scaled(out, self._value_scale)
-        sinks = w.maybe("attn_sinks.weight", heads.n)
+            out = _ScaledProjection(out, self._value_scale)
+        sinks = w.optional("attn_sinks.weight", heads.n)
         return replace(attention, matrices=AttentionMatrices(heads, project, out), sinks=sinks)
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         return take_experts(w, self.hparams, layer)
 
 
-class _Scaled(NamedTuple):
+class _ScaledProjection(NamedTuple):
     """A projection times a constant."""
 
     matrix: Projection

@@ -11,14 +11,14 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import (
     HyperParameters,
     inverse_sqrt,
+    override_freq_base,
     read_hparams,
     read_swa_layers,
     swa_rope,
-    trained_base,
 )
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
@@ -33,7 +33,7 @@ class Gemma3Model(Decoder):
         hp = replace(
             hp,
             # Files made by Ollama may call the two bases "global" and "local".
-            rope=trained_base(keys, hp.rope, keys.float_("rope.global.freq_base", hp.rope.freq_base)),
+            rope=override_freq_base(keys, hp.rope, keys.float_("rope.global.freq_base", hp.rope.freq_base)),
             embedding_scale=float(np.sqrt(np.float32(hp.n_embd))),
             # Only the 27B model scales by n_embd / n_head instead of the head size.
             attention_scale=inverse_sqrt(hp.n_embd // hp.n_head[0] if hp.n_layer == _LAYERS_OF_27B else hp.head_dim_k),
@@ -64,6 +64,6 @@ class Gemma3Model(Decoder):
             ),
             attn_post_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
             ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU),
+            feed_forward=GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU),
             ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", hp.n_embd),
         )

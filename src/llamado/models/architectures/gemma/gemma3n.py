@@ -41,7 +41,7 @@ from llamado.models.memory import LayerMemory, SharedMemory
 from llamado.models.parts.attention import Heads
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.parts.per_layer import LayerEmbeddings, LayerInput
-from llamado.models.parts.sharing import SharingAttention
+from llamado.models.parts.sharing import SharedKvAttention
 from llamado.models.weights import RoleWeights, Weights
 
 # Constants that files do not give (llama-hparams.h, gemma3n.cpp).
@@ -70,11 +70,11 @@ class Streams(NamedTuple):
         """Take the tensors `altup_…`. Raises InvalidModel."""
         n = _STREAMS
         return cls(
-            w.need("altup_router.weight", n_embd, n),
+            w.require("altup_router.weight", n_embd, n),
             RmsNorm.take(w, "altup_router_norm", n_embd),
             w.linear("altup_predict_coef", n, n * n),
             w.linear("altup_correct_coef", n, n),
-            w.need("altup_correct_scale.weight", n_embd),
+            w.require("altup_correct_scale.weight", n_embd),
         )
 
     def _modalities(self, step: Pass, layer: int, x: Tensor) -> Tensor:
@@ -103,12 +103,12 @@ def stream(x: Tensor, number: int) -> Tensor:
     return view_2d(x, x.ne[0], x.ne[1], x.nb[1], number * x.nb[2])
 
 
-def _others(x: Tensor) -> Tensor:
+def _other_streams(x: Tensor) -> Tensor:
     """Return all streams but the first."""
     return view_3d(x, x.ne[0], x.ne[1], x.ne[2] - 1, x.nb[1], x.nb[2], x.nb[2])
 
 
-def _as_long(x: Tensor, other: Tensor) -> Tensor:
+def _match_length(x: Tensor, other: Tensor) -> Tensor:
     """Scale rows of x to the length of the other's rows."""
     length, wanted = (square_root(sum_rows(sqr(each))) for each in (x, other))
     return div(mul(x, wanted), length)
@@ -132,7 +132,7 @@ class Laurel(NamedTuple):
         return add(self.norm(step, h, f"laurel_norm-{layer}"), x, f"laurel_out-{layer}")
 
 
-class SparseGated(NamedTuple):
+class SparseGatedFeedForward(NamedTuple):
     """down(gelu(gate x) · up x); if `sparse`, only gates far above their token's mean are non-zero."""
 
     gate: Linear
@@ -141,7 +141,7 @@ class SparseGated(NamedTuple):
     sparse: bool
 
     @classmethod
-    def take(cls, w: RoleWeights, n_embd: int, n_ff: int, *, sparse: bool) -> SparseGated:
+    def take(cls, w: RoleWeights, n_embd: int, n_ff: int, *, sparse: bool) -> SparseGatedFeedForward:
         """Take `ffn_gate`, `ffn_up` and `ffn_down`. Raises InvalidModel."""
         gate, up = w.linear("ffn_gate", n_embd, n_ff), w.linear("ffn_up", n_embd, n_ff)
         return cls(gate, up, w.linear("ffn_down", n_ff, n_embd), sparse)
@@ -158,11 +158,11 @@ class SparseGated(NamedTuple):
 class Gemma3nLayer(NamedTuple):
     streams: Streams
     attn_norm: RmsNorm
-    attention: SharingAttention
+    attention: SharedKvAttention
     attn_post_norm: RmsNorm
     laurel: Laurel
     ffn_norm: RmsNorm
-    feed_forward: SparseGated
+    feed_forward: SparseGatedFeedForward
     ffn_post_norm: RmsNorm
     input: LayerInput
 
@@ -183,17 +183,17 @@ class Gemma3nModel(Model):
             rope_swa=replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa", 10000.0), freq_scale=1.0),
         )
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values, or those of the last layer of the same kind that has its own."""
         if layer < _OWN_LAYERS:
-            return super().remembers(layer)
+            return super().layer_memory(layer)
         return SharedMemory(_OWN_LAYERS - (2 if self.hparams.is_swa(layer) else 1))
 
     def _take_weights(self, weights: Weights) -> None:
         hp, n = self.hparams, self.hparams.n_embd
         self._inputs = LayerEmbeddings.take(weights, n, _N_INPUT, hp.n_layer, hp.n_vocab)
-        self._spread = weights.input.need("altup_proj.weight", n, n, _STREAMS - 1)
-        self._merge = weights.output.need("altup_unembd_proj.weight", n, n, _STREAMS - 1)
+        self._spread = weights.input.require("altup_proj.weight", n, n, _STREAMS - 1)
+        self._merge = weights.output.require("altup_unembd_proj.weight", n, n, _STREAMS - 1)
         self._layers = [self._take_layer(weights.layer(i), i) for i in range(hp.n_layer)]
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Gemma3nLayer:
@@ -201,13 +201,13 @@ class Gemma3nModel(Model):
         return Gemma3nLayer(
             streams=Streams.take(w, n),
             attn_norm=RmsNorm.take(w, "attn_norm", n),
-            attention=SharingAttention.take(
+            attention=SharedKvAttention.take(
                 w, n, Heads.of(hp, layer), hp.rope_of(layer), None, shares=layer >= _OWN_LAYERS
             ),
             attn_post_norm=RmsNorm.take(w, "post_attention_norm", n),
             laurel=Laurel.take(w, n),
             ffn_norm=RmsNorm.take(w, "ffn_norm", n),
-            feed_forward=SparseGated.take(w, n, hp.n_ff[layer], sparse=layer < _SPARSE_LAYERS),
+            feed_forward=SparseGatedFeedForward.take(w, n, hp.n_ff[layer], sparse=layer < _SPARSE_LAYERS),
             ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", n),
             input=LayerInput.take(w, n, _N_INPUT),
         )
@@ -217,7 +217,7 @@ class Gemma3nModel(Model):
         self._inputs.of(step, 0, x)
         n_embd, n_tokens, more = x.ne[0], x.ne[1], _STREAMS - 1
         others = mul_mat(self._spread, repeat(x, n_embd, n_tokens, more, 1), name="altup_added")
-        return concat(x, _as_long(others, x), 2, name="inp_stacked")
+        return concat(x, _match_length(others, x), 2, name="inp_stacked")
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         w, i = self._layers[layer], layer
@@ -235,12 +235,12 @@ class Gemma3nModel(Model):
         corrected = w.streams.correct(step, i, predicted, h)
         first = stream(corrected, 0)
         more = w.input(step, i, mul(first, w.streams.scale), self._inputs.of(step, i, x))
-        x = concat(first, add(_others(corrected), more), 2, name=f"l_out-{i}")
-        return x if layer < self.hparams.n_layer - 1 else step.keep_outputs(i, self._merged(step, x))[0]
+        x = concat(first, add(_other_streams(corrected), more), 2, name=f"l_out-{i}")
+        return x if layer < self.hparams.n_layer - 1 else step.keep_outputs(i, self._merge_streams(step, x))[0]
 
-    def _merged(self, step: Pass, x: Tensor) -> Tensor:
+    def _merge_streams(self, step: Pass, x: Tensor) -> Tensor:
         """Return the mean of all streams, each scaled to the length of the first."""
-        others = _as_long(mul_mat(self._merge, _others(x), name="altup_unembd"), stream(x, 0))
+        others = _match_length(mul_mat(self._merge, _other_streams(x), name="altup_unembd"), stream(x, 0))
         total = stream(x, 0)
         for number in range(_STREAMS - 1):
             total = add(total, stream(others, number))

@@ -9,7 +9,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.models.decoder import LayerNormDecoder
 from llamado.models.forward import Pass
 from llamado.models.parts.attention import Attention
-from llamado.models.parts.feedforward import FeedForward, Ungated
+from llamado.models.parts.feedforward import FeedForward, UngatedFeedForward
 from llamado.models.parts.norms import LayerNorm
 from llamado.models.weights import RoleWeights, Weights
 
@@ -25,7 +25,7 @@ class BloomModel(LayerNormDecoder):
         return replace(super()._take_attention(w, layer), rope=None, max_bias=8.0)
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        return Ungated.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], UnaryOp.GELU)
+        return UngatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], UnaryOp.GELU)
 
     def _embed(self, step: Pass) -> Tensor:
         return self._embd_norm(step, super()._embed(step), "inp_norm")

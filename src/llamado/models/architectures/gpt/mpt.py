@@ -12,7 +12,7 @@ from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention
-from llamado.models.parts.feedforward import FeedForward, Ungated
+from llamado.models.parts.feedforward import FeedForward, UngatedFeedForward
 from llamado.models.weights import RoleWeights, Weights
 
 
@@ -26,7 +26,7 @@ class MptModel(LayerNormDecoder):
 
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
-        self._positions = weights.input.maybe("position_embd.weight", hp.n_embd, hp.n_ctx_train)
+        self._positions = weights.input.optional("position_embd.weight", hp.n_embd, hp.n_ctx_train)
         super()._take_weights(weights)
 
     def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
@@ -34,7 +34,7 @@ class MptModel(LayerNormDecoder):
         return replace(attention, rope=None, clamp=self._clamp, max_bias=self._max_bias)
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        return Ungated.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], UnaryOp.GELU)
+        return UngatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], UnaryOp.GELU)
 
     def _embed(self, step: Pass) -> Tensor:
         x = super()._embed(step)

@@ -9,7 +9,7 @@ from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import LayerNorm, Norm, take_head_norm
 from llamado.models.weights import RoleWeights
 
@@ -39,7 +39,7 @@ class StableLmModel(ParallelDecoder):
                 scale=hp.attention_scale,
             ),
             ffn_norm=LayerNorm.take(w, "ffn_norm", hp.n_embd) if w.has("ffn_norm.weight") else None,
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+            feed_forward=GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
         )
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:

@@ -22,7 +22,7 @@ from llamado.models.inputs import Bytes, Input
 from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory
 from llamado.models.parts.attention import Attention, AttentionMatrices, FusedProjection
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.weights import RoleWeights, Weights
 
 _GAIN = 15.0
@@ -43,7 +43,7 @@ class AdapterSwitches(NamedTuple):
     gain: float
 
 
-class OfTokens(Input):
+class TokenLookup(Input):
     """Lookup of each token in a table; the last dimension is that of tokens."""
 
     def __init__(self, name: str, type: TensorType, table: NDArray[np.int32], *ne: int) -> None:
@@ -76,12 +76,12 @@ class Delta(NamedTuple):
     ) -> Delta:
         """Take `name.lora_a` and `name.lora_b`. Raises InvalidModel."""
         w = w.experts(s.n + 1, 1)
-        a, b = w.need(f"{name}.lora_a", n_in, s.rank, s.n + 1), w.need(f"{name}.lora_b", s.rank, n_out, s.n + 1)
+        a, b = w.require(f"{name}.lora_a", n_in, s.rank, s.n + 1), w.require(f"{name}.lora_b", s.rank, n_out, s.n + 1)
         return cls(a, b, layer, behind)
 
     def __call__(self, step: Pass, x: Tensor, y: Tensor, name: str) -> Tensor:
         """Add the adapters' product to y, a product of x."""
-        slots = step.made(_SLOTS)
+        slots = step.get_shared(_SLOTS)
         if self.behind:
             (slots,) = step.keep_outputs(self.layer, slots)
         h = step.mul_mat_id(self.a, reshape(x, x.ne[0], 1, x.ne[1]), slots, f"{name}_lora_a")
@@ -89,7 +89,7 @@ class Delta(NamedTuple):
         return add(y, reshape(more, *y.ne[:2]), name)
 
 
-class Switched(NamedTuple):
+class SwitchedLinear(NamedTuple):
     """A matrix with the product of each token's adapter added."""
 
     matrix: Linear
@@ -155,45 +155,45 @@ class GraniteSwitchModel(GraniteModel):
         sizes = {"attn_q": fused.n_q, "attn_k": fused.n_k, "attn_v": fused.n_v}
         q, k, v = (Delta.take(w, name, hp.n_embd, n, self._switches, layer) for name, n in sizes.items())
         delta = Delta.take(w, "attn_output", heads.n * heads.dim_v, hp.n_embd, self._switches, layer)
-        switched = AttentionMatrices(heads, SwitchedProjection(fused, (q, k, v)), Switched(out, delta))
+        switched = AttentionMatrices(heads, SwitchedProjection(fused, (q, k, v)), SwitchedLinear(out, delta))
         return replace(found, matrices=switched)
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         n_embd, n_ff = self.hparams.n_embd, self.hparams.n_ff[layer]
 
-        def take(name: str, n_in: int, n_out: int) -> Switched:
+        def take(name: str, n_in: int, n_out: int) -> SwitchedLinear:
             delta = Delta.take(w, name, n_in, n_out, self._switches, layer, behind=True)
-            return Switched(w.linear(name, n_in, n_out), delta)
+            return SwitchedLinear(w.linear(name, n_in, n_out), delta)
 
         gate, up = (take(name, n_embd, n_ff) for name in ("ffn_gate", "ffn_up"))
-        return Gated(gate, up, take("ffn_down", n_ff, n_embd), GluOp.SWIGLU)
+        return GatedFeedForward(gate, up, take("ffn_down", n_ff, n_embd), GluOp.SWIGLU)
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values; in the first layer those of one head."""
         if layer:
-            return super().remembers(layer)
+            return super().layer_memory(layer)
         n = self.hparams.head_dim_k
         return KeysValues(n, n, head_k=n, head_v=n)
 
-    def directed(self, layer: int) -> int:
+    def control_layer(self, layer: int) -> int:
         """See Model."""
         return layer - 1
 
     def _embed(self, step: Pass) -> Tensor:
-        tokens = OfTokens("tokens_read", TensorType.I32, self._switches.read_as, step.shape.n_tokens)
+        tokens = TokenLookup("tokens_read", TensorType.I32, self._switches.read_as, step.shape.n_tokens)
         x, factor = step.get_rows(self._token_embd, step.input(tokens), "embd"), self.hparams.embedding_scale
         return x if factor == 1.0 else scale(x, factor, name="inp_scaled")
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         if layer:
             return super()._layer(step, layer, x)
-        step.once(_SLOTS, lambda: self._slots(step))
+        step.shared(_SLOTS, lambda: self._slots(step))
         return x
 
     def _slots(self, step: Pass) -> Tensor:
         """Return each token's adapter, I32 [1, n_tokens]: the rounded mean over the activating tokens it sees."""
         n, n_tokens, switches = self.hparams.head_dim_k, step.shape.n_tokens, self._switches
-        own = step.input(OfTokens("adapters", TensorType.F32, switches.slots, 1, 1, n_tokens))
+        own = step.input(TokenLookup("adapters", TensorType.F32, switches.slots, 1, 1, n_tokens))
         value = repeat(own, n, 1, n_tokens, 1)
         key = scale(unary(value, UnaryOp.STEP), 2 * switches.gain, -switches.gain)
         found = step.attend(0, scale(value, 0.0, 1.0 / n), key, value, 1.0)

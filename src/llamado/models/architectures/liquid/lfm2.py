@@ -20,7 +20,7 @@ class Lfm2Model(Decoder):
     """Short convolutions, and attention with query and key norms in the layers with KV heads."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        return self._windowed(keys, self._read_plain(keys, n_vocab))
+        return self._with_window(keys, self._read_plain(keys, n_vocab))
 
     def _read_plain(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._n_convolved = keys.int_("shortconv.l_cache")
@@ -32,7 +32,7 @@ class Lfm2Model(Decoder):
             )
         return hp
 
-    def _windowed(self, keys: Keys, hp: HyperParameters) -> HyperParameters:
+    def _with_window(self, keys: Keys, hp: HyperParameters) -> HyperParameters:
         """Add the sliding window that attention has in some of the dense models."""
         n = keys.int_("attention.sliding_window", 0)
         return replace(hp, n_swa=n, swa_layers=tuple(n_kv > 0 for n_kv in hp.n_head_kv)) if n else hp
@@ -63,7 +63,7 @@ class Lfm2Model(Decoder):
             rope=hp.rope,
         )
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values, or the last inputs of the convolution."""
         mixer = self._layers[layer].attention
-        return mixer.remembers() if isinstance(mixer, ShortConvolution) else super().remembers(layer)
+        return mixer.layer_memory() if isinstance(mixer, ShortConvolution) else super().layer_memory(layer)

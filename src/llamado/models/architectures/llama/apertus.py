@@ -27,10 +27,12 @@ class ApertusModel(Qwen3Model):
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         n_embd, n_ff = self.hparams.n_embd, self.hparams.n_ff[layer]
-        return _Curved(w.linear("ffn_up", n_embd, n_ff), w.linear("ffn_down", n_ff, n_embd), *self._curves[layer])
+        return _XieluFeedForward(
+            w.linear("ffn_up", n_embd, n_ff), w.linear("ffn_down", n_ff, n_embd), *self._curves[layer]
+        )
 
 
-class _Curved(NamedTuple):
+class _XieluFeedForward(NamedTuple):
     """down(xIELU(up x))."""
 
     up: Linear

@@ -25,5 +25,5 @@ class CogVlmModel(Decoder):
         return replace(hp, rope=plain)
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        w.leave(*(f"vis_{name}.weight" for name in ("attn_qkv", "attn_output", "gate", "down", "up")))
+        w.ignore(*(f"vis_{name}.weight" for name in ("attn_qkv", "attn_output", "gate", "down", "up")))
         return super()._take_layer(w, layer)

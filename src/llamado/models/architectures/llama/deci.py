@@ -31,28 +31,28 @@ class DeciModel(Decoder):
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
-        attention: Mixer = Nothing()
+        attention: Mixer = MissingBlock()
         if hp.n_head_kv[layer]:
             attention = self._take_attention(w, layer)
         elif hp.n_head[layer]:
-            attention = Mapped(w.linear("attn_output", hp.n_embd, hp.n_embd))
+            attention = LinearMixer(w.linear("attn_output", hp.n_embd, hp.n_embd))
         network = bool(hp.n_ff[layer])
         return Layer(
             attn_norm=self._take_norm(w, "attn_norm", hp.n_embd) if hp.n_head[layer] else None,
             attention=attention,
             ffn_norm=self._take_norm(w, "ffn_norm", hp.n_embd) if network else None,
-            feed_forward=self._take_feed_forward(w, layer) if network else Nothing(),
+            feed_forward=self._take_feed_forward(w, layer) if network else MissingBlock(),
         )
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values, if the layer has attention."""
-        return super().remembers(layer) if self.hparams.n_head_kv[layer] else SharedMemory(0)
+        return super().layer_memory(layer) if self.hparams.n_head_kv[layer] else SharedMemory(0)
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         hp, w = self.hparams, self._layers[layer]
         if hp.n_head[layer] and hp.n_ff[layer]:
             return super()._layer(step, layer, x)
-        if step.ends_with(layer):
+        if step.is_cache_only(layer):
             return None
         (x,) = step.keep_outputs(layer, x)
         if w.ffn_norm is None:  # without a feed-forward network the attention output is unused, as in llama.cpp
@@ -60,16 +60,16 @@ class DeciModel(Decoder):
         return self._add(w.feed_forward(step, layer, w.ffn_norm(step, x, f"ffn_norm-{layer}")), x, f"l_out-{layer}")
 
 
-class Mapped(NamedTuple):
+class LinearMixer(NamedTuple):
     """A matrix in place of attention."""
 
     matrix: Linear
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
-        return None if step.ends_with(layer) else self.matrix(step, x, f"attn_out-{layer}")
+        return None if step.is_cache_only(layer) else self.matrix(step, x, f"attn_out-{layer}")
 
 
-class Nothing(NamedTuple):
+class MissingBlock(NamedTuple):
     """Placeholder for a missing attention or feed-forward network."""
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class LlamaModel(Decoder):
             raise InvalidModel(
                 f"metadata key '{keys.name('rope.dimension_count')}' is {hp.rope.n_dims}; {hp.head_dim_k} is expected"
             )
-        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalised=True)) if keys.has_experts() else hp
+        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalized=True)) if keys.has_experts() else hp
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams

@@ -20,7 +20,7 @@ from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory
 from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.norms import RmsNorm, UnitNorm
 from llamado.models.weights import RoleWeights
 
@@ -78,11 +78,11 @@ class Llama4Model(Decoder):
         hp = self.hparams
         assert hp.experts is not None
         if not self._mixture_every or (layer + 1) % self._mixture_every:
-            return Gated.take(w, hp.n_embd, hp.n_ff[layer])
-        shared = Gated.take(w, hp.n_embd, hp.experts.n_ff, suffix="_shexp")
+            return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer])
+        shared = GatedFeedForward.take(w, hp.n_embd, hp.experts.n_ff, suffix="_shexp")
         return Mixture.take(w, hp.n_embd, hp.experts, weigh_input=True, shared=shared)
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values of all tokens, or of those of a chunk."""
         hp = self.hparams
         k, v = hp.n_embd_k(layer), hp.n_embd_v(layer)

@@ -35,8 +35,8 @@ class MambaModel(Model):
         norms = (UnitNorm(),) * 3 if self._normed else None
         return Mamba.take(w, self._sizes, n_embd, norms=norms)
 
-    def remembers(self, layer: int) -> LayerMemory:
-        return self._sizes.remembers(self._sizes.n_inner)
+    def layer_memory(self, layer: int) -> LayerMemory:
+        return self._sizes.layer_memory(self._sizes.n_inner)
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         norm, mixer = self._layers[layer]

@@ -19,5 +19,5 @@ class Mamba2Model(MambaModel):
     def _take_mixer(self, w: RoleWeights, n_embd: int) -> Mixer:
         return Mamba2.take(w, self._sizes, n_embd)
 
-    def remembers(self, layer: int) -> LayerMemory:
-        return self._sizes.remembers(self._sizes.n_mixed)
+    def layer_memory(self, layer: int) -> LayerMemory:
+        return self._sizes.layer_memory(self._sizes.n_mixed)

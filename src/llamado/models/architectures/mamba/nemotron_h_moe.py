@@ -9,7 +9,7 @@ from llamado.models.architectures.mamba.nemotron_h import NemotronHModel
 from llamado.models.hparams import Experts, Gating, HyperParameters, read_experts
 from llamado.models.keys import Keys
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Ungated
+from llamado.models.parts.feedforward import FeedForward, UngatedFeedForward
 from llamado.models.parts.latent_experts import LatentMixture
 from llamado.models.weights import RoleWeights
 
@@ -37,8 +37,8 @@ class NemotronHMoeModel(NemotronHModel):
         hp, experts = self.hparams, self._experts(layer)
         relu, n = UnaryOp.RELU, self._latent
         return LatentMixture(
-            Mixture.take(w, n, experts, relu, squared=True, n_seen=hp.n_embd),
-            Ungated.take(w, hp.n_embd, experts.n_ff_shared, relu, squared=True, suffix="_shexp"),
+            Mixture.take(w, n, experts, relu, squared=True, router_width=hp.n_embd),
+            UngatedFeedForward.take(w, hp.n_embd, experts.n_ff_shared, relu, squared=True, suffix="_shexp"),
             w.linear("ffn_latent_down", hp.n_embd, n) if w.has("ffn_latent_down.weight") else None,
             w.linear("ffn_latent_up", n, hp.n_embd) if w.has("ffn_latent_up.weight") else None,
         )

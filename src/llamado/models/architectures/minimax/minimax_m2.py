@@ -21,7 +21,7 @@ class MinimaxM2Model(Decoder):
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
         experts = read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, from_file=True)
         # Weights are normalized and unscaled, whatever the file says.
-        return replace(hp, experts=replace(experts, n_ff=hp.n_ff[0], normalised=True, scale=1.0))
+        return replace(hp, experts=replace(experts, n_ff=hp.n_ff[0], normalized=True, scale=1.0))
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp, heads = self.hparams, Heads.of(self.hparams, layer)

@@ -13,7 +13,7 @@ from llamado.models.memory import LayerMemory, align
 from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.blocks import BlockAttention, BlockIndexer, BlockSizes
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
@@ -70,11 +70,11 @@ class MinimaxM3Model(Decoder):
         hp, activation = self.hparams, GluOp.SWIGLU_OAI
         assert hp.experts is not None
         if self._is_dense(layer):
-            return Gated.take(w, hp.n_embd, hp.n_ff[layer], activation)
-        shared = Gated.take(w, hp.n_embd, hp.experts.n_ff * hp.experts.n_shared, activation, suffix="_shexp")
+            return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], activation)
+        shared = GatedFeedForward.take(w, hp.n_embd, hp.experts.n_ff * hp.experts.n_shared, activation, suffix="_shexp")
         return Mixture.take(w, hp.n_embd, hp.experts, activation, shared=shared)
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values, and the indexer's key if the layer has one."""
         attention = self._layers[layer].attention
-        return attention.remembers() if isinstance(attention, BlockAttention) else super().remembers(layer)
+        return attention.layer_memory() if isinstance(attention, BlockAttention) else super().layer_memory(layer)

@@ -45,7 +45,7 @@ class HrmTextModel(Decoder):
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
         self._freq_factors = take_factors(weights, hp.rope.n_dims // 2)
-        self._first_low = weights.shared.need("hrm.z_l_init", hp.n_embd)
+        self._first_low = weights.shared.require("hrm.z_l_init", hp.n_embd)
         self._layers = [self._take_layer(weights.layer(i, block=self._block(i)), i) for i in range(hp.n_layer)]
 
     def _block(self, layer: int) -> int:
@@ -76,6 +76,6 @@ class HrmTextModel(Decoder):
         def state() -> Tensor:
             return UnitNorm()(step, x, f"stack_norm-{turn}") if turn else x
 
-        high = step.once(f"z_high-{last(True)}", state)
-        low = self._first_low if last(False) < 0 else step.once(f"z_low-{last(False)}", state)
+        high = step.shared(f"z_high-{last(True)}", state)
+        low = self._first_low if last(False) < 0 else step.shared(f"z_low-{last(False)}", state)
         return add(high, low, f"stack_in-{turn}")

@@ -26,7 +26,7 @@ class MiniCpmModel(Decoder):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         if keys.has_experts():
-            hp = replace(hp, experts=read_experts(keys, hp.n_ff[0], normalised=True))
+            hp = replace(hp, experts=read_experts(keys, hp.n_ff[0], normalized=True))
         depth, logits = depth_scale(hp.n_layer), keys.float_("logit_scale", 256.0 / hp.n_embd)
         return replace(
             hp,

@@ -13,8 +13,8 @@ from llamado.models.hparams import (
 )
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
-from llamado.models.parts.feedforward import FeedForward, Ungated
-from llamado.models.parts.latent import Compressed, ExpandedAttention, LatentSizes
+from llamado.models.parts.feedforward import FeedForward, UngatedFeedForward
+from llamado.models.parts.latent import ExpandedAttention, LatentProjection, LatentSizes
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
@@ -52,7 +52,7 @@ class MiniCpm3Model(Decoder):
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
-        compressed = Compressed.take(w, hp.n_embd, self._sizes, self._q_rank, hp.rope, factors=self._freq_factors)
+        compressed = LatentProjection.take(w, hp.n_embd, self._sizes, self._q_rank, hp.rope, factors=self._freq_factors)
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
             attention=ExpandedAttention.take(w, hp.n_embd, compressed, hp.attention_scale),
@@ -60,11 +60,11 @@ class MiniCpm3Model(Decoder):
             feed_forward=self._take_feed_forward(w, layer),
         )
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values of all heads."""
         attention = self._layers[layer].attention
         assert isinstance(attention, ExpandedAttention)
-        return attention.remembers()
+        return attention.layer_memory()
 
 
 class PlmModel(MiniCpm3Model):
@@ -77,4 +77,4 @@ class PlmModel(MiniCpm3Model):
         return self._read_latent(keys, n_vocab)
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        return Ungated.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], UnaryOp.RELU, squared=True)
+        return UngatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], UnaryOp.RELU, squared=True)

@@ -39,8 +39,8 @@ class MuseGlimmerModel(Decoder):
             super()
             ._take_layer(w, layer)
             ._replace(
-                attn_post_norm=_PostNorm(w.need("post_attention_norm.weight", n_embd)),
-                ffn_post_norm=_PostNorm(w.need("post_ffw_norm.weight", n_embd)),
+                attn_post_norm=_PostNorm(w.require("post_attention_norm.weight", n_embd)),
+                ffn_post_norm=_PostNorm(w.require("post_ffw_norm.weight", n_embd)),
             )
         )
 

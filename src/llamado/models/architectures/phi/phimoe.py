@@ -19,7 +19,7 @@ class PhiMoeModel(Decoder):
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
-        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalised=True))
+        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalized=True))
 
     def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
         return RmsNorm.take(w, name, n, biased=True)

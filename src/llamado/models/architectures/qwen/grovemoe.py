@@ -45,10 +45,10 @@ class GroveMixture(NamedTuple):
         probs = soft_max_ext(logits, None, 1.0, name=f"ffn_moe_probs-{layer}")
         scores = sigmoid(logits, f"ffn_moe_scores-{layer}")
         chosen = argsort_top_k(scores, router.experts.n_used, f"ffn_moe_topk-{layer}")
-        y = self.large.through(step, layer, x, chosen, router.weights(step, layer, probs, chosen))
+        y = self.large.run_experts(step, layer, x, chosen, router.weights(step, layer, probs, chosen))
         groups = scale(cast(chosen, TensorType.F32), float(np.float32(1) / np.float32(self.groves.n)))
         shared = cast(groups, TensorType.I32, f"ffn_moe_groups-{layer}")
-        more = self.small.through(step, layer, y, shared, router.weights(step, layer, probs, shared))
+        more = self.small.run_experts(step, layer, y, shared, router.weights(step, layer, probs, shared))
         return add(y, scale(more, self.groves.factor), f"ffn_final_moe_out-{layer}")
 
 
@@ -58,7 +58,7 @@ class GroveMoeModel(Qwen3Model):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         used = keys.int_("expert_used_count")
-        experts = read_experts(keys, hp.n_ff[0] // max(used, 1), normalised=True)
+        experts = read_experts(keys, hp.n_ff[0] // max(used, 1), normalized=True)
         n = keys.int_("experts_per_group")
         if experts.n // n < experts.n_used:
             raise InvalidModel(

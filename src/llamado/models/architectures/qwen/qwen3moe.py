@@ -18,7 +18,7 @@ class Qwen3MoeModel(Qwen3Model):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         used = keys.int_("expert_used_count")
-        return replace(hp, experts=read_experts(keys, hp.n_ff[0] // max(used, 1), normalised=True))
+        return replace(hp, experts=read_experts(keys, hp.n_ff[0] // max(used, 1), normalized=True))
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         assert self.hparams.experts is not None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llamado.models.architectures.qwen.qwen3 import Qwen3Model
 from llamado.models.architectures.qwen.qwen3moe import Qwen3MoeModel
-from llamado.models.hparams import HyperParameters, interleaved
+from llamado.models.hparams import HyperParameters, interleaved_mrope
 from llamado.models.keys import Keys
 
 
@@ -15,7 +15,7 @@ class Qwen3VlModel(Qwen3Model):
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
-        return replace(hp, rope=interleaved(keys, hp.rope))
+        return replace(hp, rope=interleaved_mrope(keys, hp.rope))
 
 
 class Qwen3VlMoeModel(Qwen3MoeModel):
@@ -23,4 +23,4 @@ class Qwen3VlMoeModel(Qwen3MoeModel):
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
-        return replace(hp, rope=interleaved(keys, hp.rope))
+        return replace(hp, rope=interleaved_mrope(keys, hp.rope))

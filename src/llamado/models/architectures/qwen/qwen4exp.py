@@ -11,16 +11,16 @@ from llamado.models.architectures.qwen.qwen35moe import Qwen35MoeModel
 from llamado.models.decoder import Layer
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.forward import Linear, Pass
-from llamado.models.hparams import HyperParameters, interleaved
+from llamado.models.hparams import HyperParameters, interleaved_mrope
 from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory, RecurrentState
 from llamado.models.memory.pool import ALIGN
 from llamado.models.parts.gated_attention import GatedAttention
 from llamado.models.parts.indexer import IndexerSizes
 from llamado.models.parts.ngrams import Hashes, NgramLayer
-from llamado.models.parts.pooled_indexer import RunChooser
+from llamado.models.parts.pooled_indexer import RunSelector
 from llamado.models.parts.recurrent.delta_net import DeltaNet
-from llamado.models.parts.streams.spread import injected, spread
+from llamado.models.parts.streams.spread import inject_output, spread
 from llamado.models.parts.streams.stream_gates import StreamGates
 from llamado.models.weights import RoleWeights, Weights
 
@@ -52,7 +52,7 @@ class Qwen4ExpModel(Qwen35MoeModel):
             self._ngram_width = keys.int_("embedding_length_per_layer_input")
             if len(layers) > 1 or not 0 <= layers[0] < hp.n_layer or not self._recurrent[layers[0]]:
                 raise InvalidModel(f"metadata key '{name}' is {list(layers)}; one recurrent layer is expected")
-        return replace(hp, rope=interleaved(keys, hp.rope))
+        return replace(hp, rope=interleaved_mrope(keys, hp.rope))
 
     def _read_pools(self, keys: Keys, hp: HyperParameters) -> tuple[int, ...]:
         """Return the number of tokens per indexer key in each layer; 0: full attention."""
@@ -81,7 +81,7 @@ class Qwen4ExpModel(Qwen35MoeModel):
         if w.has("output.weight"):
             self._output = w.linear("output", hp.n_embd, hp.n_vocab)
         else:
-            self._output = Linear(w.also("output.weight", self._token_embd))
+            self._output = Linear(w.share("output.weight", self._token_embd))
 
     def _take_weights(self, weights: Weights) -> None:
         super()._take_weights(weights)
@@ -96,7 +96,7 @@ class Qwen4ExpModel(Qwen35MoeModel):
             n_rows = weights.ne(name)[1]
             if n_rows < self._hashes.n_rows:
                 raise InvalidModel(f"tensor '{name}' has {n_rows} rows; {self._hashes.n_rows} are expected")
-            table, w = weights.input.need(name, self._ngram_width, n_rows), weights.layer(self._ngram_layer)
+            table, w = weights.input.require(name, self._ngram_width, n_rows), weights.layer(self._ngram_layer)
             self._ngrams = NgramLayer.take(w, table, self._hashes, n_embd, self._n, self._ngram_kernel, _STATES)
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
@@ -105,9 +105,9 @@ class Qwen4ExpModel(Qwen35MoeModel):
             return Layer(attention=self._take_delta_net(w), feed_forward=self._take_feed_forward(w, layer))
         attention = GatedAttention.take(w, hp, layer)
         if size:
-            attention = attention._replace(chooser=RunChooser.take(w, hp.n_embd, self._indexer, size, hp.rope))
+            attention = attention._replace(selector=RunSelector.take(w, hp.n_embd, self._indexer, size, hp.rope))
         else:
-            w.leave(*(f"indexer.{part}.weight" for part in ("q_proj", "k_proj", "q_norm", "k_norm")))
+            w.ignore(*(f"indexer.{part}.weight" for part in ("q_proj", "k_proj", "q_norm", "k_norm")))
         return Layer(attention=attention, feed_forward=self._take_feed_forward(w, layer))
 
     def _take_delta_net(self, w: RoleWeights) -> DeltaNet:
@@ -127,17 +127,17 @@ class Qwen4ExpModel(Qwen35MoeModel):
         assert added is not None
         n_embd, n, n_tokens, _ = x.ne
         attended, added, rows = step.keep_outputs(i, attended, added, reshape(x, n * n_embd, n_tokens))
-        x = injected(reshape(rows, n_embd, n, rows.ne[1]), attended, added, f"hc_attn_combine-{i}")
+        x = inject_output(reshape(rows, n_embd, n, rows.ne[1]), attended, added, f"hc_attn_combine-{i}")
         seen, added = self._gates_ffn[i](step, x, f"hc_ffn-{i}")
         assert added is not None
-        return injected(x, w.feed_forward(step, i, seen), added, f"l_out-{i}")
+        return inject_output(x, w.feed_forward(step, i, seen), added, f"l_out-{i}")
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
         return self._gates_out(step, x, "result_norm")[0]
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Keys, values and indexer keys, or the states of the delta rule and of n-grams."""
-        found = super().remembers(layer)
+        found = super().layer_memory(layer)
         if isinstance(found, RecurrentState) and self._ngrams is not None and layer == self._ngram_layer:
             return RecurrentState((*found.widths, self._ngrams.width()))
         if isinstance(found, KeysValues) and self._pools[layer]:

@@ -23,7 +23,7 @@ class _Mixer(NamedTuple):
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         y = self.time_mix(step, layer, x)
-        return None if step.ends_with(layer) else y
+        return None if step.is_cache_only(layer) else y
 
 
 class Arwkv7Model(Decoder):
@@ -44,7 +44,7 @@ class Arwkv7Model(Decoder):
     def _take_time_mix(self, w: RoleWeights, layer: int) -> TimeMix:
         return TimeMix7.take(w, self.hparams.n_embd, self._size, layer)
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """The token before, and the state of the heads."""
         n_embd = self.hparams.n_embd
         return RecurrentState((n_embd, n_embd * self._size))

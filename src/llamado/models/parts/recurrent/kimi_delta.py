@@ -8,15 +8,15 @@ from llamado.ggml.graph import add, mul, reshape, scale, sigmoid, silu, softplus
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Linear, Pass
 from llamado.models.memory import RecurrentState
-from llamado.models.parts.mamba import convolve
-from llamado.models.parts.recurrent.delta_net import delta_rule, unit
+from llamado.models.parts.mamba import causal_convolution
+from llamado.models.parts.recurrent.delta_net import delta_rule, unit_length
 from llamado.models.weights import RoleWeights
 
 _STATE = 3
 """Index of the heads' state, after those of three convolutions."""
 
 
-class Narrowed(NamedTuple):
+class LowRankLinear(NamedTuple):
     """A low-rank matrix."""
 
     a: Linear
@@ -26,13 +26,13 @@ class Narrowed(NamedTuple):
         return self.b(step, self.a(step, x, f"{name}_a"), name)
 
 
-def _take(w: RoleWeights, name: str, n_embd: int, narrow: int, n: int) -> Narrowed | Linear:
+def _take(w: RoleWeights, name: str, n_embd: int, narrow: int, n: int) -> LowRankLinear | Linear:
     """Take `name`, or `name_a` and, if present, `name_b`."""
     if w.has(f"{name}.weight"):
         return w.linear(name, n_embd, n)
     if not w.has(f"{name}_b.weight"):
         return w.linear(f"{name}_a", n_embd, n)
-    return Narrowed(w.linear(f"{name}_a", n_embd, narrow), w.linear(f"{name}_b", narrow, n))
+    return LowRankLinear(w.linear(f"{name}_a", n_embd, narrow), w.linear(f"{name}_b", narrow, n))
 
 
 class KimiDelta(NamedTuple):
@@ -46,11 +46,11 @@ class KimiDelta(NamedTuple):
     n_heads: int
     qkv: tuple[Linear, Linear, Linear]
     kernels: tuple[Tensor, Tensor, Tensor]
-    forget: Narrowed | Linear
+    forget: LowRankLinear | Linear
     shift: Tensor
     factor: Tensor
     beta: Linear
-    gate: Narrowed | Linear
+    gate: LowRankLinear | Linear
     norm: Tensor
     out: Linear
     bound: float
@@ -78,25 +78,25 @@ class KimiDelta(NamedTuple):
         """
         n = head * n_heads
         q, k, v = (w.linear(f"attn_{name}", n_embd, n) for name in "qkv")
-        of_q, of_k, of_v = (w.need(f"ssm_conv1d_{name}.weight", kernel, 1, n) for name in "qkv")
+        of_q, of_k, of_v = (w.require(f"ssm_conv1d_{name}.weight", kernel, 1, n) for name in "qkv")
         return cls(
             head=head,
             n_heads=n_heads,
             qkv=(q, k, v),
             kernels=(of_q, of_k, of_v),
             forget=_take(w, "ssm_f", n_embd, head, n),
-            shift=w.need("ssm_dt.bias", n),
-            factor=w.need("ssm_a", *((1,) if w.ne("ssm_a")[0] == 1 else ()), n_heads),
+            shift=w.require("ssm_dt.bias", n),
+            factor=w.require("ssm_a", *((1,) if w.ne("ssm_a")[0] == 1 else ()), n_heads),
             beta=w.linear("ssm_beta", n_embd, n_heads),
             gate=_take(w, "ssm_g", n_embd, head, n),
-            norm=w.need("ssm_norm.weight", head),
+            norm=w.require("ssm_norm.weight", head),
             out=w.linear("attn_output", n, n_embd),
             bound=bound,
             negative=negative,
             eps=eps,
         )
 
-    def remembers(self) -> RecurrentState:
+    def layer_memory(self) -> RecurrentState:
         n = self.head * self.n_heads
         before = (self.kernels[0].ne[0] - 1) * n
         return RecurrentState((before, before, before, self.head * n))
@@ -111,14 +111,16 @@ class KimiDelta(NamedTuple):
         for tensor in (*rows, decay, beta, gate):
             step.graph.expand(tensor)
         q, k, v = (
-            reshape(silu(convolve(step, layer, i, reshape(row, row.ne[0], *heads[2:]), self._kernel(i))), *heads)
+            reshape(
+                silu(causal_convolution(step, layer, i, reshape(row, row.ne[0], *heads[2:]), self._kernel(i))), *heads
+            )
             for i, row in enumerate(rows)
         )
         decay, beta = reshape(decay, *heads), reshape(beta, 1, *heads[1:])
-        q, k = unit(step, q, self.eps), unit(step, k, self.eps)
+        q, k = unit_length(step, q, self.eps), unit_length(step, k, self.eps)
         found, after = delta_rule(step, layer, _STATE, q, k, v, decay, beta, f"attn_output-{layer}")
-        step.keep_states(layer, _STATE, after)
-        if step.ends_with(layer):
+        step.store_states(layer, _STATE, after)
+        if step.is_cache_only(layer):
             return None
         y = mul(step.norm(found, self.norm, f"kda_normed-{layer}"), reshape(gate, *heads))
         return self.out(step, reshape(y, self.head * self.n_heads, n_tokens), f"kda_out-{layer}")

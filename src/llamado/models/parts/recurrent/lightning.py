@@ -72,7 +72,7 @@ class LightningAttention(NamedTuple):
             out=w.linear("attn_output", n, n_embd),
         )
 
-    def remembers(self) -> RecurrentState:
+    def layer_memory(self) -> RecurrentState:
         return RecurrentState((self.head * self.head * self.n_heads,))
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
@@ -89,8 +89,8 @@ class LightningAttention(NamedTuple):
         gate = step.graph.expand(sigmoid(self.gate(step, x, f"g-{layer}"), f"g_sigm-{layer}"))
         both = gated_linear_attn(k, v, q, decays, step.read_states(layer, 0), 1.0, f"qkv-{layer}")
         width = n * self.head
-        step.keep_states(layer, 0, view_2d(both, width, step.n_seqs, width * both.nb[0], n_tokens * both.nb[1]))
-        if step.ends_with(layer):
+        step.store_states(layer, 0, view_2d(both, width, step.n_seqs, width * both.nb[0], n_tokens * both.nb[1]))
+        if step.is_cache_only(layer):
             return None
         found = self.norm(step, view_2d(both, n, n_tokens, both.nb[1]), f"qkv_norm-{layer}")
         return self.out(step, mul(gate, found), f"attn_out-{layer}")

@@ -50,7 +50,7 @@ class ConnectionSizes(NamedTuple):
         return cls(n, n_rounds, keys.float_("hyper_connection.epsilon"))
 
 
-class Held(NamedTuple):
+class StreamState(NamedTuple):
     """Stream state while a block runs.
 
     Streams [n_embd, n, n_tokens], the weights of the block's output [n, n_tokens], and the mixing matrix [to, from,
@@ -61,12 +61,12 @@ class Held(NamedTuple):
     added: Tensor
     mixing: Tensor
 
-    def kept(self, step: Pass, layer: int) -> Held:
+    def keep_output_rows(self, step: Pass, layer: int) -> StreamState:
         """In the last layer, keep only the output rows."""
         rows = (reshape(t, t.ne[0] * t.ne[1], t.ne[2]) for t in (self.streams, self.mixing))
         streams, mixing, added = step.keep_outputs(layer, *rows, self.added)
         n = added.ne[1]
-        return Held(reshape(streams, *self.streams.ne[:2], n), added, reshape(mixing, *self.mixing.ne[:2], n))
+        return StreamState(reshape(streams, *self.streams.ne[:2], n), added, reshape(mixing, *self.mixing.ne[:2], n))
 
 
 class HyperConnections(NamedTuple):
@@ -86,12 +86,12 @@ class HyperConnections(NamedTuple):
         n = sizes.n
         return cls(
             sizes,
-            w.need(f"{name}_fn.weight", n * n_embd, (2 + n) * n),
-            w.need(f"{name}_scale.weight", 3),
-            w.need(f"{name}_base.weight", (2 + n) * n),
+            w.require(f"{name}_fn.weight", n * n_embd, (2 + n) * n),
+            w.require(f"{name}_scale.weight", 3),
+            w.require(f"{name}_base.weight", (2 + n) * n),
         )
 
-    def read(self, step: Pass, x: Tensor, name: str) -> tuple[Tensor, Held]:
+    def read(self, step: Pass, x: Tensor, name: str) -> tuple[Tensor, StreamState]:
         """Return a block's input [n_embd, n_tokens] for streams [n_embd, n, n_tokens], and the stream state."""
         (n_embd, n, n_tokens, _), eps = x.ne, self.sizes.eps
         row = rms_norm(reshape(x, n * n_embd, n_tokens), step.norm_eps)
@@ -99,7 +99,7 @@ class HyperConnections(NamedTuple):
         read = scale(sigmoid(self._part(mixes, 0)), 1.0, eps, f"{name}_pre")
         added = scale(sigmoid(self._part(mixes, 1)), 2.0, name=f"{name}_post")
         mixing = mix_streams(mixes, self.factor, self.shift, eps, self.sizes.n_rounds, f"{name}_comb")
-        return read_streams(x, read, f"{name}_in"), Held(x, added, step.graph.expand(mixing))
+        return read_streams(x, read, f"{name}_in"), StreamState(x, added, step.graph.expand(mixing))
 
     def _part(self, mixes: Tensor, i: int) -> Tensor:
         n, size = self.sizes.n, mixes.nb[0]
@@ -107,6 +107,6 @@ class HyperConnections(NamedTuple):
         return add(mul(part, view_1d(self.factor, 1, i * size)), view_1d(self.shift, n, i * n * size))
 
 
-def joined(made: Tensor, held: Held, name: str) -> Tensor:
+def add_output(made: Tensor, held: StreamState, name: str) -> Tensor:
     """Return the streams after a block has output `made` [n_embd, n_tokens]."""
     return add_to_streams(made, held.streams, held.added, held.mixing, name)

@@ -12,7 +12,7 @@ def spread(x: Tensor, n: int, name: str = "") -> Tensor:
     return repeat(reshape(x, n_embd, 1, n_tokens), n_embd, n, n_tokens, 1, name=name)
 
 
-def injected(streams: Tensor, made: Tensor, parts: Tensor, name: str) -> Tensor:
+def inject_output(streams: Tensor, made: Tensor, parts: Tensor, name: str) -> Tensor:
     """Add `made` [n_embd, n_tokens] to each stream [n_embd, n, n_tokens], weighted by `parts` [n, n_tokens]."""
     _, n, n_tokens, _ = streams.ne
     return add(streams, mul(spread(made, n), reshape(parts, 1, n, n_tokens)), name)

@@ -20,7 +20,7 @@ class StreamNorm(NamedTuple):
     def take(cls, w: RoleWeights, name: str, n_embd: int, n: int) -> StreamNorm:
         """Take `name`, of n · n_embd elements in one row or n. Raises InvalidModel."""
         flat = w.ne(f"{name}.weight")[1] == 1
-        return cls(w.need(f"{name}.weight", n * n_embd) if flat else w.need(f"{name}.weight", n_embd, n))
+        return cls(w.require(f"{name}.weight", n * n_embd) if flat else w.require(f"{name}.weight", n_embd, n))
 
     def __call__(self, step: Pass, x: Tensor) -> Tensor:
         """Norm streams [n_embd, n, n_tokens]."""

@@ -31,14 +31,14 @@ def cut(data: Bytes, spans: Sequence[RowSpan]) -> list[Bytes]:
     return pieces
 
 
-def are_sound(data: Bytes, spans: Sequence[RowSpan]) -> bool:
+def are_valid(data: Bytes, spans: Sequence[RowSpan]) -> bool:
     """Return True if the bytes have the size of these rows, are finite, and are small enough that no sum overflows."""
     if data.size != sum(span.n * span.tensor.nb[1] for span in spans):
         return False
-    return all(_sound(piece, span.tensor.type) for piece, span in zip(cut(data, spans), spans, strict=True))
+    return all(_is_valid(piece, span.tensor.type) for piece, span in zip(cut(data, spans), spans, strict=True))
 
 
-def _sound(data: Bytes, type: TensorType) -> bool:
+def _is_valid(data: Bytes, type: TensorType) -> bool:
     """Return True if all numbers of this type are finite, and far from overflowing in products."""
     match type:
         case TensorType.F16:
