@@ -46,7 +46,7 @@ class LayerCache(NamedTuple):
     layer: int
     """The layer that owns the memory: this one, or the earlier one it shares with."""
     number: int
-    """Index of the part; `Placed.rows` has one entry per part."""
+    """Index of the part; `BatchPlacement.rows` has one entry per part."""
     part: Tokens | Window | States
     tensors: tuple[Tensor, ...]
     """K and V, then the index and pooled rows if present; one latent row; or the states."""
