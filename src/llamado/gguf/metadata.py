@@ -136,7 +136,7 @@ class Metadata(Mapping[str, Value]):
     def str_(self, key: str, default: Any = ...) -> Any:
         """The string at `key`."""
         value = self._find(key, default)
-        return value if value is default or isinstance(value, str) else self._refuse(key, "a string")
+        return value if value is default or isinstance(value, str) else self._type_error(key, "a string")
 
     @overload
     def int_(self, key: str) -> int: ...
@@ -147,7 +147,7 @@ class Metadata(Mapping[str, Value]):
         value = self._find(key, default)
         if value is default or (isinstance(value, int) and not isinstance(value, bool)):
             return value
-        return self._refuse(key, "an integer")
+        return self._type_error(key, "an integer")
 
     @overload
     def float_(self, key: str) -> float: ...
@@ -160,7 +160,7 @@ class Metadata(Mapping[str, Value]):
             return value
         if isinstance(value, int) and not isinstance(value, bool):
             return float(value)
-        return self._refuse(key, "a number")
+        return self._type_error(key, "a number")
 
     @overload
     def bool_(self, key: str) -> bool: ...
@@ -169,7 +169,7 @@ class Metadata(Mapping[str, Value]):
     def bool_(self, key: str, default: Any = ...) -> Any:
         """The truth value at `key`."""
         value = self._find(key, default)
-        return value if value is default or isinstance(value, bool) else self._refuse(key, "a bool")
+        return value if value is default or isinstance(value, bool) else self._type_error(key, "a bool")
 
     @overload
     def ints(self, key: str, *, n: int | None = None) -> tuple[int, ...]: ...
@@ -202,7 +202,9 @@ class Metadata(Mapping[str, Value]):
     def array(self, key: str, default: Any = ...) -> Any:
         """The array of numbers at `key`, read-only, with its stored type."""
         value = self._find(key, default)
-        return value if value is default or isinstance(value, np.ndarray) else self._refuse(key, "an array of numbers")
+        return (
+            value if value is default or isinstance(value, np.ndarray) else self._type_error(key, "an array of numbers")
+        )
 
     @overload
     def strings(self, key: str) -> StringArray: ...
@@ -211,7 +213,11 @@ class Metadata(Mapping[str, Value]):
     def strings(self, key: str, default: Any = ...) -> Any:
         """The array of strings at `key`."""
         value = self._find(key, default)
-        return value if value is default or isinstance(value, StringArray) else self._refuse(key, "an array of strings")
+        return (
+            value
+            if value is default or isinstance(value, StringArray)
+            else self._type_error(key, "an array of strings")
+        )
 
     def _find(self, key: str, default: Any) -> Any:
         value = self._values.get(key, default)
@@ -232,8 +238,8 @@ class Metadata(Mapping[str, Value]):
         # Scalars have numpy's kinds: bool "b", int "i", float "f".
         if n is not None and isinstance(value, (bool, int, float)) and np.min_scalar_type(value).kind in kinds:
             return (value,) * n
-        return self._refuse(key, f"an array of {wanted}")
+        return self._type_error(key, f"an array of {wanted}")
 
-    def _refuse(self, key: str, wanted: str) -> Any:
+    def _type_error(self, key: str, wanted: str) -> Any:
         is_type = self._types.get(key) or type(self._values[key]).__name__
         raise GgufError(f"metadata key '{key}' must be {wanted} but is {is_type}", path=self._path, field=key)

@@ -41,7 +41,7 @@ class TextIndex:
         self._hashes = array("q", hashes[order].tobytes())
         self._numbers = array("i", order.astype(np.int32).tobytes())
         self._starts = array("i", starts.tobytes())
-        self.find = _LookupCache(self._look).__getitem__
+        self.find = _LookupCache(self._look_up).__getitem__
 
     def __contains__(self, text: str) -> bool:
         return self.find(text) >= 0
@@ -52,7 +52,7 @@ class TextIndex:
             raise KeyError(text)
         return number
 
-    def _look(self, text: str) -> int:
+    def _look_up(self, text: str) -> int:
         found = self._names.get(text)
         if found is not None or not text:
             return -1 if found is None else found
@@ -71,10 +71,10 @@ class _LookupCache(dict[str, int]):
 
     def __init__(self, look: Callable[[str], int]) -> None:
         super().__init__()
-        self._look = look
+        self._look_up = look
 
     def __missing__(self, text: str) -> int:
-        found = self._look(text)
+        found = self._look_up(text)
         if len(self) >= KEPT:
             self.clear()
         self[text] = found

@@ -46,7 +46,7 @@ class Model(ABC):
     """Weights that are in another file than the model's, by name."""
     max_heads: ClassVar[int] = 0
     """Draft heads: maximum number of prediction blocks of the file that form this model; 0 for a main model."""
-    takes: tuple[int, ...] = (0,)
+    hidden_widths: tuple[int, ...] = (0,)
     """Accepted widths of the hidden state that comes with each token; 0: none."""
 
     def __init__(self, file: ModelFile, rope: RopeOptions = FILE_ROPE) -> None:
@@ -114,7 +114,7 @@ class Model(ABC):
             logits = scale(tanh(scale(logits, 1.0 / cap)), cap, name="result_output")
         return logits
 
-    def _give_features(self, step: Pass, between: list[Tensor]) -> None:
+    def _output_features(self, step: Pass, between: list[Tensor]) -> None:
         """Output the hidden states selected by `BatchShape.features`, concatenated: F32 [n, n_tokens]."""
         wanted = step.shape.features
         if self.hparams.n_layer + 1 in wanted:
@@ -230,7 +230,7 @@ class Model(ABC):
                 x = self.control.apply(self.control_layer(layer), x)
         if shape.features:
             assert x is not None
-            self._give_features(step, [*between, x])
+            self._output_features(step, [*between, x])
             x = get_rows(x, step.out_rows()) if shape.n_outputs else None
         if x is not None and shape.n_outputs:
             outputs = {Output.LOGITS: self._head, Output.HIDDEN: self._hidden, Output.SCORES: self._scores}

@@ -31,8 +31,8 @@ class BatchShape:
     sequences, all with the same number of tokens, if layers have recurrent state; otherwise 0.
 
     `features` selects the hidden states of all tokens that are output for a draft head: i is the input of layer i,
-    n_layer the output of the last layer, n_layer + 1 the output of the last norm. For a draft head, `given` is the
-    width of the hidden state that comes with each token, and `stage` the prediction block to run.
+    n_layer the output of the last layer, n_layer + 1 the output of the last norm. For a draft head, `hidden_width` is
+    the width of the hidden state that comes with each token, and `stage` the prediction block to run.
     """
 
     n_tokens: int
@@ -43,7 +43,7 @@ class BatchShape:
     embeddings: bool = False
     n_seqs: int = 0
     features: tuple[int, ...] = ()
-    given: int = 0
+    hidden_width: int = 0
     stage: int = 0
 
     def __post_init__(self) -> None:
@@ -111,9 +111,9 @@ class Batch:
 
     `positions`: int32 [n], each token's position in its sequence, or [4, n] for multi-dimensional positions. `outputs`:
     int32, the output rows, ascending. `memory`: the rows used in each part of the model's memory. `tokens`: int32 [n],
-    or `embeddings`: float32 [n, n_embd]. `n_seqs`: see BatchShape. `given`: float32 [n, BatchShape.given], for a draft
-    head. `before`: int32 [n, k], the k tokens before each token in its sequence, -1 if there is none, for models that
-    need them.
+    or `embeddings`: float32 [n, n_embd]. `n_seqs`: see BatchShape. `hidden_states`: float32 [n,
+    BatchShape.hidden_width], for a draft head. `before`: int32 [n, k], the k tokens before each token in its sequence,
+    -1 if there is none, for models that need them.
     """
 
     positions: NDArray[np.integer]
@@ -122,7 +122,7 @@ class Batch:
     tokens: NDArray[np.integer] | None = None
     embeddings: NDArray[np.float32] | None = None
     n_seqs: int = 0
-    given: NDArray[np.float32] | None = None
+    hidden_states: NDArray[np.float32] | None = None
     before: NDArray[np.int32] | None = None
 
     @property

@@ -60,16 +60,13 @@ class Encoder(Model):
 
     @property
     def scores_from_mean(self) -> bool:
-        """See Model."""
         return self._means
 
     def width(self, output: Output) -> int:
-        """See Model."""
         return self._n_scores if output is Output.SCORES and self._n_scores else super().width(output)
 
     @property
     def generates(self) -> bool:
-        """See Model."""
         return False
 
 

@@ -140,9 +140,9 @@ class Pass:
         """Return the embeddings that replace tokens: F32 [n_embd, n_tokens]."""
         return self.input(Embeddings(self._hparams.n_embd, self.shape.n_tokens))
 
-    def given(self) -> Tensor:
-        """Return the hidden state that comes with each token: F32 [given, n_tokens]."""
-        return self.input(HiddenStates(self.shape.given, self.shape.n_tokens))
+    def hidden_states(self) -> Tensor:
+        """Return the hidden state that comes with each token: F32 [hidden_width, n_tokens]."""
+        return self.input(HiddenStates(self.shape.hidden_width, self.shape.n_tokens))
 
     def positions(self, sections: int = 1) -> Tensor:
         """Return each token's position in its sequence: I32 [sections × n_tokens]."""

@@ -51,7 +51,6 @@ class Hadamard(Constant):
         super().__init__(f"hadamard_{n}", TensorType.F32, n, n)
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         return hadamard(self.ne[0])
 
 

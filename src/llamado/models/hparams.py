@@ -450,12 +450,12 @@ def read_hparams(
         architecture=keys.architecture,
         n_layer=min(keys.n_heads, n_nextn) or n_layer - n_nextn,
         n_embd=n_embd,
-        n_head=keys.own(n_head),
-        n_head_kv=keys.own(n_head_kv),
+        n_head=keys.of_layers(n_head),
+        n_head_kv=keys.of_layers(n_head_kv),
         head_dim_k=head_dim_k,
         head_dim_v=head_dim_v,
         # A mixture of experts may only give the experts' width.
-        n_ff=keys.own(
+        n_ff=keys.of_layers(
             keys.per_layer(
                 "feed_forward_length", n_blocks, (0,) * n_blocks if mixture or recurrent else None, allow_zero=recurrent
             )

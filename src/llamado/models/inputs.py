@@ -51,7 +51,6 @@ class Constant(Input):
     """An input with the same contents for all batches."""
 
     def renew(self, batch: Batch, memory: Bytes, held: object) -> object:
-        """See Input."""
         if held != self.ne:
             memory[:] = self.fill(batch)
         return self.ne
@@ -65,13 +64,11 @@ class _Integers(Input):
         """Return the integers and the padding value."""
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         whole = np.empty(self.ne[0], _INTEGERS[self.type])
         self._put(batch, whole)
         return whole.view(np.uint8)
 
     def renew(self, batch: Batch, memory: Bytes, held: object) -> object:
-        """See Input."""
         self._put(batch, memory.view(_INTEGERS[self.type]))
         return None
 
@@ -120,7 +117,6 @@ class Embeddings(Input):
         super().__init__("embeddings", TensorType.F32, n_embd, n_tokens)
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         if batch.embeddings is None:
             raise ValueError("a batch of tokens for a graph that takes embeddings")
         whole = np.zeros((self.ne[1], self.ne[0]), np.float32)
@@ -135,11 +131,10 @@ class HiddenStates(Input):
         super().__init__("given", TensorType.F32, width, n_tokens)
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
-        if batch.given is None:
+        if batch.hidden_states is None:
             raise ValueError("a batch without hidden states for a graph that takes some")
         whole = np.zeros((self.ne[1], self.ne[0]), np.float32)
-        whole[: batch.n_tokens] = batch.given
+        whole[: batch.n_tokens] = batch.hidden_states
         return whole.reshape(-1).view(np.uint8)
 
 
@@ -174,7 +169,6 @@ class FixedPairs(Constant):
         self._fixed_pairs = fixed_pairs
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         factors = np.ones(self.ne[0], np.float32)
         factors[list(self._fixed_pairs)] = np.inf
         return factors.view(np.uint8)
@@ -239,7 +233,6 @@ class Mask(Input):
         self._chunked, self._symmetric = chunked, symmetric
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         whole = np.empty(2 * self.ne[0] * self.ne[1], np.uint8)
         self.renew(batch, whole, None)
         return whole
@@ -352,7 +345,6 @@ class RelativeBuckets(Input):
         self._half = half
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         rows = batch.memory[self._part]
         own = rows.written
         distance = np.zeros((self._n_tokens, self._n_kv), np.int64)
@@ -374,7 +366,6 @@ class AttentionTemperature(Input):
         self._scale, self._length, self._offset = scale, length, offset
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         f = np.float32
         turns = np.floor((_time_positions(batch).astype(f) + f(self._offset)) / f(self._length))
         whole = np.zeros(self.ne[2], f)
@@ -400,7 +391,6 @@ class TextShares(Input):
         self._part = part
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         rows = batch.memory[self._part]
         whole = np.zeros((self.ne[1], self.ne[0]), np.float32)
         for row, output in zip(whole, batch.outputs, strict=False):

@@ -27,7 +27,7 @@ class Range(NamedTuple):
     source: str
     or_zero: bool = False
 
-    def holds(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Return True if a value is valid; NaN is not."""
         return self.low <= value <= self.high or (self.or_zero and value == 0)
 
@@ -205,7 +205,7 @@ class RopeOptions:
             ("YaRN's beta_fast", self.beta_fast, -1.0, _ROTATIONS),
             ("YaRN's beta_slow", self.beta_slow, -1.0, _ROTATIONS),
         ):
-            if value != nothing and not possible.holds(value):
+            if value != nothing and not possible.contains(value):
                 raise InvalidModel(f"rotary embedding: {name} is {value:g}; {possible} is expected")
 
 
@@ -225,7 +225,7 @@ class Keys:
         self.metadata, self.rope, self.n_heads = metadata, rope, n_heads
         self.architecture = metadata.str_("general.architecture")
 
-    def own(self, blocks: tuple[T, ...]) -> tuple[T, ...]:
+    def of_layers(self, blocks: tuple[T, ...]) -> tuple[T, ...]:
         """Select the model's layers from values of all blocks of the file."""
         n = len(blocks) - self.int_("nextn_predict_layers", 0)
         return blocks[n : n + self.n_heads] if self.n_heads else blocks[:n]
@@ -293,6 +293,6 @@ class Keys:
         return values
 
     def _checked(self, suffix: str, value: N, range: Range) -> N:
-        if range.holds(value):
+        if range.contains(value):
             return value
         raise InvalidModel(f"metadata key '{self.name(suffix)}' is {value}; {range} is expected")

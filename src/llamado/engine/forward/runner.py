@@ -120,7 +120,7 @@ class ModelRunner:
             len(model.adapters),
             n_states,
             features,
-            model.takes,
+            model.hidden_widths,
         )
         self._pipeline = Pipeline(self.devices, output.value, self.width)
         self._watches = [
@@ -217,7 +217,7 @@ class ModelRunner:
         except ValueError as error:
             raise ForwardError(str(error)) from error
         if parts[0].tokens is None:
-            batch = Batch(parts[0].positions, outputs, parts[0].rows, tokens, given=given, before=before)
+            batch = Batch(parts[0].positions, outputs, parts[0].rows, tokens, hidden_states=given, before=before)
             return self.submit(batch, scales, features, stage)
         return self._start_each(parts, tokens, outputs, scales, features, before)
 
@@ -256,7 +256,7 @@ class ModelRunner:
         if embeddings and not self._graphs.largest[-1].embeddings:
             self._make_room_for_embeddings()
         n_tokens, n_outputs = batch.n_tokens, len(batch.outputs)
-        given = 0 if batch.given is None else batch.given.shape[1]
+        given = 0 if batch.hidden_states is None else batch.hidden_states.shape[1]
         shape = self._graphs.shape(n_tokens, n_outputs, used, scales, embeddings, batch.n_seqs, given, stage)
         return self._begin(shape, batch, features)
 

@@ -33,7 +33,7 @@ def fetch_header(client: httpx.Client, url: httpx.URL | str, source: str, shard:
     first = _LATER if shard else _FIRST
     for attempt in range(ATTEMPTS):
         try:
-            with closing(_rest(client, url, data, first)) as arrivals:
+            with closing(_fetch_more(client, url, data, first)) as arrivals:
                 return _parse(arrivals, data, source, shard, first)
         except (httpx.HTTPError, httpx.InvalidURL, Incomplete) as error:
             if attempt == ATTEMPTS - 1 or not isinstance(error, (httpx.TransportError, Incomplete)):
@@ -58,7 +58,7 @@ def _parse(arrivals: Generator[int, None, None], data: bytearray, source: str, s
     return parse_header(bytes(data), source, shard)
 
 
-def _rest(client: httpx.Client, url: httpx.URL | str, data: bytearray, first: int) -> Generator[int, None, None]:
+def _fetch_more(client: httpx.Client, url: httpx.URL | str, data: bytearray, first: int) -> Generator[int, None, None]:
     """Append the next bytes of the file to `data`, and yield its length after each chunk."""
     while True:
         end = max(2 * len(data), first)

@@ -94,7 +94,7 @@ class HubModelFiles(NamedTuple):
     """Folder of the cached copy, if the hub cannot be reached."""
 
 
-def choose(
+def select_files(
     repo: str, *, quant: str | None = None, file_name: str | None = None, cache_dir: Path | None = None
 ) -> HubModelFiles:
     """Select a model of a repository. Raises SourceError."""
@@ -111,9 +111,9 @@ def choose(
 
     sizes, cached = _list_files(repo, cache_dir)
     files = list(sizes)
-    file = _matching(repo, files, file_name) if file_name is not None else pick_file(files, quant)
+    file = _match_file(repo, files, file_name) if file_name is not None else pick_file(files, quant)
     if file is None:
-        raise _no_such_file(repo, quant, file_name, files, cached is not None)
+        raise _no_file_error(repo, quant, file_name, files, cached is not None)
     parts = with_shards(file)
     missing = [part for part in parts if part not in files]
     if missing:
@@ -135,7 +135,7 @@ def fetch_hub_model(
     `HF_ENDPOINT`, `HF_TOKEN` and `HF_HOME` apply. Without a network, cached files are used. `check` receives the header
     before anything else is fetched. Raises `SourceError`, and the errors of `check`.
     """
-    chosen = choose(repo, quant=quant, file_name=file_name, cache_dir=cache_dir)
+    chosen = select_files(repo, quant=quant, file_name=file_name, cache_dir=cache_dir)
     if chosen.cached is not None:
         return chosen.cached / chosen.file
     here = [cached_file(repo, part, cache_dir) for part in chosen.parts]
@@ -178,7 +178,7 @@ def _list_files(repo: str, cache_dir: Path | None) -> tuple[dict[str, int], Path
         return {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}, None
     except Exception as error:  # depending on its version the library raises errors of requests, httpx or httpx2
         if isinstance(error, HfHubHTTPError) and _status(error) in _NO_ACCESS:
-            raise _refused(repo, error) from error
+            raise _access_error(repo, error) from error
         cached = _cached_snapshot(repo, cache_dir)
         if cached is None:
             raise SourceError(
@@ -234,7 +234,7 @@ def _fetch_file(repo: str, part: str, cache_dir: Path | None, counter: _Counter)
             "command again, it resumes the download"
         ) from error
     except HfHubHTTPError as error:
-        raise _refused(repo, error) from error
+        raise _access_error(repo, error) from error
     except Exception as error:
         raise SourceError(
             f"cannot fetch {part} from {repo}: {error or type(error).__name__}; run the same command again, it "
@@ -258,7 +258,7 @@ def _status(error: Exception) -> int | None:
     return getattr(getattr(error, "response", None), "status_code", None)
 
 
-def _refused(repo: str, error: Exception) -> SourceError:
+def _access_error(repo: str, error: Exception) -> SourceError:
     status = _status(error)
     if status in _NO_ACCESS:
         return SourceError(
@@ -269,7 +269,7 @@ def _refused(repo: str, error: Exception) -> SourceError:
     return SourceError(f"the Hugging Face hub refused {repo}: {reason}; try again later or use a local .gguf file")
 
 
-def _matching(repo: str, files: list[str], wanted: str) -> str | None:
+def _match_file(repo: str, files: list[str], wanted: str) -> str | None:
     """Return the file named `wanted`, or the one match of such a pattern. Raises SourceError for several."""
     found = [wanted] if wanted in files else fnmatch.filter(files, wanted)
     names = {file: shard_names(file.rpartition("/")[2]) for file in found}
@@ -279,7 +279,7 @@ def _matching(repo: str, files: list[str], wanted: str) -> str | None:
     return found[0] if found else None
 
 
-def _no_such_file(repo: str, quant: str | None, file_name: str | None, files: list[str], offline: bool) -> SourceError:
+def _no_file_error(repo: str, quant: str | None, file_name: str | None, files: list[str], offline: bool) -> SourceError:
     there = [file for file in files if file.endswith(".gguf")]
     wanted = (
         f"no file {file_name}"

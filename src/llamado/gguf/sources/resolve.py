@@ -130,7 +130,7 @@ class HubModel:
     def header(self, *, progress: Progress | None, warn: Warn) -> Header:
         from llamado.gguf.sources import hub
 
-        chosen = hub.choose(self.repo, quant=self.quant, file_name=self.file_name, cache_dir=self.cache)
+        chosen = hub.select_files(self.repo, quant=self.quant, file_name=self.file_name, cache_dir=self.cache)
         if chosen.cached is not None:
             return LocalModel(chosen.cached / chosen.file).header(progress=progress, warn=warn)
         here = [hub.cached_file(self.repo, part, self.cache) for part in chosen.parts]
@@ -162,7 +162,7 @@ def _locate(
             raise SourceError(f"the file '{hf_file}' needs its hub repository: give user/model too")
         text = f"hf:{hf_repo}"
     if not text:
-        raise SourceError(f"no model given; give the path of a .gguf file, hf:user/model, or {_names()}")
+        raise SourceError(f"no model given; give the path of a .gguf file, hf:user/model, or {_catalog_names()}")
 
     models = _home(cache_dir) / "models"
     kind, colon, rest = text.partition(":")
@@ -186,7 +186,7 @@ def _locate(
 
     path = Path(text).expanduser()
     if path.is_dir():
-        raise _directory(path)
+        raise _directory_error(path)
     if path.exists():
         return LocalModel(path)
     if text in CATALOGUE:
@@ -195,7 +195,7 @@ def _locate(
         from llamado.gguf.sources.urls import UrlModel
 
         return _local_or(UrlModel.of_large(LARGE[text]))
-    raise _missing(path, text)
+    raise _missing_error(path, text)
 
 
 def _local_or(model: UrlModel) -> Source:
@@ -233,18 +233,18 @@ def progress_bar(console: Console, label: str) -> Iterator[Progress]:
             bars.stop()
 
 
-def _names() -> str:
+def _catalog_names() -> str:
     return "one of " + ", ".join([*CATALOGUE, *LARGE])
 
 
-def _directory(path: Path) -> SourceError:
+def _directory_error(path: Path) -> SourceError:
     files = sorted(file.name for file in path.glob("*.gguf"))
     if files:
         return SourceError(f"{path} is a directory; name one of its files: {', '.join(files[:5])}")
     return SourceError(f"{path} is a directory without a .gguf file; name a model's file")
 
 
-def _missing(path: Path, text: str) -> SourceError:
+def _missing_error(path: Path, text: str) -> SourceError:
     if "://" in text:
         return SourceError(f"{text}: only http and https URLs are fetched; give one, a path, or hf:user/model")
     repo = text.partition(":")[0]
@@ -254,4 +254,4 @@ def _missing(path: Path, text: str) -> SourceError:
     known = {**beside, **{name: name for name in (*CATALOGUE, *LARGE) if name not in beside}}
     near = get_close_matches(path.name.removesuffix(".gguf"), known, n=1, cutoff=0.7)
     meant = f": did you mean {known[near[0]]}? Or" if near else "; check the path, or"
-    return SourceError(f"there is no file {path}{meant} give {hub}, ollama:name, or {_names()}")
+    return SourceError(f"there is no file {path}{meant} give {hub}, ollama:name, or {_catalog_names()}")

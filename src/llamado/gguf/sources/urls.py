@@ -81,7 +81,7 @@ class UrlModel:
     def header(self, *, progress: Progress | None, warn: Warn) -> Header:
         """Return the header of the files on the server. Raises SourceError, or GgufError if they are not GGUF."""
         with self._client() as client:
-            return self._joined(client, self._headers(client))
+            return self._merge_headers(client, self._headers(client))
 
     def fetch(self, *, progress: Progress | None, warn: Warn, check: Check | None = None) -> Path:
         """Return the path of the (first) file; fetch all files if missing. `check` receives the header first.
@@ -98,7 +98,7 @@ class UrlModel:
             headers: list[Header] = []
             if check is not None:
                 headers = self._headers(client)
-                check(self._joined(client, headers))
+                check(self._merge_headers(client, headers))
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -151,7 +151,7 @@ class UrlModel:
 
         return [fetch_header(client, url, display_url(url), shard) for shard, url in enumerate(self._parts.values())]
 
-    def _joined(self, client: httpx.Client, headers: list[Header]) -> Header:
+    def _merge_headers(self, client: httpx.Client, headers: list[Header]) -> Header:
         header = merge_headers(headers)
         return header if self._large is None else replace(header, alternatives=_alternatives(client, self._large))
 

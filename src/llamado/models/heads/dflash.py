@@ -48,9 +48,9 @@ class _Layer(NamedTuple):
 class DFlashHead(FusedHead):
     """DFlash draft head, which runs two kinds of batches.
 
-    For tokens that the target computed, keys and values are projected from their fused states (`given`) and stored, and
-    there is no output. A block, the last token followed by mask tokens, sees those and itself; each of its positions
-    predicts its own token.
+    For tokens that the target computed, keys and values are projected from their fused states (`Batch.hidden_states`)
+    and stored, and there is no output. A block, the last token followed by mask tokens, sees those and itself; each of
+    its positions predicts its own token.
     """
 
     name: ClassVar[str] = "dflash"
@@ -96,7 +96,7 @@ class DFlashHead(FusedHead):
         ):
             if weights.has(name):
                 raise UnsupportedModel(f"tensor '{name}': DFlash heads with {what} are not supported")
-        self._fc = weights.input.linear("fc", self.takes[0], hp.n_embd)
+        self._fc = weights.input.linear("fc", self.hidden_widths[0], hp.n_embd)
         self._fc_norm = RmsNorm.take(weights.input, "enc.output_norm", hp.n_embd)
         self._factors = take_factors(weights, hp.head_dim_k // 2)
         self._layers = [self._take_layer(weights.layer(i), i) for i in range(hp.n_layer)]
@@ -129,10 +129,10 @@ class DFlashHead(FusedHead):
 
     def build(self, shape: BatchShape, memory: Memory) -> ForwardGraph:
         """See Model; a batch with hidden states has no output."""
-        if not shape.given:
+        if not shape.hidden_width:
             return super().build(shape, memory)
         step = Pass(self.hparams, replace(shape, n_outputs=0), memory)
-        x = self._fc_norm(step, self._fc(step, step.given(), "fc_out"), "enc_norm_out")
+        x = self._fc_norm(step, self._fc(step, step.hidden_states(), "fc_out"), "enc_norm_out")
         for i, w in enumerate(self._layers):
             step.store(i, *self._keys_values(step, i, w, x))
         return step.graph

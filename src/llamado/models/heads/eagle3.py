@@ -44,10 +44,10 @@ class Eagle3Head(FusedHead):
             raise InvalidModel(f"metadata key '{keys.name('target_hidden_size')}' is a third of the head's own width")
         self._normed_residual = keys.bool_("norm_before_residual", False)
         self._normed_states = keys.bool_("norm_before_fc", False)
-        self.takes = (_LAYERS * self._target_width, hp.n_embd)
+        self.hidden_widths = (_LAYERS * self._target_width, hp.n_embd)
 
     def _take_weights(self, weights: Weights) -> None:
-        hp, w, n, fused = self.hparams, weights.layer(0), self.hparams.n_embd, self.takes[0]
+        hp, w, n, fused = self.hparams, weights.layer(0), self.hparams.n_embd, self.hidden_widths[0]
         heads = Heads.of(hp, 0)
         self._fc_norm = RmsNorm.take(weights.input, "enc.output_norm", fused) if self._normed_states else None
         self._fc = weights.input.linear("fc", fused, n)
@@ -68,8 +68,8 @@ class Eagle3Head(FusedHead):
         self._network = GatedFeedForward.take(w, n, hp.n_ff[0])
 
     def _embed(self, step: Pass) -> Tensor:
-        state = step.given()
-        if step.shape.given != self.takes[0]:
+        state = step.hidden_states()
+        if step.shape.hidden_width != self.hidden_widths[0]:
             return state
         if self._fc_norm is not None:
             state = self._fc_norm(step, state, "enc_input_norm")

@@ -53,9 +53,9 @@ class FusedHead(Head):
         self.roles = weights.roles
 
     def _read_own(self, keys: Keys) -> None:
-        """Read further keys; sets `takes` and `_target_width`."""
+        """Read further keys; sets `hidden_widths` and `_target_width`."""
         self._target_width = self.hparams.n_embd
-        self.takes = (len(self._target_layers) * self._target_width, 0)
+        self.hidden_widths = (len(self._target_layers) * self._target_width, 0)
 
     def _take_ends(self, weights: Weights, target: Model, target_file: GGUFFile) -> None:
         """Take the embedding and the output matrix, from the file or the target."""
@@ -89,7 +89,6 @@ class FusedHead(Head):
         return Tensor(info.type, info.ne, contiguous_strides(info.type, info.ne), name=name)
 
     def features(self, target: HyperParameters) -> tuple[int, ...]:
-        """See Head."""
         layers, n = self._target_layers, target.n_layer
         if self._target_width != target.n_embd or not all(0 <= layer <= n for layer in layers):
             raise InvalidModel(

@@ -15,9 +15,9 @@ from llamado.models.hparams import HyperParameters
 class Head(Model):
     """Reads a token and the target's hidden state that predicted it, and predicts the next token.
 
-    `takes` are the accepted widths of hidden states. The first is that of the target's features. The last is that of
-    the head's own state, which it outputs (FEATURES, for the rows with logits) and reads in place of the features of
-    tokens that the target has not computed yet.
+    `hidden_widths` are the accepted widths of hidden states. The first is that of the target's features. The last is
+    that of the head's own state, which it outputs (FEATURES, for the rows with logits) and reads in place of the
+    features of tokens that the target has not computed yet.
     """
 
     first: ClassVar[int] = 0

@@ -52,7 +52,7 @@ class _Stage(NamedTuple):
     def read(self, step: Pass) -> Tensor:
         """Return the layer's input: F32 [n_embd, n_tokens]."""
         token = self.enorm(step, step.get_rows(self.embedding, step.tokens(), "mtp_tok_embd"), "mtp_enorm")
-        state = self.hnorm(step, step.given(), "mtp_hnorm")
+        state = self.hnorm(step, step.hidden_states(), "mtp_hnorm")
         return self.join(step, concat(token, state, 0, "mtp_concat"), "mtp_eh_proj")
 
 
@@ -68,7 +68,6 @@ class NextTokenHead(Head, Decoder):
     """True if the head reads hidden states after the model's last norm."""
 
     def features(self, target: HyperParameters) -> tuple[int, ...]:
-        """See Head."""
         hp = self.hparams
         if (hp.architecture, hp.first_block, hp.n_embd) != (target.architecture, target.n_layer, target.n_embd):
             raise InvalidModel(
@@ -79,7 +78,7 @@ class NextTokenHead(Head, Decoder):
 
     def _take_head(self, weights: Weights) -> None:
         hp = self.hparams
-        self.takes = (hp.n_embd,)
+        self.hidden_widths = (hp.n_embd,)
         self._stages = [self._take_stage(weights, i) for i in range(hp.n_layer)]
 
     def _take_stage(self, weights: Weights, stage: int) -> _Stage:

@@ -370,7 +370,7 @@ class Memory(Layout):
             return
         spans: list[RowSpan] = []
         for part, place in zip(self._others, handle.places, strict=True):
-            start = part.put_tail(place, tail)  # type: ignore[arg-type]
+            start = part.reserve_tail(place, tail)  # type: ignore[arg-type]
             spans += [RowSpan(t, start, part.tail_rows(tail)) for t in part.tensors]
         self._storage.write_rows(spans, cut(data, spans))
 

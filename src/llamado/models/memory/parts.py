@@ -186,5 +186,5 @@ class FixedPart(Part[Fixed]):
         """Return the first row of a stored tail."""
 
     @abstractmethod
-    def put_tail(self, place: Fixed, tail: int) -> int:
+    def reserve_tail(self, place: Fixed, tail: int) -> int:
         """Reserve the rows of a tail, replacing the place's contents, and return the first."""

@@ -135,7 +135,7 @@ class States(FixedPart[StatePlace]):
     def tail_row(self, place: StatePlace, n: int) -> int:
         return place.rows[n]
 
-    def put_tail(self, place: StatePlace, tail: int) -> int:
+    def reserve_tail(self, place: StatePlace, tail: int) -> int:
         others = {at: row for at, row in place.rows.items() if row != place.home and 0 < at < tail}
         place.rows = others | {tail: place.home}
         return place.home

@@ -143,6 +143,6 @@ class Window(FixedPart[WindowPlace]):
         found = self._find(place, n)
         return found.row + self._first_kept(n) - found.first
 
-    def put_tail(self, place: WindowPlace, tail: int) -> int:
+    def reserve_tail(self, place: WindowPlace, tail: int) -> int:
         place.base, place.first, place.room = place.home, self._first_kept(tail), self._run
         return place.home

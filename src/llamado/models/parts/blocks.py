@@ -57,7 +57,6 @@ class LocalBlocks(Input):
         self._sizes, self._part = sizes, part
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         rows, size = batch.memory[self._part], self._sizes.block
         whole = np.zeros((self.ne[1], self.ne[0]), np.float32)
         least = rows.written // size - self._sizes.n_local + 1

@@ -93,7 +93,6 @@ class NgramRows(Input):
         self._hashes = hashes
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         h, n = self._hashes, batch.n_tokens
         tokens = np.full(n, h.other) if batch.tokens is None else batch.tokens
         before = np.full((n, h.n - 1), -1) if batch.before is None else batch.before

@@ -54,7 +54,6 @@ class RunMask(Input):
         self._size, self._part, self._own = size, part, own
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         rows, size = batch.memory[self._part], self._size
         found = np.zeros((self.ne[1], self.ne[0]), np.float32)
         for row, first, last in zip(found, rows.first.tolist(), rows.written.tolist(), strict=False):
@@ -108,7 +107,6 @@ class RunNumbers(Input):
         self._given = part, size, n, n_seqs
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         return _batch_runs(batch, *self._given)[0].astype(np.int64).reshape(-1).view(np.uint8)
 
 
@@ -120,7 +118,6 @@ class RunRows(Input):
         self._given = part, size, n, n_seqs
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         size = self._given[1]
         runs = _batch_runs(batch, *self._given)[0]
         return (runs[..., None] * size + np.arange(size)).astype(np.int32).reshape(-1).view(np.uint8)
@@ -134,7 +131,6 @@ class RunPositions(Input):
         self._given = part, size, n, n_seqs
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         runs, first = _batch_runs(batch, *self._given)
         return (runs * self._given[1] - first[:, None]).astype(np.int32).reshape(-1).view(np.uint8)
 

@@ -34,7 +34,7 @@ class Cohere2MoeModel(ParallelDecoder):
             hp,
             logit_scale=keys.float_("logit_scale") or 1.0,
             n_swa=keys.int_("attention.sliding_window"),
-            swa_layers=keys.own(read_swa_layers(keys, keys.int_("block_count"), 4, dense_first=True)),
+            swa_layers=keys.of_layers(read_swa_layers(keys, keys.int_("block_count"), 4, dense_first=True)),
             experts=read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, from_file=True),
         )
 

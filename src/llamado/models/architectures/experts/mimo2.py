@@ -33,7 +33,7 @@ class MiMo2Model(Decoder):
         return replace(
             hp,
             n_swa=keys.int_("attention.sliding_window"),
-            swa_layers=keys.own(read_swa_layers(keys, keys.int_("block_count"), 0)),
+            swa_layers=keys.of_layers(read_swa_layers(keys, keys.int_("block_count"), 0)),
             rope_swa=replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa", 10000.0), freq_scale=1.0),
             experts=experts,
         )

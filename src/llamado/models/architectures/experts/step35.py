@@ -38,7 +38,7 @@ class Step35Model(Decoder):
         return replace(
             hp,
             n_swa=keys.int_("attention.sliding_window"),
-            swa_layers=keys.own(read_swa_layers(keys, n_blocks, 0)),
+            swa_layers=keys.of_layers(read_swa_layers(keys, n_blocks, 0)),
             rope=replace(hp.rope, n_dims=n // 2),
             rope_swa=replace(rope_swa, n_dims=rope_dims(keys, "rope.dimension_count_swa", n, hp.head_dim_k)),
             experts=read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, from_file=True),

@@ -51,7 +51,6 @@ class TokenLookup(Input):
         self._table = table
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         if batch.tokens is None:
             raise ValueError("a batch of embeddings for a graph that takes tokens")
         whole = np.zeros(self.ne[-1], np.int32 if self.type is TensorType.I32 else np.float32)
@@ -176,7 +175,6 @@ class GraniteSwitchModel(GraniteModel):
         return KeysValues(n, n, head_k=n, head_v=n)
 
     def control_layer(self, layer: int) -> int:
-        """See Model."""
         return layer - 1
 
     def _embed(self, step: Pass) -> Tensor:

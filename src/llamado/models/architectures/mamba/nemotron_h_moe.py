@@ -20,7 +20,7 @@ class NemotronHMoeModel(NemotronHModel):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         n_blocks = keys.int_("block_count")
-        self._n_used = keys.own(keys.per_layer("expert_used_count", n_blocks))
+        self._n_used = keys.of_layers(keys.per_layer("expert_used_count", n_blocks))
         self._widths = keys.per_layer("expert_feed_forward_length", n_blocks, hp.n_ff)
         self._latent = keys.int_("moe_latent_size", 0) or hp.n_embd
         experts = read_experts(keys, max(hp.n_ff), gating=Gating.SIGMOID, from_file=True, per_layer=True)

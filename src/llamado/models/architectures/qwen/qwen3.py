@@ -45,7 +45,6 @@ class Qwen3Model(Decoder):
         return soft_max_ext(h, None, 1.0, name="result_scores")
 
     def width(self, output: Output) -> int:
-        """See Model."""
         if output is Output.SCORES and self._scorer is not None:
             return self._scorer.weight.ne[1]
         return super().width(output)

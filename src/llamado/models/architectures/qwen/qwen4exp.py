@@ -72,7 +72,6 @@ class Qwen4ExpModel(Qwen35MoeModel):
 
     @property
     def n_before(self) -> int:
-        """See Model."""
         return 0 if self._hashes is None else self._hashes.n - 1
 
     def _take_head(self, weights: Weights) -> None:

@@ -36,7 +36,6 @@ class Slopes(Constant):
         super().__init__("slopes", TensorType.F32, 1, n_head)
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         n_head = self.ne[1]
         return np.exp2(-8.0 * np.arange(1, n_head + 1) / n_head).astype(np.float32).view(np.uint8)
 
