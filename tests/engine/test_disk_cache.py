@@ -186,7 +186,7 @@ def test_numbers_that_are_none_are_not_used(
     ask(engine, req(prompt, 1))
     engine.close()
     forward = new(layers, n_cells=8192)
-    forward.memory.sound = forward.memory.sound_tail = lambda data, n: False  # type: ignore[method-assign]
+    forward.memory.is_valid = forward.memory.is_valid_tail = lambda data, n: False  # type: ignore[method-assign]
     engine, disk = start(forward)
     result = ask(engine, req(prompt, 9))
     assert result.tokens == plain(prompt, 9) and result.n_cached == 0

@@ -211,7 +211,7 @@ def test_hub_fetches_all_parts_of_a_split_model(hub_site: loopback.Site, tmp_pat
 
 
 def test_hub_says_what_is_there(hub_site: loopback.Site, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"quantisation Q3_K in me/model-GGUF; it has model-F16\.gguf, "):
+    with pytest.raises(SourceError, match=r"quantization Q3_K in me/model-GGUF; it has model-F16\.gguf, "):
         resolve.resolve("hf:me/model-GGUF:Q3_K", cache_dir=tmp_path)
     with pytest.raises(SourceError, match=r"2 files of me/model-GGUF match model-\*: model-F16\.gguf, model-Q4_K_M"):
         resolve.resolve(hf_repo="me/model-GGUF", hf_file="model-*", cache_dir=tmp_path)

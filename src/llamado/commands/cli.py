@@ -376,7 +376,7 @@ def _print_completions(shell: str) -> int:
     if shell == "models":
         from llamado.gguf.sources.stored import stored_models
 
-        print("\n".join(model.argument for model in stored_models() if model.whole))
+        print("\n".join(model.argument for model in stored_models() if model.is_complete))
         return 0
     from llamado.commands.completions import completed, script
 

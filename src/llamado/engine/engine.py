@@ -150,7 +150,7 @@ class Engine:
         self._similarity = slot_prompt_similarity
         self._lora = DefaultScales(lora, invocations)
         self._slots = [Slot(i, n_ctx) for i in range(n_slots)]
-        if not forward.memory.drafts:
+        if not forward.memory.supports_drafts:
             drafts = None
         self._drafts = drafts
         self._stats = Statistics(drafts)

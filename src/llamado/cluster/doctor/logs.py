@@ -79,7 +79,7 @@ PATTERNS: tuple[Pattern, ...] = (
              r"the file ends too early|was not fetched whole", "truncated"),
     _pattern(r"failed to load GGUF split from|these are missing beside it|illegal split file idx|"
              r"invalid split (?:count|file)", "missing-part"),
-    _pattern(r"unknown model architecture: '(?P<name>[^']+)'|models of architecture '[^']+' do not run here",
+    _pattern(r"unknown model architecture: '(?P<name>[^']+)'|architecture '[^']+' is not supported",
              "architecture"),
     _pattern(r"has invalid ggml type \d+|which has no kernel here", "weight-type"),
     _pattern(r"bad GGUF version|GGUFv1 is no longer supported|this GGUF file (?:is )?version \d+|"

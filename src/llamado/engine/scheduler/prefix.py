@@ -224,7 +224,7 @@ class SequenceCache:
         """Discard wrong or unused draft tokens of the slot's sequence; see Memory.settle."""
         if slot.handle is not None and not (slot.task is not None and slot.task.ahead):
             try:
-                self.memory.settle(slot.handle)
+                self.memory.rewind_rejected(slot.handle)
             except DeviceLost as error:
                 self._note_loss(error)
                 self.drop(slot)
@@ -249,7 +249,7 @@ class SequenceCache:
         try:
             if handle is not None and not self.memory.rewind(handle, n):
                 _, tail = self._snapshot_for(slot, n)
-                self.memory.go_back(handle, n, tail, slot.snapshots.tails[tail])
+                self.memory.restore(handle, n, tail, slot.snapshots.tails[tail])
         except DeviceLost as error:
             self._note_loss(error)  # all cells are void, and will be dropped
             self.drop(slot)
@@ -280,7 +280,7 @@ class SequenceCache:
         assert handle is not None
         if not self.memory.has_tails:
             return
-        for point in self.memory.leaving(handle, n):
+        for point in self.memory.expiring(handle, n):
             snapshots, size = slot.snapshots, self.memory.tail_bytes(point)
             lost = point - max((known for known in snapshots.tails if known < point), default=0)
             if not snapshots.lacks(point) or not self._tail_rate.pays(size, lost, self._stats.prompt_pace):
