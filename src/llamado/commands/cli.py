@@ -232,6 +232,7 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
     check_port("-p/--port", flags.port)
     _log_to_stderr(flags)
 
+    from llamado.gguf.sources.resolve import cache_dir
     from llamado.rpc.worker.server import WorkerOptions, run_worker
 
     options = WorkerOptions(
@@ -251,6 +252,7 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
         announce=flags.announce,
         ring=not flags.no_ring,
         protocol=int(flags.protocol),
+        clients=cache_dir() / "rpc-clients.json",
         own_files=not flags.no_own_files,
         models=_folders("--models-dir", flags.models_dir or []),
     )
