@@ -22,12 +22,12 @@ from llamado.gateway.replica import Replica
 from llamado.http.access import HEALTH, digest, key_is_valid
 from llamado.http.answer import Receive, Scope, Send, answer, answer_faults, error_response
 from llamado.http.bodies import body_of
-from llamado.http.counted import OTHER
 from llamado.http.errors import ApiError, invalid, not_found, not_supported
 from llamado.http.exchange import MODEL, MODEL_POSTS, Exchange
 from llamado.http.exposition import CONTENT_TYPE
 from llamado.http.json_body import parse_body
 from llamado.http.metrics import Traffic
+from llamado.http.monitoring.counted import OTHER
 from llamado.http.upstream import UpstreamLost
 
 log = logging.getLogger("llamado.gateway")

@@ -20,8 +20,8 @@ from llamado.gateway.breaker import Circuit
 from llamado.gateway.limits import KeyLimits
 from llamado.gateway.replica import METRICS_TIMEOUT, Replica
 from llamado.http.exposition import merge
-from llamado.http.families import traffic_families
 from llamado.http.metrics import Traffic
+from llamado.http.monitoring.families import traffic_families
 from llamado.http.upstream import UpstreamLost
 
 log = logging.getLogger("llamado.gateway")

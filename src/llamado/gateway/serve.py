@@ -13,7 +13,7 @@ from llamado.gateway.limits import KeyLimits
 from llamado.gateway.options import GatewayOptions
 from llamado.http.access import Access, busy_app
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
-from llamado.http.counted import Counted
+from llamado.http.monitoring.counted import Counted
 from llamado.http.running import announced
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of

@@ -27,12 +27,12 @@ from llamado.http.access import HEALTH, Access, busy_app
 from llamado.http.answer import Receive, Scope, Send, answer, answer_faults, error_response
 from llamado.http.bodies import body_of
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
-from llamado.http.counted import OTHER, Counted
 from llamado.http.errors import OLLAMA, ApiError, invalid, not_found
 from llamado.http.exchange import MODEL, MODEL_POSTS
 from llamado.http.exposition import CONTENT_TYPE, merge
 from llamado.http.json_body import parse_json
 from llamado.http.metrics import USAGE_PATH, Traffic, ask_usage, is_usage_id
+from llamado.http.monitoring.counted import OTHER, Counted
 from llamado.http.running import announced
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of

@@ -20,9 +20,9 @@ from llamado import __version__
 from llamado.errors import LlamadoError
 from llamado.http.access import HEALTH, OWN, Access
 from llamado.http.answer import error_response, json_response
-from llamado.http.counted import CLIENT_GONE, OTHER
 from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
 from llamado.http.metrics import USAGE_HEADER, is_usage_id
+from llamado.http.monitoring.counted import CLIENT_GONE, OTHER
 from llamado.http.request_log import Record, current, request_id
 from llamado.page.files import START, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router

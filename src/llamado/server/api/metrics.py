@@ -22,7 +22,7 @@ from prometheus_client.exposition import generate_latest
 from llamado import __version__
 from llamado.engine.cluster.view import ClusterView, DeviceView
 from llamado.engine.request import Counters, EngineSnapshot
-from llamado.http.families import buckets, traffic_families
+from llamado.http.monitoring.families import buckets, traffic_families
 from llamado.server.state import ServerState
 
 # llama-server calls the longest sequence a counter without `_total`, which the library has no family for.
