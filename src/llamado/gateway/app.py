@@ -63,6 +63,7 @@ class Gateway:
             ("GET", "/v1/models"): self._models,
             ("GET", "/metrics"): self._scrape,
             ("GET", "/slots"): self._slots,
+            ("GET", "/gateway/status"): self._status,
         }
         self._administration: dict[tuple[str, str], Handler] = {
             ("GET", "/gateway/replicas"): self._list,
@@ -182,6 +183,10 @@ class Gateway:
         ready = [replica for replica in self.balancer.replicas.values() if replica.ready]
         found = await asyncio.gather(*map(of, ready))
         await answer(send, orjson.dumps([slot for slots in found for slot in slots]))
+
+    async def _status(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """How each replica is, and what it does; without its address, which is the administrator's."""
+        await answer(send, orjson.dumps({"replicas": [r.status for r in self.balancer.replicas.values()]}))
 
     # Administration
 
