@@ -667,8 +667,8 @@ GATEWAY = _group(
           type="str", metavar="FILE", commands=_GATEWAY, dest="gateway_config"),
     _secret("--replica-key", "API key that the replicas ask for", metavar="KEY", env="LLAMADO_REPLICA_KEY",
           commands=_GATEWAY),
-    _secret("--admin-key", "key of /gateway/replicas and /gateway/drain (default: nobody may)", metavar="KEY",
-          env="LLAMADO_ADMIN_KEY", commands=_GATEWAY),
+    _secret("--admin-key", "key of /gateway/replicas and /gateway/drain (default: these are refused)", metavar="KEY",
+          env="LLAMADO_ADMIN_KEY", commands=_GATEWAY | {"drain"}),
     _used("--key-file", "YAML file of clients' keys and what each may use (requests_per_minute, tokens_per_minute, "
           "requests_per_day, tokens_per_day)", type="str", metavar="FILE", commands=_GATEWAY),
     _used("--quota-file", "file that keeps what keys have used of their day, so that a restart does not forget it "

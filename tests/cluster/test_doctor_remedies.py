@@ -75,6 +75,9 @@ def test_commands_and_flags_of_a_remedy_exist(symptom: str, remedy: str, monkeyp
     ours = {name for flag in flags.FLAGS for name in flag.names + flag.off_names} | {"--version", "--help"}
     theirs = set((Path(__file__).parents[1] / "llama_server_flags.txt").read_text().split()) | OF_RPC_SERVER
     assert set(_OPTION.findall(text)) <= ours | theirs | OTHERS
+    for program, options in (("rpc-server", OF_RPC_SERVER), ("llama-server", theirs)):
+        used = " ".join(re.findall(program + r" ((?:-\S+ \S+ ?)+)", text))
+        assert set(_OPTION.findall(used)) <= options
     words = text.partition("   #")[0]
     if words.startswith("llamado "):
         command, *arguments = shlex.split(words)[1:]
