@@ -667,8 +667,8 @@ GATEWAY = _group(
           type="str", metavar="FILE", commands=_GATEWAY, dest="gateway_config"),
     _secret("--replica-key", "API key that the replicas ask for", metavar="KEY", env="LLAMADO_REPLICA_KEY",
           commands=_GATEWAY),
-    _secret("--admin-key", "key of /gateway/replicas and /gateway/drain (default: nobody may)", metavar="KEY",
-          env="LLAMADO_ADMIN_KEY", commands=_GATEWAY),
+    _secret("--admin-key", "key of /gateway/replicas and /gateway/drain (default: these are refused)", metavar="KEY",
+          env="LLAMADO_ADMIN_KEY", commands=_GATEWAY | {"drain"}),
     _used("--key-file", "YAML file of clients' keys and what each may use (requests_per_minute, tokens_per_minute, "
           "requests_per_day, tokens_per_day)", type="str", metavar="FILE", commands=_GATEWAY),
     _used("--quota-file", "file that keeps what keys have used of their day, so that a restart does not forget it "
@@ -855,9 +855,9 @@ WORKER = _group(
           type="str", many=True, metavar="DIR", env="LLAMADO_MODELS_DIR", commands=_WORKER),
     _used("--no-own-files", "have all weights sent, whatever is on this disk", default=False,
           env="LLAMADO_NO_OWN_FILES", commands=_WORKER),
-    _used("--protocol", "RPC version to greet unknown clients with: 8 (llama.cpp from b11450 on) or 7 (before that); "
-          "who hangs up is greeted with the other one next time", type="str", default="8", choices="7 8", metavar="N",
-          commands=_WORKER),
+    _used("--protocol", "RPC version to greet unknown clients of llama.cpp with: 7 (before b11450) or 8 (from b11450 "
+          "on); a client that hangs up is greeted with the other one next time", type="str", default="7",
+          choices="7 8", metavar="N", commands=_WORKER),
     _used("--no-ring", "do not connect to other workers to pass on what is computed, where clients ask for it (with "
           "--allow: only in those networks)", default=False, env="LLAMADO_NO_RING", commands=_WORKER),
     _used("--tls-cert", "PEM file of the TLS certificate: clients then come by tls://", type="str", metavar="FILE",

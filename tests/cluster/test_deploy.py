@@ -433,10 +433,21 @@ def test_all_metrics_are_there() -> None:
         httpx.get(f"{url}/v1/models")
         served = httpx.get(f"{url}/metrics").text
     names = set(re.findall(r"^([a-zA-Z_:][\w:]*)", served, re.MULTILINE))
-    wanted = {name for text in expressions().values() for name in re.findall(r"(?:llamacpp:|process_)\w+", text)}
+    wanted = {
+        name for text in expressions().values() for name in re.findall(r"(?:llamacpp:|process_|llamado_)\w+", text)
+    }
     assert len(wanted) > 10 and wanted <= names
     assert WAITING in names
     assert 'status="200"' in served
+
+
+def test_no_alert_counts_a_start_as_an_error() -> None:
+    """Whatever asks for errors leaves out servers that load, for as long as its rate looks back."""
+    errors = [text for text in expressions().values() if "status=~'5" in text]
+    assert errors
+    for text in errors:
+        (window,) = set(re.findall(r"\[\w+\]", text))
+        assert f"max_over_time(llamado_is_loading{{job='llamado'}}{window}) == 1" in text.partition(" unless ")[2]
 
 
 def test_grafana(what: Deployment) -> None:

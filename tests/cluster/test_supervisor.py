@@ -19,7 +19,7 @@ from ports import free_port
 from waiting import GUARD, until_async
 
 from llamado.cluster.file import RestartConfig
-from llamado.cluster.services import CLUSTER_TOKEN, Addresses, Reservation, Service, ServiceRole
+from llamado.cluster.services import ADMIN_KEY, CLUSTER_TOKEN, Addresses, Reservation, Service, ServiceRole
 from llamado.cluster.supervisor import (
     DRAINED,
     DRAINING,
@@ -287,6 +287,55 @@ def test_a_drained_one_stays_ended(run_fakes: Run) -> None:
         assert [line[:6] for line in fakes.events() if line.endswith("ended")] == ["server"]
 
     run_fakes(worker_and_server, test)
+
+
+def test_a_drained_server_is_started_again(run_fakes: Run) -> None:
+    """Also if it is asked for while it is drained; a service that is no drained server is left as it is."""
+
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: fakes.supervisor.ready)
+        for name in ("no such one", "worker", "server"):
+            fakes.supervisor.resume(name)
+        for at_once in (False, True):
+            fakes.supervisor.drain("server")
+            if not at_once:
+                await fakes.until(lambda: fakes.phase("server") == DRAINED)
+            fakes.supervisor.resume("server")
+            fakes.supervisor.resume("server")
+            await fakes.until(lambda: fakes.phase("server") == READY)
+        assert [line[:6] for line in fakes.events() if line.endswith("ended")] == ["server"] * 2
+
+    run_fakes(worker_and_server, test)
+
+
+def test_a_drained_server_that_does_not_start_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state has the reason; what else runs goes on. The gateway is asked to take it back before."""
+    asked: list[tuple[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append((request.headers["authorization"], json.loads(request.content)))
+        return httpx.Response(200, json={})
+
+    async def keep(one: Standing) -> None:
+        raise StartFailed("server ended with exit code 1")
+
+    async def test() -> None:
+        gateway = replace(SERVER, name="gateway", role=ServiceRole.GATEWAY, environment={ADMIN_KEY: "k"})
+        supervisor = Supervisor([SERVER, gateway], QUICK, GUARD, tmp_path, lambda one: None)
+        one = supervisor.standings["server"]
+        one.drained, one.state.phase = True, DRAINED
+        monkeypatch.setattr(supervisor, "_keep", keep)
+        supervisor.resume("server")
+        while supervisor._tasks:
+            await asyncio.gather(*supervisor._tasks)
+        assert one.drained and one.state.phase == DRAINED
+        assert one.state.message == "cannot be started again: server ended with exit code 1"
+
+    transport, real = httpx.MockTransport(answer), httpx.AsyncClient
+    monkeypatch.setattr(httpx, "AsyncClient", lambda **given: real(**{**given, "transport": transport}))
+    asyncio.run(test())
+    ((key, body),) = asked
+    assert key == "Bearer k" and body["replica"] == SERVER.address and body["drain"] is False
 
 
 def supervisor_of(service: Service, folder: Path, restart: RestartConfig = QUICK) -> tuple[Supervisor, Standing]:

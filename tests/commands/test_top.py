@@ -19,7 +19,7 @@ from rich.console import Console
 from terminals import Terminal
 
 from llamado.commands import cli
-from llamado.commands.top import screen
+from llamado.commands.top import gateway, screen
 
 DEVICE = {
     "device": "RPC0[10.0.0.2:50052]", "endpoint": "10.0.0.2:50052", "state": "ready", "why": None, "layers": [0, 1],
@@ -144,6 +144,75 @@ def test_what_is_no_cluster(
     answering(status, body)
     assert cli.main(["top", "h:1", "--once"]) == 1
     assert said in capsys.readouterr().err
+
+
+REPLICA = {
+    "name": "a", "ready": True, "backup": False, "weight": 1, "state": "ready", "message": "ready", "since": 1.0,
+    "circuit": "closed", "in_flight": 2, "others": 1, "slots": 4, "requests": 17, "requests_per_second": 1.5,
+    "answers": {"200": 14, "503": 2}, "losses": {"lost": 1}, "models": ["smol"], "build": "b1",
+}  # fmt: skip
+AWAY = {
+    **REPLICA, "name": "b", "ready": False, "state": "connecting", "message": "cannot connect: [refused]",
+    "in_flight": 0, "others": 0, "slots": None, "requests": 40, "requests_per_second": 0.0, "circuit": "open",
+    "losses": {}, "models": [],
+}  # fmt: skip
+
+
+def test_replicas_of_a_gateway(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shown like a server's machines, by the same command; a router has neither."""
+    bodies = {"/gateway/status": {"replicas": [REPLICA, AWAY]}}
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200 if request.url.path in bodies else 404, json=bodies.get(request.url.path, {}))
+
+    transport, real = httpx.MockTransport(handle), httpx.Client
+    monkeypatch.setattr("llamado.commands.top.top.httpx.Client", lambda **given: real(transport=transport, **given))
+    assert cli.main(["top", "h:1", "--once"]) == 0
+    title, _, a, b = capsys.readouterr().out.splitlines()
+    assert title.split() == [
+        "gateway",
+        "1",
+        "of",
+        "2",
+        "replicas",
+        "ready",
+        "2",
+        "requests",
+        "at",
+        "work",
+        "1.50",
+        "requests/s",
+    ]
+    assert a.split() == ["a", "ready", "3", "of", "4", "17", "3", "1.50", "smol"]
+    assert b.split() == [
+        *["b", "connecting:", "cannot", "connect:", "[refused]", "(circuit", "open)", "0", "40", "2", "0.00"]
+    ]
+    assert cli.main(["top", "h:1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == bodies["/gateway/status"]
+    bodies.clear()
+    assert cli.main(["top", "h:1", "--once"]) == 1 and "no server of one model" in capsys.readouterr().err
+
+
+def test_replicas_are_sorted_by_any_column() -> None:
+    for sort, reverse, first in (("replica", True, "b"), ("requests", False, "b"), ("at work", False, "a")):
+        console = Console(width=220, record=True, file=io.StringIO())
+        console.print(gateway.gateway_screen([REPLICA, AWAY], {"a": 12.0}, sort=sort, reverse=reverse))
+        title, header, row, _ = console.export_text().splitlines()
+        assert row.split()[0] == first and ("▲" if reverse else "▼") in header and "12.0 tokens/s" in title
+
+
+def test_tokens_a_second_of_replicas() -> None:
+    """Two models of one replica add up; a process that was started again begins anew."""
+    rates = gateway.TokenRates()
+    name = "llamacpp:tokens_predicted_total"
+
+    def text(a: int, b: int) -> str:
+        return f'{name}{{replica="a",model="x"}} {a}\n{name}{{replica="a",model="y"}} 5\n{name}{{replica="b"}} {b}\n'
+
+    assert rates.update(text(10, 100), 1.0) == {}
+    assert rates.update(text(30, 110), 3.0) == {"a": 10.0, "b": 5.0}
+    assert rates.update(text(30, 4), 4.0) == {"a": 0.0}
+    assert rates.update("no metrics {", 5.0) == {}
 
 
 SLOTS = [

@@ -40,6 +40,7 @@ from llamado.rpc.wire import (
     SetTensor,
     SetTensorHash,
     TensorData,
+    Upgrade,
     WireError,
     WireTensor,
     spoken,
@@ -145,7 +146,7 @@ class ScriptedWorker:
                     if not taken:
                         reader.feed(sock.recv(65536))
                     view = view[taken:]
-                if not isinstance(request, Hello | DeviceCount):
+                if not isinstance(request, Hello | Upgrade | DeviceCount):
                     self.asked.append(request)
                     self.data.append(bytes(bulk))
                 said = None if self.before is None else self.before(request, number)
@@ -180,6 +181,8 @@ class ScriptedWorker:
         match request:
             case Hello():
                 return say(HelloResponse(*self.version, LLAMADO if self.own else 0))
+            case Upgrade():
+                return None
             case DeviceCount():
                 return say(Number(self.devices))
             case GetAlignment():

@@ -9,11 +9,13 @@ import time
 from llamado.client.health import Phase, State
 from llamado.rpc.wire import (
     COMMANDS,
+    LATEST,
     SPOKEN,
     DeviceCount,
     Hello,
     HelloResponse,
     ResponseReader,
+    Upgrade,
     WireError,
     spoken,
     write_request,
@@ -38,8 +40,8 @@ def greet(address: tuple[str, int], timeout: float, tls: ssl.SSLContext | None =
                         return State(Phase.UNHEALTHY, "it ends the connection instead of greeting: no ggml RPC worker?")
                     reader.feed(data)
                 if isinstance(found[1], HelloResponse) and found[1].ours:
-                    # One more question: who hangs up after the greeting alone seems to want another version.
-                    connection.sendall(write_request(DeviceCount()))
+                    # A client that disconnects right after HELLO looks like one of ggml's that needs another version.
+                    connection.sendall(write_request(Upgrade(LATEST.major)) + write_request(DeviceCount()))
                     connection.recv(256)
     except TimeoutError:
         if not accepted:

@@ -236,6 +236,7 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
     check_port("-p/--port", flags.port)
     _log_to_stderr(flags)
 
+    from llamado.gguf.sources.resolve import cache_dir
     from llamado.rpc.worker.server import WorkerOptions, run_worker
 
     options = WorkerOptions(
@@ -255,6 +256,7 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
         announce=flags.announce,
         ring=not flags.no_ring,
         protocol=int(flags.protocol),
+        clients=cache_dir() / "rpc-clients.json",
         own_files=not flags.no_own_files,
         models=_folders("--models-dir", flags.models_dir or []),
     )
@@ -362,10 +364,14 @@ def _logs(_: Parsed, namespace: argparse.Namespace) -> int:
     return run_logs(namespace.service, namespace.cluster, follow=namespace.follow)
 
 
-def _drain(_: Parsed, namespace: argparse.Namespace) -> int:
+def _drain(flags: Parsed, namespace: argparse.Namespace) -> int:
+    if namespace.gateway:
+        from llamado.commands.replicas import drain_replica
+
+        return drain_replica(namespace.gateway, namespace.service, flags.admin_key, undo=namespace.undo)
     from llamado.commands.up.running import run_drain
 
-    return run_drain(namespace.service, namespace.cluster)
+    return run_drain(namespace.service, namespace.cluster, undo=namespace.undo)
 
 
 def _completions(_: Parsed, namespace: argparse.Namespace) -> int:
@@ -411,7 +417,7 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "ps": (_ps, "the servers of this machine, and what llamado up runs"),
     "down": (_down, "end what llamado up runs"),
     "logs": (_logs, "print the logs of what llamado up runs"),
-    "drain": (_drain, "have a service of llamado up finish what it is doing and end"),
+    "drain": (_drain, "have a service of llamado up, or a gateway's replica, finish what it is doing; --undo: go on"),
     "completions": (_completions, "a script with which bash, zsh or fish complete commands, flags and models"),
 }
 
@@ -492,6 +498,10 @@ def _parser(command: str) -> FlagParser:
         parser.add_argument("--cluster", metavar="NAME", help="of which cluster, where several run")
         many = {"nargs": "?"} if command == "logs" else {}
         parser.add_argument("service", metavar="SERVICE", help="as llamado ps names it", **many)  # type: ignore[arg-type]
+        if command == "drain":
+            parser.add_argument("--undo", action="store_true", help="a drained server starts, and gets requests, again")
+            parser.add_argument("--gateway", metavar="URL", help="SERVICE is a replica of this gateway, by its name or "
+                                "URL: it gets no new requests, and goes on running")  # fmt: skip
         if command == "logs":
             parser.add_argument("-f", "--follow", action="store_true", help="go on with what is added")
     if command in ("list", "show", "ps"):

@@ -281,16 +281,19 @@ def key_is_valid(headers: Mapping[bytes, bytes], digests: tuple[bytes, ...]) -> 
     return max([hmac.compare_digest(one, key) for one in given for key in digests])
 
 
-def busy_app(app: Callable[[], App], prefix: str) -> App:
-    """What answers where there are too many connections: `/health` by the application, 503 for the rest."""
+def busy_app(app: Callable[[], App], prefix: str, refused: Callable[[Scope, int], None]) -> App:
+    """Return the application for connections over the limit: probes pass, all else is 503.
+
+    `refused` is called with the scope and status of each refused request.
+    """
     paths = {prefix + path for path in HEALTH}
 
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in paths:
             await app()(scope, receive, send)
             return
-        await error_response(ApiError("unavailable_error", "too many connections", retry_after=1), close=True)(
-            scope, receive, send
-        )
+        error = ApiError("unavailable_error", "too many connections", retry_after=1)
+        refused(scope, error.status)
+        await error_response(error, scope["path"].removeprefix(prefix), close=True)(scope, receive, send)
 
     return refuse

@@ -31,7 +31,8 @@ from llamado.http.errors import OLLAMA, ApiError, invalid, not_found
 from llamado.http.exchange import MODEL, MODEL_POSTS
 from llamado.http.exposition import CONTENT_TYPE, merge
 from llamado.http.json_body import parse_json
-from llamado.http.metrics import USAGE_PATH, ask_usage, is_usage_id
+from llamado.http.metrics import USAGE_PATH, Traffic, ask_usage, is_usage_id
+from llamado.http.monitoring.counted import OTHER, Counted
 from llamado.http.running import announced
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
@@ -99,6 +100,7 @@ class Router:
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
         self._streams: set[asyncio.Task[Any]] = set()
         self._closing = False
+        self.traffic = Traffic()
         self._handlers: dict[tuple[str, str], Handler] = {
             **{("GET", path): self._health for path in HEALTH},
             ("GET", "/models"): self._list,
@@ -148,6 +150,19 @@ class Router:
             await self._page(scope, receive, send)
         else:
             await error_response(not_found())(scope, receive, send)
+
+    def endpoint(self, method: str, path: str) -> str:
+        """Return the row of a request in the metrics: its path, or one row for all that share a handler."""
+        if (
+            path in OLLAMA
+            or path in (MODEL_POSTS if method == "POST" else _GET | self.page)
+            or (method, path) in self._handlers
+        ):
+            return path
+        for start in (f"{UNLOAD}/", MODEL, "/upstream/", "/slots/"):
+            if path.startswith(start):
+                return f"{start}{{name}}"
+        return "/logs/stream" if path == "/logs/stream" or path.startswith("/logs/stream/") else OTHER
 
     # To a model
 
@@ -260,7 +275,7 @@ class Router:
         }
 
     async def _metrics(self, send: Send) -> None:
-        """Those of all loaded models; one that does not answer in time is left out."""
+        """With --metrics the router's own, and those of all loaded models, but for one that does not answer in time."""
         loaded = [
             (instance.model.name, instance.child)
             for instance in self.fleet.instances.values()
@@ -270,6 +285,10 @@ class Router:
             *(get(child.pool, "/metrics", timeout=METRICS_TIMEOUT) for _, child in loaded), return_exceptions=True
         )
         texts: list[tuple[dict[str, str], str]] = []
+        if self._settings.switches.metrics:
+            from llamado.router.metrics import router_metrics
+
+            texts.append(({}, router_metrics(self.traffic)))
         for (name, _), found in zip(loaded, answers, strict=True):
             if isinstance(found, UpstreamLost | TimeoutError):
                 log.warning("model %s: no metrics: %s", name, str(found) or f"no answer within {METRICS_TIMEOUT:g} s")
@@ -697,10 +716,10 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
         )
     settings = replace(settings, access=access)
     tools = ToolsApi.open(settings.tools, access, settings.hosts)
-    application: list[Access] = []
+    application: list[Counted] = []
     limits = FleetLimits(models_max=models_max, waiting=settings.engine.max_queue)
 
-    def make() -> RefusalLog:
+    def make() -> Counted:
         router = server.router = Router(
             catalogue,
             settings,
@@ -715,14 +734,18 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
             if instance is not None:
                 router.fleet.load(instance)
         prefix, public = settings.switches.api_prefix, HEALTH | router.page
-        application.append(Access(router, settings.access, prefix, public=public, changing=CHANGING))
-        server.access = application[0]
-        return RefusalLog(application[0])
+        access = server.access = Access(router, settings.access, prefix, public=public, changing=CHANGING)
+        application.append(Counted(RefusalLog(access), router.traffic, router.endpoint, prefix))
+        return application[0]
 
     # Each request has a connection to its model besides the client's.
     limit = (raise_file_limit() - RESERVED_FILES) // 2
     connections = ConnectionLimits(min(limit, settings.max_connections or limit), settings.timeout)
-    refuse = busy_app(lambda: cast(Any, application[0]), settings.switches.api_prefix)
+    refuse = busy_app(
+        lambda: application[0],
+        settings.switches.api_prefix,
+        lambda *refused: application[0].refused(*refused),
+    )
     options = configure(
         make,
         connections,

@@ -34,8 +34,12 @@ ALERTS = (
           "{{{{ $labels.instance }}}}: one of twenty requests waits for more than 10 s for its first token"),
     Alert("LlamadoErrors",
           "sum by (instance) (rate(llamacpp:http_requests_total{{job='{job}',status=~'5..'}}[5m])) / "
-          "sum by (instance) (rate(llamacpp:http_requests_total{{job='{job}'}}[5m])) > 0.05", "5m", "critical",
+          "sum by (instance) (rate(llamacpp:http_requests_total{{job='{job}'}}[5m])) > 0.05 "
+          # Clients of a server that loads its model get 503; the rate holds these for another five minutes.
+          "unless on (instance) max_over_time(llamado_is_loading{{job='{job}'}}[5m]) == 1", "5m", "critical",
           "{{{{ $labels.instance }}}}: one of twenty answers is an error: llamado doctor LOGFILE"),
+    Alert("LlamadoRestarts", "changes(process_start_time_seconds{{job='{job}'}}[30m]) > 2", "0m", "critical",
+          "{{{{ $labels.instance }}}} ended and was started three times within half an hour: llamado doctor LOGFILE"),
     Alert("LlamadoCacheFull", "llamacpp:kv_cache_usage_ratio{{job='{job}'}} > 0.95", "10m", "warning",
           "{{{{ $labels.instance }}}}: the K/V cache is full: more -c, or -ctk q8_0 -ctv q8_0"),
     Alert("LlamadoStalled",

@@ -20,6 +20,18 @@ Device = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class Look:
+    """A state at a time (seconds since 1970).
+
+    `draw` takes the column by which rows are sorted, "" for none, and whether the order is turned.
+    """
+
+    at: float
+    columns: Sequence[str]
+    draw: Callable[[str, bool], RenderableType]
+
+
+@dataclass(frozen=True)
 class Column:
     """A column of the table of devices: what stands there, and what it is sorted by."""
 

@@ -36,6 +36,7 @@ from llamado.rpc.wire import (
     Response,
     ResponseReader,
     TensorData,
+    Upgrade,
     WireError,
     spoken,
     write_request,
@@ -156,6 +157,10 @@ class WorkerConnection:
         if self._said is not None:
             self._said.protocol = protocol
         self.own, self.linked, self.own_files = response.ours, response.linked, response.own_files
+        if self.own:
+            # Also if it changes nothing: it tells the worker that this is no client of ggml's.
+            self.send(write_request(Upgrade(LATEST.major)))
+            self.protocol = LATEST
         self.tells_numerics = response.tells_numerics
 
     # --- sending ------------------------------------------------------------------------------------------------------

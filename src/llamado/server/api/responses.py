@@ -17,6 +17,7 @@ from starlette.responses import Response
 from llamado.engine.parameters import PARAMETERS
 from llamado.engine.request import Progress, Result, Token
 from llamado.http.answer import error_response, json_response
+from llamado.http.errors import responses_error
 from llamado.http.json_body import read_object
 from llamado.server.api.openapi import describe
 from llamado.server.api.routes import Routes
@@ -379,8 +380,7 @@ class ResponsesFormat:
         return b""
 
     def error(self, error: ApiError) -> bytes:
-        told = {"code": error.type, "message": error.message, "param": None, "error": error.error}
-        return _written([self._event("error", told)])
+        return _written([self._event("error", responses_error(error))])
 
     def failure(self, error: ApiError) -> Response:
         return error_response(error)
