@@ -120,6 +120,7 @@ class ScriptedWorker:
                 sock = self._listener.accept()[0]
             except OSError:
                 return
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets.append(sock)
             self.connections += 1
             self._start(self._serve, sock, self.connections)

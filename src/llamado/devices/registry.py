@@ -80,8 +80,14 @@ class Backend(Protocol):
     def reconnect(self, lost: Device, timeout: float = 2.0) -> Device:
         """A new device in the place of a lost one, under its name. Raises DeviceLost while there is none."""
 
-    def add(self, place: str) -> Sequence[Device]:
-        """The devices of one more place, whose names are for the caller to set. Raises a LlamadoError."""
+    def expect_answers(self, seconds: float | None) -> None:
+        """Lose devices whose answers take longer from now on; None: as usual, for graphs may take long."""
+
+    def open(self, place: str) -> Sequence[Device]:
+        """Return the devices of one more place, whose names are for the caller to set. Raises a LlamadoError."""
+
+    def add(self, place: str, devices: Sequence[Device]) -> None:
+        """Connect the devices of an opened place again from now on when they are lost."""
 
     def remove(self, place: str) -> None:
         """A place whose devices are not connected again; one that is not known is ignored."""

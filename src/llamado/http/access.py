@@ -244,6 +244,21 @@ class Access:
         return origin.partition("://")[2].lower() not in [host.decode("latin-1").lower() for host in hosts if host]
 
 
+def comes_from_this_machine(scope: Scope) -> bool:
+    """Return True if a program of this machine sent a request, directly or through proxies of this machine."""
+    client = scope.get("client")
+    addresses = [] if client is None else [client[0]]  # None: a Unix socket
+    for name, value in scope["headers"]:
+        if name == b"forwarded":
+            return False
+        if name in (b"x-forwarded-for", b"x-real-ip"):
+            addresses += [part.strip() for part in value.decode("latin-1").split(",")]
+    try:
+        return all(ipaddress.ip_address(address).is_loopback for address in addresses)
+    except ValueError:
+        return False
+
+
 def _without_body(send: Send) -> Send:
     """`send` for HEAD: the answer ends with its headers, also that of a stream without end."""
     ended = False

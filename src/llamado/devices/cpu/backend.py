@@ -39,8 +39,14 @@ class CpuBackend:
     def reconnect(self, lost: Device, timeout: float = 2.0) -> Device:
         raise DeviceLost(lost.name, "it is of this process")
 
-    def add(self, place: str) -> list[Device]:
+    def expect_answers(self, seconds: float | None) -> None:
+        pass
+
+    def open(self, place: str) -> list[Device]:
         raise DeviceError(f"{place} is no place of this machine's processor")
+
+    def add(self, place: str, devices: Sequence[Device]) -> None:
+        pass
 
     def remove(self, place: str) -> None:
         pass

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from llamado.devices.split.placement import Placement, check_memory, held
+from llamado.devices.split.placement import MAX_SHARE, Placement, check_memory, held
 from llamado.errors import LlamadoError
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ class BetweenSteps(Protocol):
 
 class UnknownWorker(LlamadoError):
     """A worker that is to leave, and does not belong here."""
+
+
+class BadShare(LlamadoError):
+    """A worker that joins asks for a share of layers that is no proportion."""
 
 
 class Joined(NamedTuple):
@@ -55,13 +59,20 @@ class Membership:
         `share` counts where --tensor-split has proportions; `speeds`: bytes of weights that its devices read per
         second. Raises a LlamadoError; all is as it was then.
         """
+        if not 0.0 <= share <= MAX_SHARE:
+            raise BadShare(f"{endpoint} asks for a share of {share:g}: expected a number from 0 to {MAX_SHARE:g}")
         with self._turn:
-            numbers = self._places(endpoint)
-            if any(self._belongs(number) for number in numbers):
-                return self._joined(numbers)
-            if numbers:  # it was lost while it had nothing
+            if joined := self._present(endpoint):
+                return joined
+        found = self._pool.reach(endpoint, speeds)  # nothing waits for this: the worker may be frozen
+        with self._turn:
+            if joined := self._present(endpoint):
+                for device, _ in found:
+                    device.close()
+                return joined
+            if numbers := self._places(endpoint):  # it was lost while it had nothing
                 self._pool.take_away(endpoint, numbers)
-            new = self._pool.add(endpoint, share, speeds)
+            new = self._pool.add(endpoint, share, found)
             names = " and ".join(device.name for device in new.values())
             try:
                 placement = self._pool.plan(self._members(new))
@@ -145,6 +156,11 @@ class Membership:
         away = {gone.device for gone in self._runner.away()}
         placement = self._runner.placement
         return device.lost is None or device.name in away or (placement is not None and number in placement.devices)
+
+    def _present(self, endpoint: str) -> list[Joined]:
+        """What a worker has that belongs here already; empty for another one."""
+        numbers = self._places(endpoint)
+        return self._joined(numbers) if any(self._belongs(number) for number in numbers) else []
 
     def _places(self, endpoint: str) -> list[int]:
         """Of the devices of a worker."""
