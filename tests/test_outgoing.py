@@ -11,9 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
+from odd_json import bent
 
 import llamado
-from llamado.outgoing import AnswerTooLarge, limits, open_async_client, open_client
+from llamado.outgoing import AnswerTooLarge, Maybe, fit, limits, open_async_client, open_client, read_json
 
 
 class Body(httpx.SyncByteStream, httpx.AsyncByteStream):
@@ -83,6 +84,50 @@ def test_redirects_are_bounded() -> None:
     client = open_client(transport=httpx.MockTransport(answer), follow_redirects=True)
     with client, pytest.raises(AnswerTooLarge):
         client.get("http://x/")
+
+
+FORM = {
+    "n": 1,
+    "x": 0.5,
+    "on": False,
+    "text": "?",
+    "list": [{"n": Maybe(0)}],
+    "deep": {"text": "-"},
+    "maybe": Maybe({"n": 2}),
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "fitted"),
+    [
+        ({"n": 3, "x": 1, "on": True, "text": "a", "list": [{"n": 5}, {}], "deep": {"text": "b"}, "maybe": {}, "m": 1},
+         {"n": 3, "x": 1, "on": True, "text": "a", "list": [{"n": 5}, {"n": None}], "deep": {"text": "b"},
+          "maybe": {"n": 2}}),
+        (None, EMPTY := {"n": 1, "x": 0.5, "on": False, "text": "?", "list": [], "deep": {"text": "-"}, "maybe": None}),
+        ({"n": True, "x": float("nan"), "on": 1, "text": 5, "list": {}, "deep": [], "maybe": []}, EMPTY),
+        ({"n": 10**30, "x": float("inf"), "on": None, "text": None, "list": "abc", "deep": "x", "maybe": 0}, EMPTY),
+        ({"n": 2.5}, EMPTY),
+    ],
+)  # fmt: skip
+def test_json_gets_the_form_of_an_example(value: Any, fitted: Any) -> None:
+    assert fit(value, FORM) == fitted
+
+
+def test_json_is_bounded() -> None:
+    assert len(fit(["x" * 10_000] * 10_000, [""])) == len(fit("x" * 10_000, "")) == 4096
+    for body in bent(FORM | {"list": [{"n": 1}], "maybe": {"n": 1}}):
+        found = fit(body, FORM)
+        assert fit(found, FORM) == found and found.keys() == FORM.keys()
+
+
+def test_answers_are_read_as_json_in_one_way() -> None:
+    """`response.json()` raises RecursionError for JSON that is nested too deep."""
+    root = Path(llamado.__file__).parent
+    other = [path.name for path in root.rglob("*.py") if re.search(r"\.json\(\)", path.read_text())]
+    assert other == []
+    for body in (b"[" * 100_000, b'"\\ud800"', b"", b"<html>", b"\xff", b"NaN"):
+        with pytest.raises(ValueError):
+            read_json(httpx.Response(200, content=body))
 
 
 def test_all_clients_are_bounded() -> None:

@@ -76,10 +76,9 @@ class AsyncLlamaServerClient(ServerAddress):
     async def get_slot_status(self) -> list[Json] | None:
         """The server's slots; None where it does not tell (`--no-slots`, a key is missing, nobody answers)."""
         try:
-            slots = (await self._get("/slots", self.health_check_timeout)).json()
-        except (RequestFailed, ServerUnavailable, ValueError):
+            return requests.list_of(await self._get("/slots", self.health_check_timeout))
+        except (RequestFailed, ServerUnavailable):
             return None
-        return slots if isinstance(slots, list) else None
 
     async def metrics(self) -> dict[str, float]:
         """The numbers of `/metrics`. Raises RequestFailed (501: the server runs without `--metrics`)."""
@@ -87,8 +86,7 @@ class AsyncLlamaServerClient(ServerAddress):
 
     async def props(self) -> Json:
         """`/props`: the model, its template, defaults. Raises RequestFailed."""
-        value: Json = (await self._get("/props", self.health_check_timeout)).json()
-        return value
+        return requests.object_of(await self._get("/props", self.health_check_timeout))
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -188,8 +186,7 @@ class AsyncLlamaServerClient(ServerAddress):
                 await response.aread()
             except httpx.HTTPError as error:
                 raise self._unreachable(error) from None
-            value: Json = response.json()
-            return value
+            return requests.object_of(response)
 
     async def _events(self, path: str, body: Json) -> AsyncIterator[Json]:
         async with self._sent(path, body) as response:

@@ -75,10 +75,9 @@ class LlamaServerClient(ServerAddress):
     def get_slot_status(self) -> list[Json] | None:
         """The server's slots; None where it does not tell (`--no-slots`, a key is missing, nobody answers)."""
         try:
-            slots = self._get("/slots", self.health_check_timeout).json()
-        except (RequestFailed, ServerUnavailable, ValueError):
+            return requests.list_of(self._get("/slots", self.health_check_timeout))
+        except (RequestFailed, ServerUnavailable):
             return None
-        return slots if isinstance(slots, list) else None
 
     def metrics(self) -> dict[str, float]:
         """The numbers of `/metrics`. Raises RequestFailed (501: the server runs without `--metrics`)."""
@@ -86,8 +85,7 @@ class LlamaServerClient(ServerAddress):
 
     def props(self) -> Json:
         """`/props`: the model, its template, defaults. Raises RequestFailed."""
-        value: Json = self._get("/props", self.health_check_timeout).json()
-        return value
+        return requests.object_of(self._get("/props", self.health_check_timeout))
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -175,8 +173,7 @@ class LlamaServerClient(ServerAddress):
                 response.read()
             except httpx.HTTPError as error:
                 raise self._unreachable(error) from None
-            value: Json = response.json()
-            return value
+            return requests.object_of(response)
 
     def _events(self, path: str, body: Json) -> Iterator[Json]:
         with self._sent(path, body) as response:

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import email.utils
-import json
+import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import httpx
 
 from llamado.client.health import Phase, judge
-from llamado.client.requests import base, metrics
+from llamado.client.requests import RequestFailed, base, metrics
 from llamado.cluster.doctor.logs import cause_of
 from llamado.cluster.doctor.probes import How, Reached, hello, is_here, is_loopback, reach, speaks_tls
 from llamado.cluster.doctor.symptoms import Finding, finding
-from llamado.outgoing import open_client
+from llamado.outgoing import Maybe, fit, open_client, read_json
 
 _LATE = 2.0
 """Seconds of /health that are too many: probes commonly allow 1 to 5."""
 _SKEW = 60.0
 _PAUSE = 0.25
+_HEALTH = {
+    "status": "",
+    "worker": "",
+    "error": Maybe({"worker": ""}),
+    "degraded": [dict.fromkeys(("device", "why", "layers"), "?")],
+}
+_MODELS = {"data": [{"id": "", "meta": dict.fromkeys(("size", "n_params", "n_ctx"), Maybe(0))}]}
 
 
 @dataclass
@@ -156,16 +164,15 @@ def _unready(server: _Asked, client: httpx.Client, response: httpx.Response) -> 
 
 def _unhealthy(server: _Asked, response: httpx.Response, message: str) -> Finding:
     where = server.url
-    said = _json(response)
-    error = said.get("error")
+    said = _read(response, _HEALTH)
+    error, worker = said["error"], said["worker"]
     status = response.status_code
-    if said.get("status") == "no slot available":
+    if said["status"] == "no slot available":
         return finding("no-slots", where, "all slots are at work")
     if status == 401:
         return finding("wrong-key", where, "/health itself asks for a key: a proxy before the server", url=where)
-    if isinstance(error, dict) and status == 503:
-        if "worker" in error or "worker" in said:
-            worker = str(error.get("worker") or said.get("worker"))
+    if error is not None and status == 503:
+        if worker := error["worker"] or worker:
             return finding("worker-lost", where, message, worker=worker)
         symptom = cause_of(message)
         if symptom is not None:
@@ -180,15 +187,15 @@ def _unhealthy(server: _Asked, response: httpx.Response, message: str) -> Findin
 
 
 def _degraded(server: _Asked, response: httpx.Response) -> Iterator[Finding]:
-    for away in _json(response).get("degraded") or []:
-        worker = str(away.get("device"))
-        text = f"{worker} is away ({away.get('why')}); its layers {away.get('layers')} are on others"
+    for away in _read(response, _HEALTH)["degraded"]:
+        worker = away["device"]
+        text = f"{worker} is away ({away['why']}); its layers {away['layers']} are on others"
         yield finding("degraded", server.url, text, worker=worker)
     date = response.headers.get("date")
     if date is not None:
         try:
             skew = email.utils.parsedate_to_datetime(date).timestamp() - time.time()
-        except ValueError:
+        except (ValueError, OverflowError):
             return
         if abs(skew) > _SKEW:
             yield finding("clock", server.url, f"its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}")
@@ -212,25 +219,27 @@ def _ready(server: _Asked, client: httpx.Client, result: ServerExamination) -> I
     elif props.status_code == 200 and not is_loopback(server.host):
         yield finding("no-key", server.url, f"/props answers on {server.host} without a key")
     key = server.key if asks else None
-    result.build = str(_json(props).get("build_info") or "")
-    listed = _get(client, "/v1/models", key)
-    data = _json(listed).get("data") if listed is not None else None
-    if isinstance(data, list) and len(data) == 1 and isinstance(data[0], dict):
-        result.model = {"id": data[0].get("id"), **(data[0].get("meta") or {})}
+    result.build = _read(props, {"build_info": ""})["build_info"]
+    data = _read(_get(client, "/v1/models", key), _MODELS)["data"]
+    if len(data) == 1:
+        result.model = {"id": data[0]["id"], **data[0]["meta"]}
     yield from _busy(server, client, key)
 
 
 def _busy(server: _Asked, client: httpx.Client, key: str | None) -> Iterator[Finding]:
     response = _get(client, "/slots", key)
-    slots = response.json() if response is not None and response.status_code == 200 else None
-    busy = isinstance(slots, list) and bool(slots) and all(slot.get("is_processing") for slot in slots)
+    answered = response is not None and response.status_code == 200
+    slots = _read(response, [{"is_processing": False}]) if answered else []
+    busy = bool(slots) and all(slot["is_processing"] for slot in slots)
     waiting = 0.0
     scraped = _get(client, "/metrics", key)
     if scraped is not None and scraped.status_code == 200:
-        found = metrics(scraped.text)
-        waiting = sum(value for name, value in found.items() if name.startswith("llamacpp:requests_deferred"))
+        with suppress(RequestFailed):
+            found = metrics(scraped.text)
+            waiting = sum(value for name, value in found.items() if name.startswith("llamacpp:requests_deferred"))
+    waiting = waiting if 0 < waiting < math.inf else 0.0
     if busy or waiting:
-        n = len(slots) if isinstance(slots, list) else 0
+        n = len(slots)
         text = f"all {n} slots are at work" if busy else "slots are short"
         text += f", {waiting:.0f} requests wait" if waiting else ""
         yield finding("no-slots", server.url, text, more=2 * n or "N")
@@ -257,9 +266,10 @@ def _get(client: httpx.Client, path: str, key: str | None) -> httpx.Response | N
         return None
 
 
-def _json(response: httpx.Response) -> dict[str, Any]:
+def _read(response: httpx.Response | None, form: Any) -> Any:
+    """The JSON of an answer in a form (`fit`); of what is no JSON, nothing of it."""
     try:
-        value = json.loads(response.content)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        value = None if response is None else read_json(response)
+    except ValueError:
+        value = None
+    return fit(value, form)

@@ -185,12 +185,11 @@ def _others(client: httpx.Client, model: LargeModel) -> dict[str, int]:
     """Other quantisations of a model, and their bytes; none where the hub does not say."""
     import httpx
 
-    from llamado.gguf.sources.hub import model_sizes
+    from llamado.gguf.sources.hub import listed_files, model_sizes
 
     endpoint = hub_access()[0] or HUB
     try:
-        found = client.get(f"{endpoint.rstrip('/')}/api/models/{model.repo}", params={"blobs": "true"}).json()
-        sizes = {str(one["rfilename"]): int(one.get("size") or 0) for one in found["siblings"]}
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        sizes = listed_files(client, endpoint, model.repo)
+    except (httpx.HTTPError, ValueError):
         return {}
     return model_sizes(model.repo, sizes, model.file_name)

@@ -167,7 +167,7 @@ def connect(
         try:
             count = connection.call(DeviceCount(), Number, patience).value
             if count > _MOST_DEVICES:
-                raise DeviceError(f"{endpoint} says that it has {count:,} devices; a worker has {_MOST_DEVICES} at most")
+                raise DeviceError(f"{endpoint} says that it has {count:,} devices; {_MOST_DEVICES} are the most")
             names = [f"RPC{first_number + i}[{endpoint}]" for i in range(count)]
             devices = [RemoteDevice(shared, i, name, patience) for i, name in enumerate(names)]
         except TimeoutError:
