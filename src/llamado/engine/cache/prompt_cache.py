@@ -170,7 +170,7 @@ class Store:
 
     Half of that may be taken by others (see `reserve`). `most_tails`: of one sequence. `reach`: to how many tokens, at
     most so many, one can go with the tail of so many (see Memory.tail_reach). `tail_bytes`: what that takes. `dropped`
-    hears of those that had to make room.
+    is called with those that had to make room, and with those that are larger than the limit; None: they are gone.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Store:
         reach: Callable[[int, int], int] = min,
         tail_bytes: Callable[[int], int] = lambda n: 0,
         most_tails: int = 32,
-        dropped: Callable[[Stored], None] = lambda stored: None,
+        dropped: Callable[[Stored], None] | None = None,
     ) -> None:
         self._limit = limit
         self._most_tails = most_tails
@@ -252,7 +252,8 @@ class Store:
             if self.nbytes + self.reserved + n <= self._limit:
                 return
             self._drop(stored)
-            self._dropped(stored)
+            if self._dropped is not None:
+                self._dropped(stored)
 
     def put(
         self,
@@ -263,7 +264,9 @@ class Store:
         read_tail: Callable[[int], Cells] = _no_tail,
         at_hand: Mapping[int, Cells] = _NONE,
     ) -> bool:
-        """Keep a sequence whose cells `read` gives, in place of those that begin it; False where it is too large.
+        """Keep a sequence whose cells `read` gives, in place of those that begin it.
+
+        One that is larger than the limit goes to `dropped` at once; returns False if there is no such function.
 
         `tails`: numbers of tokens of which `read_tail` gives the tails (none: no layer has one), beside those that are
         `at_hand`. Those used longest ago make room before anything is read, so that the limit holds at all times.
@@ -277,10 +280,10 @@ class Store:
             return at_hand[n].size if n in at_hand else self._tail_bytes(n)
 
         size = tokens.size * (self._cell_bytes + tokens.itemsize) + sum(map(size_of, wanted))
-        while self._limit is not None and size > self._limit - self.reserved:
-            if len(wanted) == 1:
-                return False
+        while (large := self._limit is not None and size > self._limit - self.reserved) and len(wanted) > 1:
             size -= size_of(drop(wanted))
+        if large and self._dropped is None:
+            return False
         for stored in shorter:
             if stored is not base:
                 self._drop(stored)
@@ -288,14 +291,20 @@ class Store:
         cells: list[tuple[int, Cells]] = []
         if base is not None:
             known, cells = base.tokens.size, [*base.cells]
-        self._make_room(size - (0 if base is None else base.nbytes), but=base)
+        if not large:
+            self._make_room(size - (0 if base is None else base.nbytes), but=base)
         for start in range(known, tokens.size, self._piece):
             n = min(self._piece, tokens.size - start)
             cells.append((n, read(start, n)))
         kept = {n: at_hand[n] if n in at_hand else read_tail(n) for n in wanted}
         if base is not None:
             self._drop(base)
-        self._kept.append(Stored(tokens.copy(), scales, cells, kept, size))
+        stored = Stored(tokens.copy(), scales, cells, kept, size)
+        if large:
+            assert self._dropped is not None
+            self._dropped(stored)
+            return True
+        self._kept.append(stored)
         self._entries = None
         self.nbytes += size
         self.n_tokens += tokens.size
