@@ -14,7 +14,10 @@ import pytest
 from odd_json import bent
 
 import llamado
+from llamado.client.health import judge
+from llamado.numerals import whole_number
 from llamado.outgoing import AnswerTooLarge, Maybe, fit, limits, open_async_client, open_client, read_json
+from llamado.text.dialects.values import resolve
 
 
 class Body(httpx.SyncByteStream, httpx.AsyncByteStream):
@@ -47,7 +50,8 @@ MIB = bytes(1 << 20)
         ({}, [MIB] * 17, limits(20 << 20), ""),
         ({}, [b"x", b"y"], limits(1), "more than 1 bytes"),
         ({}, [b"x"], limits(max_seconds=-1.0), "longer than"),
-        ({"content-length": "9" * 30}, [], {}, "more than"),
+        ({"content-length": "9" * 18}, [], {}, "more than"),
+        *(({"content-length": length}, [], {}, "announces") for length in ("9" * 5000, "-1", "+1", "0x1")),
         ({"content-encoding": "gzip"}, [zlib.compress(MIB * 64, wbits=31)], {}, "compressed"),
         ({"content-encoding": "identity"}, [b"x"], {}, ""),
     ],
@@ -111,6 +115,17 @@ FORM = {
 )  # fmt: skip
 def test_json_gets_the_form_of_an_example(value: Any, fitted: Any) -> None:
     assert fit(value, FORM) == fitted
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("0", 0), ("007", 7), ("9" * 18, 10**18 - 1), ("9" * 19, None), ("9" * 5000, None), ("²", None), ("٣", None),
+     ("", None), ("+1", None), ("1_0", None)],
+)  # fmt: skip
+def test_numbers_in_texts_of_strangers(text: str, number: int | None) -> None:
+    assert whole_number(text) == number
+    assert resolve(f"#/list/{text}", {"list": ["a"]}) == ("a" if number == 0 else None)
+    assert judge(503, {"retry-after": text}, b"").retry_after == (None if number is None else min(number, 3600))
 
 
 def test_json_is_bounded() -> None:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import httpx
 import orjson
 
+from llamado.numerals import whole_number
+
 MAX_BYTES = 16 << 20
 """Bytes of a body, unless the request says otherwise."""
 MAX_SECONDS = 120.0
@@ -94,8 +96,11 @@ class _Limit:
         self._max_bytes = response.request.extensions.get("max_bytes", MAX_BYTES)
         self._max_seconds = response.request.extensions.get("max_seconds", MAX_SECONDS)
         length = response.headers.get("content-length", "")
-        if length.isdigit() and response.request.method != "HEAD":
-            self._check_bytes(int(length[:20]))
+        if length and response.request.method != "HEAD":
+            announced = whole_number(length)
+            if announced is None:
+                raise AnswerTooLarge(f"the answer announces {length[:30]!r} bytes")
+            self._check_bytes(announced)
         self._n_bytes = 0
         self._deadline = time.monotonic() + self._max_seconds
 

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.numerals import whole_number
 from llamado.text.grammar.guidance import GuidedTokenizer
 from llamado.text.grammar.source import GrammarError
 from llamado.text.tokenizer.bpe import SPELLING
@@ -54,8 +55,7 @@ class GuidedVocabulary:
 
     def named_token(self, name: str) -> int | None:
         """The token that GBNF writes as `<[id]>` or by its text in angle brackets; None where it is not one."""
-        if name.startswith("<[") and name.endswith("]>") and name[2:-2].isdigit():
-            token = int(name[2:-2])
+        if name.startswith("<[") and name.endswith("]>") and (token := whole_number(name[2:-2])) is not None:
             return token if token < self.tokenizer.n_vocab else None
         tokens = self.spell(name)
         return tokens[0] if len(tokens) == 1 else None
