@@ -87,7 +87,8 @@ class ScriptedWorker:
         self._threads: list[threading.Thread] = []
         self._released = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = Endpoint(*self._listener.getsockname()[:2], tls is not None)
+        host, port = self._listener.getsockname()[:2]
+        self.endpoint = Endpoint(host, port, tls is not None)
 
     def __enter__(self) -> ScriptedWorker:
         self._start(self._accept)

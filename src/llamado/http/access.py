@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -27,6 +28,8 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # RFC 9110, 9.2.1, without TRACE,
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")  # what proxies say of who asked them
 _DRAIN_SECONDS = 5
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s\[\]:/?#@\\]*))(?::[0-9]*)?")
+"""Name and port (RFC 9110, 7.2), and nothing besides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +67,10 @@ class AccessRules:
 
         Addresses and names of the loopback interface always pass: no DNS server can point them at another machine.
         """
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
-        except ValueError:
+        found = _HOST.fullmatch(host)
+        if found is None:
             return False
+        name = (found["v6"] or found["name"]).lower().rstrip(".")
         if (
             name == "localhost"
             or name.endswith(".localhost")
