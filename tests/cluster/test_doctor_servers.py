@@ -11,9 +11,11 @@ from email.utils import formatdate
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 from doctor_stand_ins import Certificates, accepting, listening, saying, swallowing
 from fakes import FakeEngine
+from odd_json import HTML, TOO_DEEP, bent
 from ports import free_port
 from scripted_server import Exchange, ScriptedServer
 from scripted_worker import ScriptedWorker
@@ -407,3 +409,52 @@ def test_the_page_is_the_table() -> None:
 def test_every_symptom_is_provoked_by_a_test() -> None:
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_doctor_*.py"))
     assert [symptom for symptom in SYMPTOMS if f'"{symptom}"' not in tests] == []
+
+
+HEALTH = {"status": "ok", "degraded": [{"device": "RPC0", "since": 1.0, "why": "gone", "layers": "0 to 3", "now": {}}]}
+NO_REPLICA = {"error": {"message": "no replica", "replicas": {"10.0.0.2:80": "lost"}}}
+UNREADY = {"error": {"message": "no worker", "worker": "RPC0"}, "worker": "RPC1", "progress": 0.5, "stage": "weights"}
+MODELS = {"data": [{"id": "m", "meta": {"size": 1, "n_params": 2, "n_ctx": 3}}]}
+ANSWERS = {
+    "/health": HEALTH, "/props": {"build_info": "b1"}, "/v1/models": MODELS, "/slots": [{"is_processing": True}],
+    "/metrics": None,
+    "/gateway/status": {"replicas": [{"name": "10.0.0.2:80", "message": "gone", "state": "lost", "ready": False}]},
+}  # fmt: skip
+NO_BODIES = (HTML, TOO_DEEP, b"", b"\xff", b"x{ 1", b"llamacpp:requests_deferred NaN\n", b'a{b="\\', b"1e999")
+
+
+def examined(path: str, body: bytes, status: int = 200, **headers: str) -> list[Finding]:
+    """What is found of a server whose only odd answer is that of a path."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == path:
+            return httpx.Response(status, content=body, headers=headers)
+        given = ANSWERS[request.url.path]
+        return httpx.Response(200, content=b"" if given is None else json.dumps(given).encode())
+
+    server = servers._Asked("http://127.0.0.1:9", "127.0.0.1", 9, False, None, 5.0, 0.0)
+    result = servers.ServerExamination(server.url)
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url=server.url) as client:
+        response = client.get("/health")
+        unready = servers._unready(server, client, response)
+        result.findings += [unready] if unready else []
+        result.findings += [*servers._degraded(server, response), *servers._ready(server, client, result)]
+    json.dumps([str(one) for one in (*result.findings, *servers._compare([result, result]))])
+    return result.findings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["/props", "/v1/models", "/slots", "/health", "/gateway/status"])
+def test_no_answer_makes_it_fail(path: str) -> None:
+    for body in bent(ANSWERS[path]):
+        examined(path, json.dumps(body).encode())
+    if path == "/health":
+        for body in (*bent(UNREADY), *bent(NO_REPLICA)):
+            examined(path, json.dumps(body).encode(), 503)
+
+
+@pytest.mark.parametrize("path", ANSWERS)
+@pytest.mark.parametrize("status", [200, 503])
+def test_no_body_that_is_none_makes_it_fail(path: str, status: int) -> None:
+    for body in NO_BODIES:
+        examined(path, body, status, date="Mon, 01 Jan 0001 00:00:00 -2359")

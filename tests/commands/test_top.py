@@ -10,16 +10,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
 import pytest
+from odd_json import FEW, HTML, TOO_DEEP, bent
 from rich.console import Console
 from terminals import Terminal
 
 from llamado.commands import cli
-from llamado.commands.top import gateway, screen
+from llamado.commands.top import gateway, screen, top
 
 DEVICE = {
     "device": "RPC0[10.0.0.2:50052]", "endpoint": "10.0.0.2:50052", "state": "ready", "why": None, "layers": [0, 1],
@@ -363,3 +366,41 @@ def test_a_pipe_gets_it_once(server: Server) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "41.3 tokens/s" in done.stdout and "\x1b" not in done.stdout and server.asked == 1
     assert "requests: 5 cancelled" in done.stdout
+
+
+SLOT = {
+    "id": 0, "n_ctx": 4096, "is_processing": True, "n_prompt_tokens": 7, "n_prompt_tokens_processed": 3,
+    "n_prompt_tokens_cache": 2, "next_token": [{"n_decoded": 5}],
+}  # fmt: skip
+COUNTS = {"running": 1, "waiting": 2, "ended": 30, "errors": 4, "cancelled": 5}
+
+
+@pytest.mark.slow
+def test_whatever_a_server_answers_is_shown() -> None:
+    body = {**BODY, "devices": [{**DEVICE, "passes_to": ["CPU"]}]}
+    bodies = [*((one, [SLOT], COUNTS) for one in bent(body, FEW)), *((BODY, one, COUNTS) for one in bent([SLOT], FEW)),
+              *((BODY, [SLOT], one) for one in bent(COUNTS, FEW))]  # fmt: skip
+    console = Console(width=220, file=io.StringIO())
+    for n, (cluster, slots, counts) in enumerate(bodies):
+        column = screen.COLUMNS[n % len(screen.COLUMNS)].name
+        shown = screen.screen(cluster, 1e9, slots, counts, sort=column)
+        for part in shown.renderables:
+            if isinstance(part, screen._Devices):
+                part._table(screen.COLUMNS)  # makes all cells; to lay them out takes long
+            elif n % 4 == 0:  # to print takes long
+                console.print(part)
+
+
+@pytest.mark.parametrize("path", ["/cluster", "/slots", "/live/requests"])
+@pytest.mark.parametrize("body", [HTML, TOO_DEEP, b"", b"\xff", b'"\\ud800"', b"[1]", b"1e999", b'{"error": "no"}'])
+@pytest.mark.parametrize("status", [200, 401, 500])
+def test_what_is_no_body_of_a_server_has_a_name(path: str, body: bytes, status: int) -> None:
+    answers = {"/cluster": json.dumps(BODY).encode(), "/slots": b"[]", "/live/requests": b"{}", path: body}
+    transport = httpx.MockTransport(
+        lambda request: httpx.Response(status if request.url.path == path else 200, content=answers[request.url.path])
+    )
+    with httpx.Client(transport=transport) as http:
+        look = partial(top.cluster, http, "http://h"), partial(top.slots, http, "http://h")
+        for ask in (*look, partial(top.requests, http, "http://h")):
+            with suppress(top.TopError):
+                ask()

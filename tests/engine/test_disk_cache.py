@@ -352,14 +352,14 @@ def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 WRITER = """
-import sys
+import sys, time
 from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
 from engine.test_disk_cache import cache, sequence
 disk = cache(Path(sys.argv[1]))
 print("up", flush=True)
 for seed in range(100_000):
-    while disk._pending > 1 << 20: pass
+    while disk._pending > 1 << 20: time.sleep(0.001)
     disk.put(sequence(seed, 600, (599,)))
 """
 

@@ -88,7 +88,8 @@ class ScriptedWorker:
         self._threads: list[threading.Thread] = []
         self._released = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = Endpoint(*self._listener.getsockname()[:2], tls is not None)
+        host, port = self._listener.getsockname()[:2]
+        self.endpoint = Endpoint(host, port, tls is not None)
 
     def __enter__(self) -> ScriptedWorker:
         self._start(self._accept)
@@ -121,6 +122,7 @@ class ScriptedWorker:
                 sock = self._listener.accept()[0]
             except OSError:
                 return
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets.append(sock)
             self.connections += 1
             self._start(self._serve, sock, self.connections)

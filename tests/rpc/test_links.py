@@ -314,6 +314,8 @@ def test_nobody_else_is_dialled(pair: tuple[Worker, Worker], monkeypatch: pytest
 
 def test_strangers_learn_little(pair: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """A refusal takes as long whatever its reason, and after some there are no more attempts."""
+    for worker in pair:
+        monkeypatch.setattr(worker._line_limit, "_most", 100)
     monkeypatch.setattr(links, "REFUSAL_SECONDS", 0.1)
     began = time.monotonic()
     assert refused(pair[0], "127.0.0.1:1")

@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,29 @@ def test_two_workers_add_up(worker: Worker, device: CpuDevice, n: int) -> None:
         if n >= 32768:
             came = rounded(came)
         assert found.tobytes() == (given[rank] + came).tobytes()
+
+
+def test_strangers_do_not_keep_the_other_worker_away(
+    worker: Worker, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is silent, one hangs up, and one sends a byte of its greeting."""
+    monkeypatch.setattr(comm, "_SECONDS", GUARD)
+    monkeypatch.setattr(comm, "_GREETING_SECONDS", 0.05)
+    port = free_port()
+
+    def connected() -> socket.socket | None:
+        with suppress(OSError):
+            return socket.create_connection(("127.0.0.1", port))
+        return None
+
+    with running(device, protocol=8) as other, Described(worker) as zero, Described(other) as one, ExitStack() as stack:
+        zero.tell(COMM_INIT, struct.pack("<IIII64s", 0, 0, 2, port, b""))
+        strangers = [stack.enter_context(until(connected)) for _ in range(3)]
+        strangers[1].close()
+        strangers[2].sendall(b"\0")
+        one.tell(COMM_INIT, struct.pack("<IIII64s", 0, 1, 2, port, b"127.0.0.1"))
+        for client in (zero, one):
+            assert client.exactly(9) == struct.pack("<QB", 1, 1)
 
 
 def rounded(values: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -73,10 +73,9 @@ class AsyncLlamaServerClient(ServerAddress):
     async def get_slot_status(self) -> list[Json] | None:
         """Return the server's slots, or None if they are not available (`--no-slots`, missing key, no answer)."""
         try:
-            slots = (await self._get("/slots", self.health_check_timeout)).json()
-        except (RequestFailed, ServerUnavailable, ValueError):
+            return requests.list_of(await self._get("/slots", self.health_check_timeout))
+        except (RequestFailed, ServerUnavailable):
             return None
-        return slots if isinstance(slots, list) else None
 
     async def metrics(self) -> dict[str, float]:
         """Return the values of `/metrics`. Raises RequestFailed (501: the server runs without `--metrics`)."""
@@ -84,8 +83,7 @@ class AsyncLlamaServerClient(ServerAddress):
 
     async def props(self) -> Json:
         """Return `/props`: the model, its chat template, default parameters. Raises RequestFailed."""
-        value: Json = (await self._get("/props", self.health_check_timeout)).json()
-        return value
+        return requests.object_of(await self._get("/props", self.health_check_timeout))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -185,8 +183,7 @@ class AsyncLlamaServerClient(ServerAddress):
                 await response.aread()
             except httpx.HTTPError as error:
                 raise self._unreachable(error) from None
-            value: Json = response.json()
-            return value
+            return requests.object_of(response)
 
     async def _events(self, path: str, body: Json) -> AsyncIterator[Json]:
         async with self._sent(path, body) as response:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llamado.numerals import whole_number
+
 
 class Phase(enum.Enum):
     """Phase of a server's life."""
@@ -97,9 +99,8 @@ def _object(body: bytes) -> dict[str, Any]:
 
 def _retry_after(value: str | None) -> float | None:
     """Return the seconds of a Retry-After header. The form with a date is rare and not supported."""
-    if value is None or not value.strip().isdecimal():
-        return None
-    return float(min(int(value), 3600))
+    seconds = None if value is None else whole_number(value.strip())
+    return None if seconds is None else float(min(seconds, 3600))
 
 
 class Backoff:

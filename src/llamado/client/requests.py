@@ -106,16 +106,37 @@ def too_long() -> State:
 
 def failure(response: httpx.Response) -> RequestFailed:
     """Return an error response as an exception. Its body must have been read."""
-    try:
-        error = response.json().get("error")
-    except (ValueError, AttributeError, RecursionError):
-        error = None
+    error = _parsed(response)
+    error = error.get("error") if isinstance(error, dict) else None
     if isinstance(error, dict):
         message, type = str(error.get("message", "")), str(error.get("type", ""))
     else:
         message, type = response.text[:200], ""
     where = f"{response.request.method} {response.request.url}"
     return RequestFailed(f"{where}: {response.status_code} {message}".rstrip(), status=response.status_code, type=type)
+
+
+def object_of(response: httpx.Response) -> Json:
+    """The JSON object of an answer. Raises RequestFailed for anything else."""
+    value = _parsed(response)
+    if not isinstance(value, dict):
+        where = f"{response.request.method} {response.request.url}"
+        raise RequestFailed(f"{where}: answers no JSON object: {response.text[:80]!r}", status=200, type="")
+    return value
+
+
+def list_of(response: httpx.Response) -> list[Json] | None:
+    """The JSON objects of an answer that is a list of them; None for anything else."""
+    value = _parsed(response)
+    return value if isinstance(value, list) and all(isinstance(one, dict) for one in value) else None
+
+
+def _parsed(response: httpx.Response) -> Any:
+    """The JSON of an answer, None for what is none or is nested too deep."""
+    try:
+        return json.loads(response.content)
+    except (ValueError, RecursionError):
+        return None
 
 
 def completion(prompt: str | Sequence[int], stream: bool, options: Mapping[str, Any]) -> tuple[str, Json]:
@@ -136,7 +157,8 @@ def tokenize(text: str, add_special: bool) -> tuple[str, Json]:
 
 def tokens_of(value: Mapping[str, Any]) -> list[int]:
     """Return the token ids of a `/tokenize` response."""
-    return [int(token) for token in value.get("tokens", ())]
+    tokens = value.get("tokens")
+    return [token for token in tokens if isinstance(token, int)] if isinstance(tokens, list) else []
 
 
 def event(line: str) -> Json | None:
@@ -148,11 +170,13 @@ def event(line: str) -> Json | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RequestFailed(f"the stream holds what is no JSON: {text[:80]!r}", status=200, type="") from None
     if isinstance(value, dict) and isinstance(value.get("error"), dict):
         error = value["error"]
-        raise RequestFailed(str(error.get("message")), status=int(error.get("code", 500)), type=str(error.get("type")))
+        code = error.get("code")
+        status = code if isinstance(code, int) else 500
+        raise RequestFailed(str(error.get("message")), status=status, type=str(error.get("type")))
     return value if isinstance(value, dict) else None
 
 
@@ -161,17 +185,20 @@ def text_of(value: Mapping[str, Any]) -> str:
     choices = value.get("choices")
     if not isinstance(choices, list):
         return str(value.get("content", ""))
-    if not choices:
-        return ""
-    said = choices[0].get("delta") or choices[0].get("message") or {}
-    return said.get("content") or ""
+    first = choices[0] if choices and isinstance(choices[0], dict) else {}
+    said = first.get("delta") or first.get("message")
+    text = said.get("content") if isinstance(said, dict) else None
+    return text if isinstance(text, str) else ""
 
 
 def metrics(text: str) -> dict[str, float]:
     """Parse Prometheus text into a dictionary. Keys include labels: `name{label="value"}`."""
     found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
-            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = float(sample.value)
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = float(sample.value)
+    except (ValueError, LookupError, TypeError) as error:
+        raise RequestFailed(f"/metrics answers what Prometheus cannot read: {error}", status=200, type="") from None
     return found

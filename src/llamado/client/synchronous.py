@@ -72,10 +72,9 @@ class LlamaServerClient(ServerAddress):
     def get_slot_status(self) -> list[Json] | None:
         """Return the server's slots, or None if they are not available (`--no-slots`, missing key, no answer)."""
         try:
-            slots = self._get("/slots", self.health_check_timeout).json()
-        except (RequestFailed, ServerUnavailable, ValueError):
+            return requests.list_of(self._get("/slots", self.health_check_timeout))
+        except (RequestFailed, ServerUnavailable):
             return None
-        return slots if isinstance(slots, list) else None
 
     def metrics(self) -> dict[str, float]:
         """Return the values of `/metrics`. Raises RequestFailed (501: the server runs without `--metrics`)."""
@@ -83,8 +82,7 @@ class LlamaServerClient(ServerAddress):
 
     def props(self) -> Json:
         """Return `/props`: the model, its chat template, default parameters. Raises RequestFailed."""
-        value: Json = self._get("/props", self.health_check_timeout).json()
-        return value
+        return requests.object_of(self._get("/props", self.health_check_timeout))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -172,8 +170,7 @@ class LlamaServerClient(ServerAddress):
                 response.read()
             except httpx.HTTPError as error:
                 raise self._unreachable(error) from None
-            value: Json = response.json()
-            return value
+            return requests.object_of(response)
 
     def _events(self, path: str, body: Json) -> Iterator[Json]:
         with self._sent(path, body) as response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import email.utils
-import json
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,19 +13,27 @@ from typing import Any, NamedTuple
 import httpx
 
 from llamado.client.health import Phase, judge
-from llamado.client.requests import base, metrics
+from llamado.client.requests import RequestFailed, base, metrics
 from llamado.cluster.doctor.logs import explain_lines
 from llamado.cluster.doctor.machine import stopped
 from llamado.cluster.doctor.probes import How, Reached, hello, is_here, is_loopback, reach, speaks_tls
 from llamado.cluster.doctor.symptoms import Finding, finding
 from llamado.cluster.doctor.workers import endpoint_of
-from llamado.outgoing import open_client
+from llamado.outgoing import Maybe, fit, open_client, read_json
 
 _LATE = 2.0
 """Seconds of /health that are too many: probes commonly allow 1 to 5."""
 _SKEW = 60.0
 _PAUSE = 0.25
 _ADDRESS = re.compile(r"(?:https?://)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d+")
+_HEALTH = {
+    "status": "",
+    "worker": Maybe(""),
+    "error": Maybe({"worker": Maybe("")}),
+    "degraded": [dict.fromkeys(("device", "why", "layers"), "?")],
+}
+_MODELS = {"data": [{"id": "", "meta": dict.fromkeys(("size", "n_params", "n_ctx"), Maybe(0))}]}
+_REPLICAS = {"replicas": [{"name": "", "message": "", "state": "?", "ready": False}]}
 
 
 @dataclass
@@ -182,21 +190,21 @@ def _worker_lost(server: _Asked, symptom: str, worker: str, found: str) -> Findi
 
 def _unhealthy(server: _Asked, response: httpx.Response, message: str) -> Finding:
     where = server.url
-    said = _json(response)
-    error = said.get("error")
+    said = _read(response, _HEALTH)
+    error, worker = said["error"], said["worker"]
     status = response.status_code
-    if said.get("status") == "no slot available":
+    if said["status"] == "no slot available":
         return finding("no-slots", where, "all slots are at work")
     if status == 401:
         return finding("wrong-key", where, "/health itself asks for a key: a proxy before the server", url=where)
-    if isinstance(error, dict) and status == 503:
-        if "worker" in error or "worker" in said:
-            return _worker_lost(server, "worker-lost", str(error.get("worker") or said.get("worker")), message)
+    if error is not None and status == 503:
+        lost = worker if error["worker"] is None else error["worker"]
+        if lost is not None:
+            return _worker_lost(server, "worker-lost", lost, message)
         if message.endswith("is ending"):
             return finding("ended", where, message)
-        replicas = error.get("replicas")
-        if isinstance(replicas, dict) and replicas:
-            return _missing(where, {str(name): str(state) for name, state in replicas.items()})
+        if replicas := _named_replicas(response):
+            return _missing(where, replicas)
         reason = message.removeprefix("Failed to load model: ")
         if reason == message:
             return finding("unready", where, message)
@@ -213,15 +221,15 @@ def _unhealthy(server: _Asked, response: httpx.Response, message: str) -> Findin
 
 
 def _degraded(server: _Asked, response: httpx.Response) -> Iterator[Finding]:
-    for away in _json(response).get("degraded") or []:
-        worker = str(away.get("device"))
-        text = f"{worker} is away ({away.get('why')}); its layers {away.get('layers')} are on others"
+    for away in _read(response, _HEALTH)["degraded"]:
+        worker = away["device"]
+        text = f"{worker} is away ({away['why']}); its layers {away['layers']} are on others"
         yield _worker_lost(server, "degraded", worker, text)
     date = response.headers.get("date")
     if date is not None:
         try:
             skew = email.utils.parsedate_to_datetime(date).timestamp() - time.time()
-        except ValueError:
+        except (ValueError, OverflowError):
             return
         if abs(skew) > _SKEW:
             yield finding("clock", server.url, f"its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}")
@@ -245,11 +253,10 @@ def _ready(server: _Asked, client: httpx.Client, result: ServerExamination) -> I
         yield finding("no-key", server.url, f"/props answers on {server.host} without a key")
     key = server.key if asks else None
     yield from _replicas(server, client, key)
-    result.build = str(_json(props).get("build_info") or "")
-    listed = _get(client, "/v1/models", key)
-    data = _json(listed).get("data") if listed is not None else None
-    if isinstance(data, list) and len(data) == 1 and isinstance(data[0], dict):
-        result.model = {"id": data[0].get("id"), **(data[0].get("meta") or {})}
+    result.build = _read(props, {"build_info": ""})["build_info"]
+    data = _read(_get(client, "/v1/models", key), _MODELS)["data"]
+    if len(data) == 1:
+        result.model = {"id": data[0]["id"], **data[0]["meta"]}
     yield from _busy(server, client, key)
 
 
@@ -258,14 +265,21 @@ def _replicas(server: _Asked, client: httpx.Client, key: str | None) -> Iterator
     response = _get(client, "/gateway/status", key)
     if response is None or response.status_code != 200:
         return
-    listed = _json(response).get("replicas")
+    listed = _read(response, _REPLICAS)["replicas"]
     away = {
-        str(one.get("name")): str(one.get("message") or one.get("state"))
-        for one in (listed if isinstance(listed, list) else [])
-        if isinstance(one, dict) and not one.get("ready") and one.get("state") != "draining"
+        one["name"]: one["message"] or one["state"] for one in listed if not one["ready"] and one["state"] != "draining"
     }
     if away:
         yield _missing(server.url, away)
+
+
+def _named_replicas(response: httpx.Response) -> dict[str, str]:
+    """Return the states of a gateway's replicas by name, from the error of its /health."""
+    try:
+        replicas = read_json(response)["error"]["replicas"]
+    except (ValueError, LookupError, TypeError):
+        return {}
+    return fit(replicas, dict.fromkeys(replicas, "?")) if isinstance(replicas, dict) else {}
 
 
 def _missing(where: str, away: Mapping[str, str]) -> Finding:
@@ -283,13 +297,16 @@ def _busy(server: _Asked, client: httpx.Client, key: str | None) -> Iterator[Fin
         scraped = _get(client, "/metrics", key)
         if scraped is None or scraped.status_code != 200:
             return
-        found = metrics(scraped.text)
+        try:
+            found = metrics(scraped.text)
+        except RequestFailed:
+            return
         waiting = sum(value for name, value in found.items() if name.startswith("llamacpp:requests_deferred"))
-        if not waiting:
+        if not 0 < waiting < math.inf:
             return
     response = _get(client, "/slots", key)
-    slots = response.json() if response is not None and response.status_code == 200 else []
-    n = len(slots) if isinstance(slots, list) else 0
+    answered = response is not None and response.status_code == 200
+    n = len(_read(response, [{}])) if answered else 0
     text = f"all {n} slots are at work" if n else "all slots are at work"
     yield finding("no-slots", server.url, f"{text}, {waiting:.0f} requests wait", more=2 * n or "")
 
@@ -315,9 +332,10 @@ def _get(client: httpx.Client, path: str, key: str | None) -> httpx.Response | N
         return None
 
 
-def _json(response: httpx.Response) -> dict[str, Any]:
+def _read(response: httpx.Response | None, form: Any) -> Any:
+    """The JSON of an answer in a form (`fit`); of what is no JSON, nothing of it."""
     try:
-        value = json.loads(response.content)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        value = None if response is None else read_json(response)
+    except ValueError:
+        value = None
+    return fit(value, form)

@@ -14,7 +14,7 @@ from llamado.commands.top.gateway import CELLS, TokenRates, gateway_screen
 from llamado.commands.top.screen import COLUMNS, Look, screen
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
-from llamado.outgoing import open_client
+from llamado.outgoing import fit, open_client, read_json
 from llamado.terminal.console import Console
 from llamado.terminal.text import print
 
@@ -133,16 +133,16 @@ def cluster(http: httpx.Client, url: str) -> dict[str, Any]:
     """`/cluster`. Raises TopError."""
     try:
         answer = http.get(f"{url}/cluster")
-        body = answer.json()
-    except httpx.HTTPError as error:
+        body = read_json(answer)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise TopError(f"{url} cannot be asked: {error}; is a server running there?") from None
     except ValueError:
         raise TopError(f"{url}/cluster answers {answer.status_code}, and no JSON: is it a server of llamado?") from None
     if answer.status_code == 404:  # as routers answer, whose models have servers of their own
         raise _NoMachines(f"{url} is no server of one model, and no gateway; llamado ps lists those that run here")
     if answer.status_code != 200 or not isinstance(body, dict) or "devices" not in body:
-        why = body.get("error", {}).get("message", "") if isinstance(body, dict) else ""
-        stage = f" ({body['stage']})" if isinstance(body, dict) and body.get("stage") else ""
+        said = fit(body, {"error": {"message": ""}, "stage": ""})
+        why, stage = said["error"]["message"], f" ({said['stage']})" if said["stage"] else ""
         key = " (--api-key KEY, or LLAMA_API_KEY)" if answer.status_code == 401 else ""
         raise TopError(f"{url}/cluster answers {answer.status_code}: {why}{stage}{key}")
     return body
@@ -152,7 +152,7 @@ def requests(http: httpx.Client, url: str) -> dict[str, Any]:
     """`/live/requests`; nothing where the server does not tell."""
     try:
         answer = http.get(f"{url}/live/requests")
-        body = answer.json()
+        body = read_json(answer)
     except (httpx.HTTPError, ValueError):
         return {}
     return body if answer.status_code == 200 and isinstance(body, dict) else {}
@@ -162,7 +162,7 @@ def slots(http: httpx.Client, url: str) -> list[dict[str, Any]]:
     """`/slots`; nothing where the server does not tell."""
     try:
         answer = http.get(f"{url}/slots")
-        body = answer.json()
+        body = read_json(answer)
     except (httpx.HTTPError, ValueError):
         return []
     return body if answer.status_code == 200 and isinstance(body, list) else []

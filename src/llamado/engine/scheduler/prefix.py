@@ -96,7 +96,7 @@ class SequenceCache:
                 memory.tail_reach,
                 memory.tail_bytes,
                 max(snapshots.most, 1),
-                (lambda stored: None) if disk is None else disk.put,
+                None if disk is None else disk.put,
             )
             if memory.has_tails:
                 for slot in slots:

@@ -18,6 +18,7 @@ import httpx
 from llamado.gguf.errors import SourceError
 from llamado.gguf.pages import STEP, write_in_steps
 from llamado.gguf.report import Progress, Warn
+from llamado.numerals import whole_number
 from llamado.outgoing import limits
 
 if sys.platform != "win32":
@@ -123,8 +124,8 @@ def _fetch_rest(
         resumed = response.status_code == 206 and response.headers.get("content-range", "").startswith(f"bytes {have}-")
         if not resumed:
             have = 0  # the server ignores ranges
-        length = response.headers.get("content-length")
-        total_bytes = have + int(length) if length and length.isdigit() else 0
+        length = whole_number(response.headers.get("content-length", ""))
+        total_bytes = have + length if length else 0
         if max_bytes is None and not total_bytes:
             raise SourceError(f"cannot fetch {display_url(url)}: the server does not announce the size of the file")
         most = total_bytes if max_bytes is None else max_bytes

@@ -16,6 +16,7 @@ import httpx
 from llamado.gguf.errors import SourceError, TruncatedFile
 from llamado.gguf.header import Header, parse_header
 from llamado.gguf.sources.fetch import ATTEMPTS, PAUSE, RETRIED, Incomplete, display_url
+from llamado.numerals import whole_number
 from llamado.outgoing import limits
 
 _FIRST = 1 << 20
@@ -80,5 +81,5 @@ def _fetch_more(client: httpx.Client, url: httpx.URL | str, data: bytearray, fir
                 data += chunk
                 yield len(data)
         total = response.headers.get("content-range", "").rpartition("/")[2]
-        if not ranged or (total.isdigit() and len(data) >= int(total)):
+        if not ranged or ((size := whole_number(total)) is not None and len(data) >= size):
             return

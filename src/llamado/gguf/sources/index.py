@@ -19,7 +19,7 @@ import httpx
 from llamado.gguf.errors import SourceError
 from llamado.gguf.sources.fetch import display_url
 from llamado.installation import python_command
-from llamado.outgoing import open_client
+from llamado.outgoing import open_client, read_json
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
@@ -190,7 +190,8 @@ def _read_place(client: httpx.Client, place: str) -> list[IndexFile]:
     response.raise_for_status()
     base = str(response.url)
     kind = response.headers.get("content-type", "").partition(";")[0].strip()
-    links = parse_json(response.json(), base) if kind.endswith("json") else parse_html(response.text, base)
+    links = parse_json(read_json(response), base) if kind.endswith("json") else parse_html(response.text, base)
+    links = [link for link in links if link.local_path is None]  # an index speaks of no files of this machine
     return [_with_credentials(link, place) for link in links]
 
 

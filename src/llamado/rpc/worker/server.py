@@ -22,6 +22,7 @@ from llamado.devices.device import Device
 from llamado.devices.registry import DeviceOptions, backend, local_kinds
 from llamado.errors import LlamadoError
 from llamado.gguf.sources.stored import model_folders
+from llamado.loglines import LineLimit
 from llamado.rpc.describe import debugging
 from llamado.rpc.endpoint import Endpoint, client_tls, server_tls
 from llamado.rpc.wire import FIRST, PROTOCOLS
@@ -128,6 +129,9 @@ class Worker:
         self._let_go: set[Session] = set()
         self._done = WorkDone()  # for clients that have left
         self._work_log = WorkLog()
+        self._line_limit = LineLimit()
+        if not self.shared.debug:
+            log.addFilter(self._line_limit)
         self._lock = threading.Lock()
         self._wake, self._woken = socket.socketpair()
 
@@ -215,6 +219,8 @@ class Worker:
         line = self._work_log.beat(works, len(held), sum(held))
         if line is not None:
             log.info("%s", line)
+        for kind, n in self._line_limit.overdue().items():
+            log.warning("%d lines like this one were left out: %s", n, kind)
 
     def _accept(self) -> None:
         while not self.shared.stopping:
@@ -295,6 +301,7 @@ class Worker:
 
     def _end(self) -> None:
         self.shared.stopping = True
+        log.removeFilter(self._line_limit)
         self._listener.close()
         with self._lock:
             sessions = dict(self._sessions)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from llamado.numerals import whole_number
 from llamado.text.dialects.reading import Reader, Reading, Tags
 
 Show = Callable[[str], None]
@@ -263,7 +264,8 @@ def resolve(reference: str, root: Any) -> Any:
     for part in reference.split("/")[1:]:
         part = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(place, list):
-            place = place[int(part)] if part.isdecimal() and int(part) < len(place) else None
+            at = whole_number(part)
+            place = place[at] if at is not None and at < len(place) else None
         else:
             place = place.get(part) if isinstance(place, Mapping) else None
     return place
