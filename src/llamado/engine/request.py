@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest
 from llamado.engine.sampling.params import Sampling, sampler_names
 from llamado.engine.sampling.rng import Seed
@@ -43,6 +46,10 @@ __all__ = [
 ]
 
 StopType = Literal["none", "eos", "limit", "word"]
+TokenArray = NDArray[np.intc]
+Logits = NDArray[np.float32]
+LogitsProcessor = Callable[[TokenArray, Logits], Logits]
+"""Gets the sequence so far and a copy of its next token's logits."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +87,13 @@ class Request:
     """What limits the answer's tokens."""
     lora: Mapping[int, float] = field(default_factory=dict)
     """Scales of LoRA adapters by number, 0 for those it leaves out; empty: those the engine has for all."""
+    processor: LogitsProcessor | None = None
+    """Returns the logits that a token is drawn from, given those of the model. All hooks are called on the engine's
+    thread, which does nothing else meanwhile; one that raises ends its request alone."""
+    until: Callable[[TokenArray, Logits], bool] | None = None
+    """Ends the answer before a token if it returns True for the tokens so far and the logits of the next one."""
+    on_prompt_row: Callable[[int, Logits], None] | None = None
+    """Called with the place of each evaluated token of the prompt but the last, and the logits behind it."""
 
     def validate(self) -> None:
         """Raise InvalidRequest for limits out of range."""

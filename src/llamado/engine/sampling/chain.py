@@ -14,7 +14,7 @@ Three things differ on purpose:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -82,8 +82,8 @@ class Sampler:
 
     For each token of the answer: `sample`, then `accept` with what it gave. `eog`: ids that end an answer.
     `vocabulary`: without one DRY knows no sequence breakers and there is no infill. `matcher`: what limits the answer;
-    `get_ready` asks it ahead of time. `top_rows`: a faster kernel. `weights`: whether `candidates` is asked, for which
-    the kernel may not draw.
+    `get_ready` asks it ahead of time. `processor`: changes the logits of each token before all else. `top_rows`: a
+    faster kernel. `weights`: whether `candidates` is asked, for which the kernel may not draw.
 
     Of many samplers' rows the largest logits can be found together: `prepare` says how many of which row it takes, or
     how one of them is drawn, and `sample` gets what was found.
@@ -99,6 +99,7 @@ class Sampler:
         top_rows: RowFinder = top_rows_numpy,
         vocabulary: SamplerVocabulary | None = None,
         matcher: Matcher | None = None,
+        processor: Callable[[NDArray[np.intc], F32], F32] | None = None,
         weights: bool = True,
     ) -> None:
         s = sampling
@@ -106,6 +107,9 @@ class Sampler:
         self._seed = seed
         self._n_vocab = n_vocab
         self._matcher = matcher
+        self._processor = processor
+        self._said = np.empty(0, np.intc)  # the sequence so far, for the processor
+        self._row: F32 | None = None
         self._allowed: _Allowed | None = None
         bias = {token: value for token, value in s.logit_bias.items() if 0 <= token < n_vocab}
         if s.ignore_eos:
@@ -214,6 +218,8 @@ class Sampler:
 
     def start(self, tokens: Sequence[int]) -> None:
         """Begin a sequence: these tokens, the prompt, count for penalties and DRY."""
+        if self._processor is not None:
+            self._said = np.array(tokens, np.intc)
         if self._penalties is not None:
             self._penalties.start(tokens)
         if self._dry is not None:
@@ -221,6 +227,8 @@ class Sampler:
 
     def accept(self, token: int) -> None:
         """Take note of the answer's next token."""
+        if self._processor is not None:
+            self._said = np.append(self._said, np.intc(token))
         if self._penalties is not None:
             self._penalties.accept(token)
         if self._dry is not None:
@@ -243,6 +251,9 @@ class Sampler:
         """
         if self._allowed is None:
             self._allowed = self._ask()
+        if self._processor is not None:
+            row = self._processor(self._said, row.copy())
+        self._row = row
         mask, ids = self._allowed
         self._wanted, self._prepared, self._begun = None, True, False
         if ids is not None and ids.size == 1:
@@ -284,6 +295,8 @@ class Sampler:
             self._prepared = False
             if isinstance(found, int):
                 return found
+            assert self._row is not None
+            row = self._row
             assert self._allowed is not None
             ids = self._allowed.ids
             if ids is not None and ids.size == 1:
@@ -299,6 +312,7 @@ class Sampler:
                 return self._run(self._allowed, position, found)
         finally:
             self._candidates.restore()
+            self._row = None
 
     def _run(self, allowed: _Allowed, position: int, top: Top | None) -> int:
         candidates, (mask, ids) = self._candidates, allowed

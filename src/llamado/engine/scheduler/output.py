@@ -79,8 +79,12 @@ class Answering:
         return found
 
     def note_prompt(self, task: Task, first: int, rows: NDArray[np.float32]) -> None:
-        """Note the probabilities of tokens of a prompt, of the one behind place `first` and further ones."""
+        """Note what a request wants of its prompt's tokens from place `first` on: logits, or probabilities."""
         for place, row in enumerate(rows, first + 1):
+            if task.request.on_prompt_row is not None:
+                task.request.on_prompt_row(place - 1, row)
+            if not task.request.prompt_probs:
+                continue
             task.prompt_probs[place] = self._raw_probs(task, row, task.request.prompt[place], special=True)
 
     def advance(self, slot: Slot, task: Task, row: F32, found: Found = None) -> int | None:
@@ -98,6 +102,12 @@ class Answering:
             if request.n_predict == 0:
                 self._finish(slot, task, "limit")
                 return None
+        if request.until is not None and request.until(slot.tokens[: slot.length].copy(), row):
+            text = task.answer.finish()
+            if text:
+                task.tell(Token(text, [], None, len(task.generated)))
+            self._finish(slot, task, "eos")
+            return None
         # Its place in the whole answer, also where the context was shifted: no random number is used twice.
         token = task.sampler.sample(row, task.n_prompt + len(task.generated), found)
         probs = self._probs(task, row, token) if request.n_probs else None

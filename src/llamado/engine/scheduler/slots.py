@@ -81,7 +81,8 @@ class Task:
     @property
     def wants_prompt_rows(self) -> bool:
         """Whether the logits of all tokens that are evaluated next are wanted."""
-        return self.request.prompt_probs and not self.generated
+        wants = self.request.prompt_probs or self.request.on_prompt_row is not None
+        return wants and not self.generated
 
     @property
     def budget(self) -> int:
