@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from types import FrameType
 from typing import Any, cast
@@ -44,6 +44,7 @@ from llamado.router.fleet import LOADED, UNLOADED, Fleet, FleetLimits, Instance
 from llamado.router.live import PATH as LIVE_EVENTS
 from llamado.router.live import RouterSource, pass_on
 from llamado.router.ollama import OllamaApi
+from llamado.router.peers import Peer, Peers
 from llamado.router.proxy import Passage
 from llamado.router.refusals import RefusalLog
 from llamado.router.swap_config import SwapConfig, read_swap_config
@@ -82,6 +83,7 @@ class Router:
         autoload: bool = True,
         reread: Callable[[], Catalogue] | None = None,
         tools: ToolsApi | None = None,
+        peers: Iterable[Peer] = (),
     ) -> None:
         tools = self._tools = tools or ToolsApi()
         self._settings = settings
@@ -91,6 +93,7 @@ class Router:
         self._stale = False
         self.page = page_paths() if settings.switches.page else frozenset[str]()
         self.fleet = Fleet(catalogue, limits, self._tell)
+        self.peers = Peers(tuple(peers))
         self.log_tail = LogTail()
         self._downloads = Downloads(self._tell, self._mark_stale)
         self._ollama = OllamaApi(
@@ -172,18 +175,17 @@ class Router:
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         autoload = self._loads(_query(scope))
-        instance, body = await self._addressed(scope, receive, autoload)
-        passage = self._passage(scope, receive, send, body)
-        del body  # the passage lets go of it when the answer begins
-        await passage.run(instance, scope["raw_path"], scope["query_string"], count=True, autoload=autoload)
-
-    async def _addressed(self, scope: Scope, receive: Receive, autoload: bool) -> tuple[Instance, bytes]:
-        """The model a body names, and the body as the model shall get it."""
         body = await body_of(scope).read(scope, receive)
         told = parse_json(body)
-        name = told.get("model") if isinstance(told, dict) else None
-        instance = self._instance(name if isinstance(name, str) else "", autoload)
-        return instance, _rewritten(instance, told, body)
+        name = _model_of(told)
+        found = None if self.fleet.find(name) else self.peers.find(name)
+        if found is not None:
+            await self.peers.run(found, scope, receive, send, told, body)
+            return
+        instance = self._instance(name, autoload)
+        passage = self._passage(scope, receive, send, _rewritten(instance, told, body))
+        del body  # the passage lets go of it when the answer begins
+        await passage.run(instance, scope["raw_path"], scope["query_string"], count=True, autoload=autoload)
 
     async def _pass_on(
         self, instance: Instance, scope: Scope, receive: Receive, send: Send, told: dict[str, Any], body: bytes
@@ -334,6 +336,8 @@ class Router:
                     model_json(instance, now) | {"id": alias} | ({"name": title} if title else {})
                     for alias, title in instance.model.alias_titles.items()
                 ]
+        remote = self.peers.named(lambda name: self.fleet.find(name) is not None)
+        data += [found.listed(name, now) for name, found in remote]
         for name, progress in self._downloads.progress.items():
             if self.fleet.find(name) is None:
                 data.append(_downloading(name, progress, now))
@@ -341,9 +345,7 @@ class Router:
 
     async def _asked(self, scope: Scope, receive: Receive) -> str:
         """The model a body names."""
-        told = parse_json(await body_of(scope).read(scope, receive))
-        name = told.get("model") if isinstance(told, dict) else None
-        return name if isinstance(name, str) else ""
+        return _model_of(parse_json(await body_of(scope).read(scope, receive)))
 
     async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = await self._asked(scope, receive)
@@ -563,6 +565,12 @@ def _rewritten(instance: Instance, told: dict[str, Any], body: bytes) -> bytes:
     return orjson.dumps(told)
 
 
+def _model_of(told: object) -> str:
+    """The model that a body names."""
+    name = told.get("model") if isinstance(told, dict) else None
+    return name if isinstance(name, str) else ""
+
+
 def _is_slot(path: str) -> bool:
     return path.startswith("/slots/") and "/" not in path[7:] and len(path) > 7
 
@@ -658,6 +666,7 @@ class RouterServer(EndingServer):
             if self.tools is not None:
                 self.tools.close()
             await router.fleet.close()
+            router.peers.close()
             logging.getLogger("llamado").removeHandler(router.log_tail)
 
 
@@ -708,6 +717,7 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
             autoload=flags.models_autoload,
             reread=lambda: _catalogue(flags),
             tools=tools,
+            peers=config.peers if config else (),
         )
         logging.getLogger("llamado").addHandler(router.log_tail)
         for name in preload:
@@ -734,6 +744,8 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
     server = RouterServer(options)
     server.tools = tools
     _log_models(list(catalogue.models.values()))
+    for peer in config.peers if config else ():
+        log.info("  [peer] %s at %s: %s", peer.name, peer.url, ", ".join(peer.models))
     return server
 
 
