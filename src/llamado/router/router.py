@@ -21,7 +21,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llamado.build import BUILD
-from llamado.flags import Parsed
+from llamado.devices.limits import memory
+from llamado.flags import Parsed, memory_size
 from llamado.gguf.errors import SourceError
 from llamado.http.access import HEALTH, Access, busy_app
 from llamado.http.answer import Receive, Scope, Send, answer, answer_faults, error_response
@@ -68,6 +69,7 @@ _DONE = b'{"success":true}'
 METRICS_TIMEOUT = 2.0  # seconds a model's process may take to give its metrics
 _BEHIND = 1024  # events a client of /models/sse may be behind before it is let go
 
+NeedOf = Callable[[RoutedModel], int]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -84,6 +86,7 @@ class Router:
         reread: Callable[[], Catalogue] | None = None,
         tools: ToolsApi | None = None,
         peers: Iterable[Peer] = (),
+        need_of: NeedOf = lambda model: 0,
     ) -> None:
         tools = self._tools = tools or ToolsApi()
         self._settings = settings
@@ -92,7 +95,7 @@ class Router:
         self._reread = reread
         self._stale = False
         self.page = page_paths() if settings.switches.page else frozenset[str]()
-        self.fleet = Fleet(catalogue, limits, self._tell)
+        self.fleet = Fleet(catalogue, limits, self._tell, need_of)
         self.peers = Peers(tuple(peers))
         self.log_tail = LogTail()
         self._downloads = Downloads(self._tell, self._mark_stale)
@@ -250,6 +253,10 @@ class Router:
         return {
             "role": "router",
             "max_instances": self._limits.models_max,
+            "models_memory": {
+                "limit": self._limits.memory,
+                "used": sum(one.need or 0 for one in self.fleet.instances.values() if one.running),
+            },
             "models_autoload": self._autoload,
             "model_alias": "llamado",
             "model_path": "none",
@@ -612,6 +619,8 @@ def model_json(instance: Instance, now: int) -> dict[str, Any]:
         "source": model.source,
         "can_remove": model.source == "cache",
     }
+    if instance.need:
+        entry["memory"] = instance.need
     if model.path:
         entry["path"] = model.path
     if model.title:
@@ -681,8 +690,8 @@ def _catalogue(flags: Parsed) -> Catalogue:
     return catalogues.load(flags, config.models if config else ())
 
 
-def make_server(settings: Settings, flags: Parsed) -> RouterServer:
-    """A server that is ready to run.
+def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda model: 0) -> RouterServer:
+    """A server that is ready to run. `need_of`: bytes of memory that a model needs, 0 if unknown.
 
     Raises FlagError, CatalogueError, PresetError, SwapConfigError: models that cannot be listed.
     """
@@ -707,7 +716,7 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
     settings = replace(settings, access=access)
     tools = ToolsApi.open(settings.tools, access, settings.hosts)
     application: list[Access] = []
-    limits = FleetLimits(models_max=models_max, waiting=settings.engine.max_queue)
+    limits = FleetLimits(models_max=models_max, memory=_memory_limit(flags), waiting=settings.engine.max_queue)
 
     def make() -> RefusalLog:
         router = server.router = Router(
@@ -718,6 +727,7 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
             reread=lambda: _catalogue(flags),
             tools=tools,
             peers=config.peers if config else (),
+            need_of=need_of,
         )
         logging.getLogger("llamado").addHandler(router.log_tail)
         for name in preload:
@@ -749,9 +759,16 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
     return server
 
 
-def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket]) -> int:
+def _memory_limit(flags: Parsed) -> int:
+    """Bytes of memory for all models together; 0: no limit. Raises FlagError."""
+    if flags.models_memory is None:
+        return memory().total
+    return 0 if flags.models_memory.strip() == "0" else memory_size(flags.models_memory, "--models-memory")
+
+
+def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket], need_of: NeedOf) -> int:
     """Serve many models until a signal comes; returns the exit code. Raises as `make_server` does."""
-    server = make_server(settings, flags)
+    server = make_server(settings, flags, need_of)
     for note in settings.notes:
         log.info("%s", note)
     addresses = [address_of(sock, tls=bool(settings.ssl_cert)) for sock in sockets]
