@@ -261,6 +261,8 @@ class Token:
     index: int
     """Place of the first of `tokens` in the answer, from 0."""
     timings: Timings | None = None
+    prompt_probs: Sequence[TokenProbs] = ()
+    """With the first token: those of the prompt, as in Result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,8 @@ class Answering:
 
         timings = task.timings() if request.timings_per_token else None
         index = len(task.generated) - 1
-        task.tell(Token(text, [token], None if probs is None else [probs], index, timings))
+        before = () if index else self._prompt_probs(task)
+        task.tell(Token(text, [token], None if probs is None else [probs], index, timings, before))
         if stop != "none":
             self._finish(slot, task, stop)
             return None
