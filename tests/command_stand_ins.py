@@ -377,10 +377,10 @@ class Commands:
             def run(self, sockets: Any) -> None:
                 self._config.app()
 
-        def make(catalogue: Any, settings: Any, *, limits: Any, autoload: bool, reread: Any, tools: Any) -> Any:
+        def make(catalogue: Any, settings: Any, *, limits: Any, autoload: bool, **others: Any) -> Any:
             note("router", models=tuple(catalogue.models), limits=limits, autoload=autoload)
             fleet = SimpleNamespace(find=lambda name: None, kill=lambda: None)
-            return SimpleNamespace(log_tail=logging.NullHandler(), fleet=fleet, page=frozenset())
+            return SimpleNamespace(log_tail=logging.NullHandler(), fleet=fleet, page=frozenset(), peers=None)
 
         self._patch.setattr(router, "RouterServer", Server)
         self._patch.setattr(router, "Router", make)

@@ -628,6 +628,8 @@ ROUTER = _group(
           metavar="FILE", env="LLAMADO_CONFIG"),
     _used("--models-max", "models loaded at the same time (0: no limit)", type="int", default=4, metavar="N",
           env="LLAMA_ARG_MODELS_MAX"),
+    _used("--models-memory", "memory of all models loaded at the same time (24G, 800M; 0: no limit): those unused "
+          "for longest make room (default: this machine's)", type="str", metavar="SIZE", env="LLAMADO_MODELS_MEMORY"),
     _used("--models-autoload", "load a model when a request names it", default=True,
           off_names="--no-models-autoload", env="LLAMA_ARG_MODELS_AUTOLOAD"),
 )

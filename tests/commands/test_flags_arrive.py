@@ -393,6 +393,7 @@ ROWS: dict[str, Row] = {
     "serve --models-preset": router("@folder/presets.ini", models=("preset",)),
     "serve --llama-swap": router("@folder/swap.yaml", models=("swapped",)),
     "serve --models-max": Row("2", {"router.limits.models_max": 2}, base="--models-dir @folder/models"),
+    "serve --models-memory": Row("2G", {"router.limits.memory": 2 << 30}, base="--models-dir @folder/models"),
     "serve --models-autoload": Row(None, {"router.autoload": False}, base="--models-dir @folder/models"),
     # the log
     "serve --verbose": Row(None, {"logs.verbosity": 9, "state.switches.verbose": True}, elsewhere={

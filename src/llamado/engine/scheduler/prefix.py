@@ -85,24 +85,38 @@ class SequenceCache:
         self._every, self._control = snapshots.every, control
         memory = self.memory
         piece = piece_cells(memory.token_bytes)
-        limit = None if cache_ram < 0 else cache_ram << 20
+        self._notify, self._most_snapshots = notify, snapshots.most
         self.store: PromptStore | None = None
-        self._disk, self._notify = disk, notify
-        if cache_ram:
-            self.store = store = PromptStore(
-                limit,
-                memory.token_bytes,
-                piece,
-                memory.tail_reach,
-                memory.tail_bytes,
-                max(snapshots.most, 1),
-                None if disk is None else disk.put,
-            )
-            if memory.has_tails:
-                for slot in slots:
-                    slot.snapshots = Snapshots(snapshots.most, store.reserve, store.release)
+        self._disk: DiskCache | None = None
+        self.use_memory(None if cache_ram < 0 else cache_ram << 20, disk)
         self._reader = CellReader(memory, piece)
         self._tail_rate = ReadRate()
+
+    def use_memory(self, limit: int | None, disk: DiskCache | None) -> None:
+        """Use `limit` bytes of memory (None: no limit) for sequences that no slot holds, and `disk` for the rest.
+
+        Earlier sequences are written to the previous disk cache, if there was one, and dropped from memory.
+        """
+        self.save()
+        self.store, self._disk = None, disk
+        memory = self.memory
+        if limit != 0:
+            self.store = PromptStore(
+                limit,
+                memory.token_bytes,
+                piece_cells(memory.token_bytes),
+                memory.tail_reach,
+                memory.tail_bytes,
+                max(self._most_snapshots, 1),
+                None if disk is None else disk.put,
+            )
+        if memory.has_tails:
+            for slot in self._slots:
+                slot.snapshots.cut(0)
+                store = self.store
+                slot.snapshots = (
+                    Snapshots() if store is None else Snapshots(self._most_snapshots, store.reserve, store.release)
+                )
 
     # -- beginning and losing them -----------------------------------------------------------------------------------
 

@@ -70,6 +70,12 @@ def read_header(
     return _locate(spec, hf_repo, hf_file, cache_dir).header(progress=progress, warn=warn or log.warning)
 
 
+def is_fetched_whole(spec: str | os.PathLike[str] | None, *, hf_repo: str | None = None) -> bool:
+    """Return True if `read_header` would have to fetch the whole model. Raises SourceError."""
+    found = _locate(spec, hf_repo, None, None)
+    return isinstance(found, IndexModel) and not found.model.is_at(found.folder / found.model.file_name)
+
+
 class Source(Protocol):
     """Location of a model."""
 
