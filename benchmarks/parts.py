@@ -186,6 +186,7 @@ PARTS = (
     Part("serving", ("serving.py",), 4.3, ("--quick",), serving_table),
     Part("roofline", ("roofline.py",), 0.5, table=roofline_table),
     Part("steps", ("steps.py",), 1, ("--quick",), steps_table),
+    Part("health", ("health.py",), 3),
     Part("page", ("page.py",), 0.3),
     Part("sessions", ("sessions.py",), 2.2, ("--sessions", "3"), sessions.table),
     Part("experts", ("speed.py", "synthetic-a3b-4", "--alternations", "3"), 2, ("--alternations", "1"), speed_table),
