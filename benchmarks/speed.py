@@ -2,9 +2,11 @@
 new process, which measures both (behind as many tokens as `--depths` says, that are evaluated once).
 
 usage: speed.py [MODEL …] [--alternations 5 | --quick] [--prompt 512] [--generate 128] [--depths 0] [--threads 2]
-                [--peers llama.cpp,ik_llama.cpp] [--flash-attention auto] [--repack 0,1] [--json FILE]
+                [--peers llama.cpp,ik_llama.cpp] [--before COMMAND] [--flash-attention auto] [--repack 0,1]
+                [--json FILE]
 MODEL: smollm2, gemma3, synthetic-1b (these three by default), a path, or whatever `llamado -m` takes.
 --peers: a peer that is not installed is left out. ik_llama.cpp measures no depth.
+--before: the command llamado of an older tree's environment, as one more side.
 --flash-attention: the -fa of llama.cpp's llama-bench, --repack: the -rtr of ik_llama.cpp's; with several (auto,0) each
 runs in turn, and the faster counts.
 """
@@ -26,6 +28,7 @@ from peer import programs_of
 from sides import IK, MODELS, SIDES, measured, model_path, our_command, peer_program
 
 PEERS = (SIDES[1], IK)
+_BEFORE = "before"
 _TIMEOUT = 3600.0
 """Seconds of a process: llama.cpp takes a quarter of an hour for 32,768 tokens."""
 
@@ -94,13 +97,13 @@ def table(rows: Sequence[dict[str, Any]], names: Mapping[str, str] | None = None
     return "\n".join(lines)
 
 
-def measure_ours(rows: list[Row], path: Path, test: list[str]) -> None:
-    """Run one process of ours; it warms up before each test, then measures once."""
-    done = measured(our_command("bench", "-m", str(path), *test, "-r", "1", "-o", "json"), timeout=_TIMEOUT)
+def measure_ours(rows: list[Row], side: str, command: Sequence[str], path: Path, test: list[str]) -> None:
+    """Run one process of ours, of this tree or the one before; it warms up before each test, then measures once."""
+    done = measured([*command, "bench", "-m", str(path), *test, "-r", "1", "-o", "json"], timeout=_TIMEOUT)
     for row, result in zip(rows, json.loads(done.printed), strict=True):
         assert row.test == result["test"]
         rate = result["tokens_per_second"]
-        row.add(SIDES[0], rate, done.peak_memory)
+        row.add(side, rate, done.peak_memory)
         if result["gigabytes_per_second"] is not None:
             row.gigabytes_per_token = result["gigabytes_per_second"] / rate
         if result["gigaops_per_second"] is not None:
@@ -144,6 +147,7 @@ def main() -> None:
     parser.add_argument("--depths", default="0", metavar="N,N", help="tokens that each test begins behind")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--peers", default=",".join(PEERS), metavar="PEER,PEER", help="the programs beside ours")
+    parser.add_argument("--before", metavar="COMMAND", help="the command llamado of another tree, measured beside this")
     parser.add_argument("--flash-attention", default="auto", metavar="V,V", help="llama.cpp's -fa; the faster counts")
     parser.add_argument("--repack", default="0,1", metavar="V,V", help="ik_llama.cpp's -rtr; the faster counts")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
@@ -156,7 +160,8 @@ def main() -> None:
         print(f"LEFT OUT: {IK}, whose llama-bench measures no depth", file=sys.stderr, flush=True)
         asked.remove(IK)
     peers = installed(asked)
-    sides = (SIDES[0], *peers)
+    sides = (SIDES[0], *([_BEFORE] if flags.before else []), *peers)
+    own = {SIDES[0]: our_command(), _BEFORE: [flags.before]}
     choices = {
         SIDES[1]: [["-fa", value] for value in flags.flash_attention.split(",")],
         IK: [["-rtr", value] for value in flags.repack.split(",")],
@@ -176,8 +181,8 @@ def main() -> None:
                 # The order changes, so that no side always finds the machine as the same other one left it.
                 for side in sides if turn % 2 == 0 else sides[::-1]:
                     test = options if side == IK else [*options, "-d", str(depth)]
-                    if side == SIDES[0]:
-                        measure_ours(found, path, test)
+                    if side in own:
+                        measure_ours(found, side, own[side], path, test)
                     else:
                         measure_theirs(found, side, path, test, choices[side])
                 for row in found:

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -276,3 +276,52 @@ def test_a_script_is_run_and_what_it_gives_is_kept(
         {"rows": [3]}, "keeps.py --fast", "b", "abc", "2026-02-03",
     ]  # fmt: skip
     assert measured.run(parts.Part("c", ("fails.py",), 1), "2026-02-03", quick=False) is None
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_speed_of_a_second_peer(
+    measured: ModuleType,
+    installed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import speed
+
+    for peer in speed.PEERS[: 1 + installed]:
+        (tmp_path / peer).mkdir()
+        (tmp_path / peer / "llama-bench").touch()
+    rates = {"llamado": 400.0, "old": 200.0, "llama.cpp": 100.0, "ik_llama.cpp": 250.0}
+    commands: list[list[str]] = []
+
+    def run(command: list[str], *, timeout: float) -> Any:
+        commands.append(command)
+        rate = rates[Path(command[0]).parent.name if "llama-bench" in command[0] else command[0]]
+        rate /= 2 if command[-2:] == ["-rtr", "0"] else 1  # repacked weights are faster
+        test = "pp64 @ d128" if "128" in command else "pp64"
+        ours = {"test": test, "tokens_per_second": rate, "gigabytes_per_second": None, "gigaops_per_second": rate}
+        theirs = {"n_prompt": 64, "n_gen": 0, "avg_ts": rate}
+        return SimpleNamespace(printed=json.dumps([theirs if "llama-bench" in command[0] else ours]), peak_memory=10**6)
+
+    monkeypatch.setattr(speed, "measured", run)
+    monkeypatch.setattr(speed, "limits", dict)
+    monkeypatch.setattr(speed, "limits_table", str)
+    monkeypatch.setattr(speed, "model_path", Path)
+    monkeypatch.setattr(speed, "programs_of", lambda peer: tmp_path / peer)
+    monkeypatch.setattr(speed, "peer_program", lambda name, peer: str(tmp_path / peer / name))
+    monkeypatch.setattr(speed, "our_command", lambda *arguments: ["llamado", *arguments])
+    kept = tmp_path / "kept.json"
+    options = ["--prompt", "64", "--generate", "0", "--quick", "--before", "old", "--json", str(kept)]
+    monkeypatch.setattr(sys, "argv", ["speed.py", "m", *options])
+    speed.main()
+    (row,) = json.loads(kept.read_text())["rows"]
+    ratios = {"before": 2.0, "llama.cpp": 4.0} | ({"ik_llama.cpp": 1.6} if installed else {})
+    assert row["ratio"] == ratios and row["sides"] == ["llamado", *ratios]
+    assert row["options"].get("ik_llama.cpp") == (["-rtr 1"] * 2 if installed else None)
+    assert ("LEFT OUT: ik_llama.cpp is not installed" in capsys.readouterr().err) is not installed
+    order = [Path(command[0]).parent.name or command[0] for command in commands if command[-2:] != ["-rtr", "0"]]
+    assert order == [*row["sides"][:1], "old", *row["sides"][2:], *reversed(row["sides"][2:]), "old", "llamado"]
+    commands.clear()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--depths", "128"])
+    speed.main()
+    assert not any("ik_llama.cpp" in command[0] for command in commands)
