@@ -18,7 +18,8 @@ python="${PYTHON:-python3}"
 stamp=.venv/.llamado-installed-dev
 if [ ! -x .venv/bin/python ] || [ pyproject.toml -nt "$stamp" ]; then
   [ -x .venv/bin/python ] || "$python" -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' </dev/null
+  # Only what is imported is compiled, when it is.
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]' </dev/null
   touch "$stamp"
 fi
 
