@@ -66,6 +66,10 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return tiers.is_left_out(collection_path) or None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tiers.sort(items)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Iterator[None]:
     """Keep the collector of cycles from walking again and again through what stays until the end."""

@@ -10,6 +10,14 @@ from typing import Any
 
 import pytest
 
+LONGEST = (
+    "rpc/test_chaos.py", "cluster/test_up.py", "router/test_router_children.py", "rpc/test_membership.py",
+    "router/test_router.py", "server/test_openapi.py", "engine/test_memory_kinds.py", "devices/test_jit.py",
+    "models/test_golden_logits.py", "rpc/test_ring.py", "text/test_hostile_templates.py", "gguf/test_wheels.py",
+    "rpc/test_joining_processes.py", "server/test_server_operations.py", "test_examples.py", "test_documents.py",
+)  # fmt: skip
+"""Files that take longest. They are first: the last to end would run alone otherwise."""
+
 _left_out: set[str] = set()
 """Marks that no test of this run has."""
 
@@ -27,6 +35,12 @@ def is_left_out(path: Path) -> bool:
         return False
     found = re.search(r"^pytestmark = (?:pytest\.mark.*|\[[^]]*\])$", path.read_text(), re.M)
     return found is not None and not _left_out.isdisjoint(re.findall(r"pytest\.mark\.(\w+)", found[0]))
+
+
+def sort(items: list[pytest.Item]) -> None:
+    """Put the longest files first."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
 
 
 def chosen(values: Iterable[Any], always: Collection[Any], id: Callable[[Any], str] | None = None) -> list[Any]:
