@@ -550,8 +550,9 @@ def manifests(what: Deployment) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 def test_kubernetes_takes_the_manifests(what: Deployment) -> None:
-    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate: it has the schemas")
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install '.[full]': it has the schemas")
     found = manifests(what)
     for one in found.values():
         validate.validate(one, KUBERNETES, strict=True)

@@ -21,7 +21,7 @@ from waiting import until
 
 from llamado.engine.cache import blocks, disk_cache
 from llamado.engine.cache.blocks import BadBlock, read_data, read_head, regroup, write_block
-from llamado.engine.cache.disk_cache import DiskCache, DiskCacheUnusable
+from llamado.engine.cache.disk_cache import DiskCache, DiskCacheUnusable, check_folder
 from llamado.engine.cache.prompt_cache import CellReader, ReadRate, StoredSequence
 from llamado.engine.cache.snapshots import NEAR
 from llamado.engine.engine import Engine
@@ -191,6 +191,15 @@ def test_numbers_that_are_none_are_not_used(
     result = ask(engine, req(prompt, 9))
     assert result.tokens == plain(prompt, 9) and result.n_cached == 0
     assert disk.counters.failures > 0 and "NaN or infinity" in caplog.text
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are Unix's")
+@pytest.mark.parametrize("mode", [0o700, 0o740, 0o701])
+def test_a_folder_that_others_may_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(mode)
+    check_folder(tmp_path / "cache")
+    assert ("chmod 700" in caplog.text) == (mode != 0o700)
 
 
 @pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
