@@ -149,11 +149,11 @@ class FakeForward:
         assert np.all(np.diff(outputs) > 0) and (outputs.size == 0 or outputs[-1] < n)
         for rows in placed.rows:
             assert rows.written.min() >= 0 and rows.written.max() < rows.spare
-            for beginning in rows.prefixes:
-                ends = [0, *(row + n for row, n in beginning.row_ranges)]
-                starts = [*(row for row, _ in beginning.row_ranges), int(rows.first[beginning.start])]
+            for prefix in rows.prefixes:
+                ends = [0, *(row + n for row, n in prefix.row_ranges)]
+                starts = [*(row for row, _ in prefix.row_ranges), int(rows.first[prefix.start])]
                 assert all(end <= start for end, start in zip(ends, starts, strict=True)), "rows ascend"
-                assert all(n % BLOCK == row % BLOCK == 0 for row, n in beginning.row_ranges)
+                assert all(n % BLOCK == row % BLOCK == 0 for row, n in prefix.row_ranges)
         below = [{i: b for b in rows.prefixes for i in range(b.start, b.stop)} for rows in placed.rows]
         for layer in range(len(self.memory)):
             if not isinstance(self.memory[layer].part, States):
@@ -179,9 +179,9 @@ class FakeForward:
                         if kept.window:
                             first = max(first, written - kept.window + 1)
                         seen, last = self._states(layer, first, written - first), position
-                        beginning = below[kept.number].get(i)
-                        if beginning is not None:
-                            whole = [self._states(layer, *stretch) for stretch in beginning.row_ranges]
+                        prefix = below[kept.number].get(i)
+                        if prefix is not None:
+                            whole = [self._states(layer, *stretch) for stretch in prefix.row_ranges]
                             seen = np.concatenate([*whole, seen])
                         if kept.window:
                             seen = seen[max(seen.size - kept.window + 1, 0) :]

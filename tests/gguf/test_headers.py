@@ -152,7 +152,7 @@ def test_a_large_model_with_a_short_name(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert resolve("qwen3", check=refuse_later) == path, "what is there is not asked for"
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(SourceError, match=r"\.models.GLM-4\.7-Flash-Q4_K_M\.gguf is not there.*--offline"):
+    with pytest.raises(SourceError, match=r"\.models.GLM-4\.7-Flash-Q4_K_M\.gguf is not fetched.*--offline"):
         resolve("glm")
 
 

@@ -325,5 +325,5 @@ def test_runs_of_sequences_that_lie_in_several_places() -> None:
 def rows(given: Batch, n: int) -> MemoryRows:
     """Those of the first `n` tokens."""
     all_ = given.memory[0]
-    kept = tuple(beginning for beginning in all_.prefixes if beginning.start < n)
+    kept = tuple(prefix for prefix in all_.prefixes if prefix.start < n)
     return MemoryRows(all_.written[:n], all_.first[:n], all_.last[:n], SPARE, kept)

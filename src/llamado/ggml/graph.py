@@ -1,6 +1,6 @@
 """Graph construction: one function per operation, and `Graph`, which puts operations in order.
 
-Each function checks its sources as ggml does (`shapes.py` holds the shape rules) and gives the result ggml's shape,
+Each function checks its sources as ggml does; `shapes.py` holds the shape rules. It gives the result ggml's shape,
 strides and parameter bytes (ggml.c), so that ggml back ends can run the graph. Nothing is computed. Every function
 raises ShapeError.
 """

@@ -73,7 +73,7 @@ class PrefixRows(NamedTuple):
     @property
     def n(self) -> int:
         """Return the number of tokens."""
-        return sum(stretch.n for stretch in self.row_ranges)
+        return sum(row_range.n for row_range in self.row_ranges)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,8 +100,8 @@ class MemoryRows:
         if not self.prefixes:
             return self.first
         origins = self.first.copy()
-        for beginning in self.prefixes:
-            origins[beginning.start : beginning.stop] -= beginning.n
+        for prefix in self.prefixes:
+            origins[prefix.start : prefix.stop] -= prefix.n
         return origins
 
 

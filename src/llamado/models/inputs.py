@@ -286,10 +286,10 @@ class Mask(Input):
         seen = [
             [(max(low, first), last + 1, row)] for low, first, last, row in zip(least, firsts, lasts, own, strict=True)
         ]
-        for beginning in rows.prefixes:
-            for i in range(beginning.start, beginning.stop):
-                at = firsts[i] - beginning.n
-                for row, n in beginning.row_ranges:
+        for prefix in rows.prefixes:
+            for i in range(prefix.start, prefix.stop):
+                at = firsts[i] - prefix.n
+                for row, n in prefix.row_ranges:
                     skip = max(least[i] - at, 0)
                     if skip < n:
                         seen[i].append((row + skip, row + n, own[i] - at + row))

@@ -16,8 +16,8 @@ class Head(Model):
     """Reads a token and the target's hidden state that predicted it, and predicts the next token.
 
     `hidden_widths` are the accepted widths of hidden states. The first is that of the target's features. The last is
-    that of the head's own state, which it outputs (FEATURES, for the rows with logits) and reads in place of the
-    features of tokens that the target has not computed yet.
+    that of the head's own state, which it outputs for the rows with logits (FEATURES). The head reads its own state for
+    tokens that the target has not computed yet.
     """
 
     first: ClassVar[int] = 0

@@ -1,8 +1,9 @@
 """Memory of a model: its tensors, the sequences in them, and the rows that a batch reads and writes.
 
 This is llama.cpp's `llama_memory_i`. A sequence is a `Handle`: the caller tracks how many of its tokens were read
-(`used`), the memory tracks where they are. A sequence can rewind to any token if layers keep all tokens, within a
-window while it is still stored or to a snapshot of it, and only to snapshots of a recurrent state.
+(`used`), the memory tracks where they are. How far a sequence can rewind depends on the layers. If they keep all
+tokens, it can rewind to any token. In a sliding window, it can rewind while the window is still stored, or to a
+snapshot of it. With recurrent state, it can rewind only to snapshots.
 """
 
 from __future__ import annotations
@@ -256,10 +257,10 @@ class Memory(Layout):
             filled = iter(arrays)
             if self._tokens.layers:
                 *before, last = handle.run.row_ranges()
-                beginning = PrefixRows(at, end, tuple(before))
+                prefix = PrefixRows(at, end, tuple(before))
                 if before:
-                    prefixes.append(beginning)
-                _fill(next(filled), at, end, last.row, first - beginning.n, self._causal)
+                    prefixes.append(prefix)
+                _fill(next(filled), at, end, last.row, first - prefix.n, self._causal)
             for part, place in zip(self._others, handle.places, strict=True):
                 written, firsts, lasts = next(filled)
                 if isinstance(place, WindowPlace):
@@ -303,7 +304,7 @@ class Memory(Layout):
     def read(self, handle: Handle, first: int, n: int) -> Bytes:
         """Read `n` tokens from position `first` on in the layers that keep all tokens. Raises DeviceLost."""
         rows = handle.run.rows(first, n)
-        spans = [RowSpan(tensor, *stretch) for tensor in self._tokens.tensors for stretch in rows]
+        spans = [RowSpan(tensor, *row_range) for tensor in self._tokens.tensors for row_range in rows]
         return self._storage.read_rows(spans) if spans else np.empty(0, np.uint8)
 
     def write(self, handle: Handle, n: int, data: Bytes, skip: int = 0) -> None:
