@@ -11,7 +11,7 @@ from tiny_models import make_llama
 from waiting import GUARD
 
 from llamado.engine.errors import InvalidRequest, SlotFileError
-from llamado.engine.forward.contract import Activated
+from llamado.engine.forward.contract import ActivatedScales
 from llamado.engine.forward.lora_scales import DefaultScales
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
@@ -59,14 +59,14 @@ def test_where_one_begins_to_work() -> None:
     known = DefaultScales((0.0, 0.0, 0.0), (CALL, OTHER, ()))
     for prompt, start in (([1, 7, 8, 2, 7, 8, 3], 3), ([1, 2, 7, 8], 1), ([7, 8], None), ([1, 7, 8], None)):
         assert known.for_prompt({0: 1.0}, prompt) == (
-            (1.0, 0.0, 0.0) if start is None else Activated((1.0, 0.0, 0.0), start)
+            (1.0, 0.0, 0.0) if start is None else ActivatedScales((1.0, 0.0, 0.0), start)
         )
     assert known.for_prompt({0: 1.0}, [8, 7, 1]) == () == known.for_prompt({}, [7, 8])
     assert known.for_prompt({0: 1.0}, [5, 7, 8, 8]) == ()  # as llama-server, which looks at the last 8 only once
     assert known.for_prompt({0: 1.0, 2: 0.5}, [1, 2, 3]) == (1.0, 0.0, 0.5)
     with pytest.raises(InvalidRequest, match="multiple aLoRAs"):
         known.for_prompt({0: 1.0, 1: 1.0}, [1, 7, 8, 9])
-    assert Activated((1.0,), 2) != (1.0,) != Activated((1.0,), 3) != Activated((1.0,), 2)
+    assert ActivatedScales((1.0,), 2) != (1.0,) != ActivatedScales((1.0,), 3) != ActivatedScales((1.0,), 2)
 
 
 @pytest.mark.slow
@@ -106,9 +106,9 @@ def test_what_stands_before_is_shared(llama: LoadedModel, files: tuple[Path, Pat
 def test_what_is_dropped_moves_the_place() -> None:
     for start, n_keep, n_discard, moved in ((20, 4, 8, 12), (10, 4, 8, 4), (3, 4, 8, 3), (6, 0, 8, 0)):
         slot = Slot(0, 64)
-        slot.length, slot.scales = 40, Activated((1.0,), start)
+        slot.length, slot.scales = 40, ActivatedScales((1.0,), start)
         slot.shift(n_keep, n_discard)
-        assert slot.scales == (Activated((1.0,), moved) if moved else (1.0,))
+        assert slot.scales == (ActivatedScales((1.0,), moved) if moved else (1.0,))
 
 
 @pytest.mark.slow

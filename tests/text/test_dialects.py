@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamado.text.dialects import Content, Continued, Conversation, Piece, Prepared, Reasoning, ToolCall, prepare
+from llamado.text.dialects import (
+    Content,
+    ContinuedMessage,
+    Conversation,
+    Piece,
+    PreparedChat,
+    Reasoning,
+    ToolCall,
+    prepare,
+)
 from llamado.text.dialects.reading import ReadingParser
 from llamado.text.template.chat import ChatTemplate
 
@@ -51,12 +60,12 @@ def template(name: str) -> ChatTemplate:
 _ids = itertools.count()
 
 
-def ready(name: str, **options: Any) -> Prepared:
+def ready(name: str, **options: Any) -> PreparedChat:
     options.setdefault("tools", TOOLS)
     return prepare(template(name), Conversation(messages=USER, **options), new_id=lambda: f"id{next(_ids)}")
 
 
-def read(prepared: Prepared, parts: list[str]) -> list[Piece]:
+def read(prepared: PreparedChat, parts: list[str]) -> list[Piece]:
     parser = prepared.parser()
     pieces = [piece for part in parts for piece in parser.push(part)]
     return pieces + parser.finish()
@@ -468,7 +477,7 @@ NAMES = sorted({answer[0] for answer in ANSWERS})
 SAMPLES = {name: [answer[1] for answer in ANSWERS if answer[0] == name] for name in NAMES}
 
 
-# The families by the names that `Prepared.family` gives them.
+# The families by the names that `PreparedChat.family` gives them.
 FAMILIES = {
     "apertus": "Apertus",
     "apriel": "Apriel",
@@ -692,17 +701,17 @@ def test_content_that_is_no_call_is_shown_up_to_the_cut() -> None:
 
 
 def test_continued_answers() -> None:
-    content = ready("hermes", continued=Continued("Hel", "why"))
+    content = ready("hermes", continued=ContinuedMessage("Hel", "why"))
     assert content.prompt.endswith("<|im_start|>assistant\n<think>\nwhy\n</think>\n\nHel")
     assert told(read(content, [" lo"])) == ("", " lo", [])
-    thoughts = ready("hermes", continued=Continued(None, "wh"))
+    thoughts = ready("hermes", continued=ContinuedMessage(None, "wh"))
     assert thoughts.prompt.endswith("<|im_start|>assistant\n<think>\nwh")
     assert thoughts.thinking_open
     assert told(read(thoughts, ["y</think>\n\nHello"])) == ("y", "Hello", [])
-    harmony = ready("harmony", continued=Continued("Hel"))
+    harmony = ready("harmony", continued=ContinuedMessage("Hel"))
     assert harmony.prompt.endswith("<|channel|>final<|message|>Hel")
     assert told(read(harmony, ["lo"])) == ("", "lo", [])
-    plain = ready("llama3", continued=Continued("Hel"), tools=())
+    plain = ready("llama3", continued=ContinuedMessage("Hel"), tools=())
     assert plain.prompt.endswith("assistant<|end_header_id|>\n\nHel")
 
 

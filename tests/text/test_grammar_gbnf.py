@@ -268,7 +268,7 @@ def test_rules_that_overlap_in_many_ways_end_in_single_characters(
         for text in ("b", "ba", "baaa", "aa", "bba"):
             assert bpe.accepts(constraint, text), (steps, text)
         assert not bpe.accepts(constraint, "a" * 13)
-    lexing = gbnf_lark._Lexing({"root": Ref("r")} | {"r": Sequence((Literal("a"), Repeat(Ref("root"), 0, 1)))})
+    lexing = gbnf_lark._LexemePlan({"root": Ref("r")} | {"r": Sequence((Literal("a"), Repeat(Ref("root"), 0, 1)))})
     with pytest.raises(gbnf_lark._TooLarge):
         lexing.refine()
     assert lexing.steps > 10

@@ -10,7 +10,7 @@ import pytest
 from guided import Vocabulary, bytes_tokenizer
 from test_dialects import template
 
-from llamado.text.dialects import Conversation, Prepared, prepare
+from llamado.text.dialects import Conversation, PreparedChat, prepare
 from llamado.text.grammar.json_schema.loosen import loosened
 from llamado.text.grammar.source import GrammarError
 
@@ -50,7 +50,7 @@ def vocabulary() -> Vocabulary:
     return Vocabulary(bytes_tokenizer())
 
 
-def ready(name: str, parameters: Any, *, strict: bool | None = None, choice: str = "auto") -> Prepared:
+def ready(name: str, parameters: Any, *, strict: bool | None = None, choice: str = "auto") -> PreparedChat:
     function = {"name": "f", "description": "d", "parameters": parameters}
     tool = {"type": "function", "function": function if strict is None else {**function, "strict": strict}}
     messages = [{"role": "user", "content": "hi"}]

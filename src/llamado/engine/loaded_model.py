@@ -119,11 +119,11 @@ class LoadedModel:
         rendering.start()  # it starts while the model is loaded
         if not isinstance(source, ModelSource):
             source = ModelSource(spec=os.fspath(source))
-        said = progress or (lambda *_: None)
+        report = progress or (lambda *_: None)
         fetching = f"{FETCHING}{source.name}"
         workers = options.split is not None
-        path = fetch_model(source, options, progress=lambda done, total: said(fetching, done, total))
-        said("opening the model", 0, 0)
+        path = fetch_model(source, options, progress=lambda done, total: report(fetching, done, total))
+        report("opening the model", 0, 0)
         memory_options(options)  # reports their errors before the file is opened
         with ExitStack() as opened:
             file = GGUFFile.open(path, mmap=options.mmap)
@@ -258,9 +258,9 @@ class LoadedModel:
         """
         variables = dict(template_options or {})
         if messages and messages[-1]["role"] == "assistant":
-            from llamado.text.dialects import Continued, Conversation, prepare
+            from llamado.text.dialects import ContinuedMessage, Conversation, prepare
 
-            tools, continued = variables.pop("tools", None) or (), Continued.of(messages[-1])
+            tools, continued = variables.pop("tools", None) or (), ContinuedMessage.of(messages[-1])
             request = Conversation(messages=messages[:-1], tools=tools, continued=continued, template_options=variables)
             text = prepare(self.template, request).prompt
         else:

@@ -210,8 +210,8 @@ class EngineOptions:
 def as_share(report: Callable[[float, str], None]) -> Report:
     """Make a Report from a callback for the overall progress, of which fetching is half."""
 
-    def said(what: str, done: int, total: int) -> None:
+    def report_share(what: str, done: int, total: int) -> None:
         share = done / total if total else 0.0
         report(share / 2 if what.startswith(FETCHING) else (1 + share) / 2, what)
 
-    return said
+    return report_share

@@ -12,7 +12,7 @@ from typing import Any
 from llamado.engine.request import Result, TokenProb, TokenProbs
 from llamado.library.completion import Events, finish_reason, last, usage
 from llamado.library.errors import LibraryError
-from llamado.text.dialects import Conversation, Prepared, prepare
+from llamado.text.dialects import Conversation, PreparedChat, prepare
 from llamado.text.dialects.answer import AnswerReader, delta
 from llamado.text.grammar.compiler import Constraint, GrammarCompiler
 from llamado.text.grammar.source import GrammarError, GrammarSource
@@ -30,7 +30,7 @@ def prepared_chat(
     tool_choice: str | Mapping[str, Any] | None,
     response_format: Mapping[str, Any] | None,
     grammar: GrammarSource | None,
-) -> Prepared:
+) -> PreparedChat:
     """A conversation made ready. Raises LibraryError and TemplateError."""
     request = Conversation(
         messages=[_message(message) for message in messages],
@@ -81,7 +81,7 @@ def _schema(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return schema or {"type": "object"}
 
 
-def limits(prepared: Prepared, grammars: GrammarCompiler, tokenizer: Tokenizer) -> dict[str, Any]:
+def limits(prepared: PreparedChat, grammars: GrammarCompiler, tokenizer: Tokenizer) -> dict[str, Any]:
     """Fields of Request that hold an answer to what was asked for. Raises GrammarError."""
     constraint: Constraint | None = None
     if prepared.grammar is not None:
@@ -101,7 +101,7 @@ def limits(prepared: Prepared, grammars: GrammarCompiler, tokenizer: Tokenizer) 
 class ChatCompletion:
     """One answer of a chat."""
 
-    def __init__(self, model: str, prepared: Prepared, *, logprobs: bool = False) -> None:
+    def __init__(self, model: str, prepared: PreparedChat, *, logprobs: bool = False) -> None:
         self._head = {"id": f"chatcmpl-{uuid.uuid4()}", "created": int(time.time()), "model": model}
         self._reader = AnswerReader(prepared.parser(), prepared.given)
         self._stops = prepared.stops

@@ -48,7 +48,7 @@ _LEAST_ARENA = 1 << 16
 
 
 @dataclass
-class _Compiled:
+class _CompiledGraph:
     graph: Graph
     program: Program
     n_threads: int
@@ -83,7 +83,7 @@ class CpuDevice:
         self._allocated: WeakSet[CpuBuffer] = WeakSet()
         self._counting = threading.Lock()  # memory is allocated from any thread
         self._arena = CpuBuffer.allocate(_LEAST_ARENA)
-        self._programs: OrderedDict[int, _Compiled] = OrderedDict()
+        self._programs: OrderedDict[int, _CompiledGraph] = OrderedDict()
 
     local, zeroes_memory = True, False
     endpoint: None = None
@@ -193,7 +193,7 @@ class CpuDevice:
         """Wait for the launched graph. Every method that touches memory or programs calls this first."""
         self.team.join()
 
-    def prepare(self, graph: Graph, quota: KernelQuota | None = None) -> _Compiled:
+    def prepare(self, graph: Graph, quota: KernelQuota | None = None) -> _CompiledGraph:
         """Compile a graph without running it, unless that is done already."""
         self.finish()
         compiled = self._compiled(graph)
@@ -227,13 +227,13 @@ class CpuDevice:
         finally:
             self.jit.quota = None
         kept = {tensor: place for tensor, place in compiler.places.items() if place.keep}
-        compiled = _Compiled(graph, program, n_threads, compiler.constants, kept)
+        compiled = _CompiledGraph(graph, program, n_threads, compiler.constants, kept)
         self._programs[id(graph)] = compiled
         if len(self._programs) > _PROGRAMS_KEPT:
             self._programs.popitem(last=False)
         return compiled
 
-    def _compiled(self, graph: Graph) -> _Compiled | None:
+    def _compiled(self, graph: Graph) -> _CompiledGraph | None:
         found = self._programs.get(id(graph))
         if found is None or found.graph is not graph:
             return None

@@ -21,21 +21,21 @@ Scales = tuple[float, ...]
 """Scales of a model's adapters, in float32; empty if all are 0."""
 
 
-class Activated(tuple[float, ...]):
+class ActivatedScales(tuple[float, ...]):
     """Scales of an adapter that applies from token `start` of a sequence on, as for activated LoRAs; no adapter does
     before.
     """
 
     start: int
 
-    def __new__(cls, scales: Scales, start: int) -> Activated:
+    def __new__(cls, scales: Scales, start: int) -> ActivatedScales:
         """`start`: 1 or more."""
         self = super().__new__(cls, scales)
         self.start = start
         return self
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Activated) and self.start == other.start and super().__eq__(other)
+        return isinstance(other, ActivatedScales) and self.start == other.start and super().__eq__(other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -49,7 +49,7 @@ class Activated(tuple[float, ...]):
 
 def scales_at(scales: Scales, token: int) -> Scales:
     """Return the scales that a token of a sequence is computed with."""
-    if not isinstance(scales, Activated):
+    if not isinstance(scales, ActivatedScales):
         return scales
     return tuple(scales) if token >= scales.start else ()
 
@@ -61,7 +61,7 @@ def alike(one: Scales, other: Scales, n: int) -> int:
 
 def _without(scales: Scales, n: int) -> int:
     """Return how many of the `n` first tokens are computed without adapters."""
-    return scales.start if isinstance(scales, Activated) else 0 if scales else n
+    return scales.start if isinstance(scales, ActivatedScales) else 0 if scales else n
 
 
 Cells = NDArray[np.uint8]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.devices.device import DeviceLost
-from llamado.engine.forward.contract import Activated, CellKind, Cells, ForwardError, Scales
+from llamado.engine.forward.contract import ActivatedScales, CellKind, Cells, ForwardError, Scales
 from llamado.engine.forward.device_recovery import DeviceRecovery
 from llamado.engine.forward.device_tensors import DeviceTensors
 from llamado.engine.forward.pipeline import Pipeline
@@ -140,7 +140,7 @@ def fingerprint(file: GGUFFile, model: Model, memory: Memory, scales: Sequence[f
         if not scale or not adapted:
             continue
         digest.update(b"adapter " + struct.pack("<fd", scale, adapter.alpha))
-        if isinstance(scales, Activated):
+        if isinstance(scales, ActivatedScales):
             digest.update(b"from " + struct.pack("<q", scales.start))
         for weight in adapted:
             for tensor in adapter.pairs[weight]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from llamado.engine.errors import EngineError, InvalidRequest
-from llamado.engine.forward.contract import Activated, Scales, as_scales
+from llamado.engine.forward.contract import ActivatedScales, Scales, as_scales
 
 
 class DefaultScales:
@@ -57,7 +57,7 @@ class DefaultScales:
         at = _last_place(self.invocations[working[0]], prompt)
         if at is None:
             return ()
-        return Activated(scales, at - 1) if at > 1 else scales
+        return ActivatedScales(scales, at - 1) if at > 1 else scales
 
 
 def _last_place(tokens: Sequence[int], prompt: Sequence[int]) -> int | None:

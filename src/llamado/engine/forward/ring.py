@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 """Numbers of a device and of the next one."""
 
 
-class _Linked(NamedTuple):
+class _LinkedPair(NamedTuple):
     source: Device
     target: Device
     link: TensorLink
@@ -36,7 +36,7 @@ class Ring:
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = devices
-        self._links: dict[Pair, _Linked] = {}
+        self._links: dict[Pair, _LinkedPair] = {}
         self._refused: dict[tuple[Device, Device], float] = {}  # until when (time.monotonic())
 
     def form(self, parts: Sequence[GraphPart]) -> None:
@@ -47,7 +47,7 @@ class Ring:
             for pair, until in self._refused.items()
             if until > now and all(device in self._devices for device in pair)
         }
-        kept: dict[Pair, _Linked] = {}
+        kept: dict[Pair, _LinkedPair] = {}
         lacking: list[Pair] = []
         for pair in _acyclic([(a.device, b.device) for a, b in pairwise(parts)]):
             source, target = (self._devices[number] for number in pair)
@@ -67,14 +67,14 @@ class Ring:
                 else:
                     self._links[pair] = made
 
-    def _open(self, pair: Pair) -> _Linked | None:
+    def _open(self, pair: Pair) -> _LinkedPair | None:
         source, target = (self._devices[number] for number in pair)
         try:
             link = source.link(target)
         except LlamadoError as error:  # a lost device is detected by its own watcher
             log.debug("%s and %s are not linked: %s", source.name, target.name, error)
             return None
-        return None if link is None else _Linked(source, target, link)
+        return None if link is None else _LinkedPair(source, target, link)
 
     def link(self, source: int, target: int) -> TensorLink | None:
         """Return the link between two devices, if there is one."""

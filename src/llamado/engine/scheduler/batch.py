@@ -300,8 +300,8 @@ class Planner:
                 continue
             self._sequence_cache.going_on(slot, count + len(draft))
             first, back = used + n_ahead, memory.n_before
-            said = [*slot.tokens[max(used - back, 0) : used], *task.ahead.tokens[:n_ahead]] if back else []
-            spans.append(Span(handle, first, count + len(draft), n_ahead, said[-back:]))
+            recent = [*slot.tokens[max(used - back, 0) : used], *task.ahead.tokens[:n_ahead]] if back else []
+            spans.append(Span(handle, first, count + len(draft), n_ahead, recent[-back:]))
             row, n_before = None, len(outputs)
             if task.needs_prompt_rows:
                 outputs.extend(range(n - count, n - (end == slot.length)))

@@ -42,7 +42,7 @@ class EngineRecovery:
         self._void: DeviceLost | None = None
         self.fault: Fault | None = None
         """The loss that the engine waits for, for status requests."""
-        self._returning: _Returning | None = None
+        self._returning: _ReturnWatcher | None = None
 
     def note(self, lost: DeviceLost) -> None:
         """Record a loss."""
@@ -85,7 +85,7 @@ class EngineRecovery:
         self.fault = self._void = None
         if self._forward.away():
             if self._returning is None:
-                self._returning = _Returning(self._forward, self._queue)
+                self._returning = _ReturnWatcher(self._forward, self._queue)
             self._returning.needed.set()
 
     def _log_outcome(self, seconds: float) -> None:
@@ -137,7 +137,7 @@ class EngineRecovery:
             changed()
 
 
-class _Returning(threading.Thread):
+class _ReturnWatcher(threading.Thread):
     """Thread that reconnects devices whose layers moved to others. `ready`: some can have their layers back."""
 
     def __init__(self, forward: Forward, queue: Queue) -> None:
@@ -151,12 +151,12 @@ class _Returning(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        began, said = time.monotonic(), ""
+        began, reported = time.monotonic(), ""
         while not self._queue.closing:
             if not self._forward.away():
                 self.needed.wait(_LONGEST_PAUSE)
                 self.needed.clear()
-                began, said = time.monotonic(), ""
+                began, reported = time.monotonic(), ""
                 continue
             time.sleep(min(max(_FIRST_PAUSE, _PAUSE_SHARE * (time.monotonic() - began)), _LONGEST_PAUSE))
             try:
@@ -165,9 +165,9 @@ class _Returning(threading.Thread):
             except DeviceLost:
                 continue
             except Exception as error:
-                if str(error) != said:
-                    said = str(error)
-                    log.warning("a device is back, but cannot be used: %s", said, exc_info=not _is_ours(error))
+                if str(error) != reported:
+                    reported = str(error)
+                    log.warning("a device is back, but cannot be used: %s", reported, exc_info=not _is_ours(error))
                 continue
             self._pause(self._rest)
             self._answered.clear()

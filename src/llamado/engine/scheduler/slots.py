@@ -13,7 +13,7 @@ from llamado.engine.cache.disk_cache import DiskRead
 from llamado.engine.cache.snapshots import Snapshots
 from llamado.engine.drafts.drafts import DraftState
 from llamado.engine.drafts.pending_draft import PendingDraft
-from llamado.engine.forward.contract import Activated, Scales, alike, scales_at
+from llamado.engine.forward.contract import ActivatedScales, Scales, alike, scales_at
 from llamado.engine.request import Event, Progress, Request, SlotSnapshot, Timings, TokenProbs
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.rng import Seed
@@ -190,7 +190,7 @@ class Slot:
     def together(self) -> int:
         """Number of pending tokens that may be in one batch: those with the same scales as the first of them."""
         used, most = self.used, self.length
-        if isinstance(self.scales, Activated) and used < self.scales.start:
+        if isinstance(self.scales, ActivatedScales) and used < self.scales.start:
             most = min(most, self.scales.start)
         if self.task is not None and self.task.needs_prompt_rows:
             most = min(most, used + _ROWS)
@@ -229,9 +229,9 @@ class Slot:
         self.discard_drafts()
         if self.task is not None and self.task.draft_state is not None:
             self.task.draft_state.forget()
-        if isinstance(self.scales, Activated) and self.scales.start > n_keep:
+        if isinstance(self.scales, ActivatedScales) and self.scales.start > n_keep:
             start = max(n_keep, self.scales.start - n_discard)
-            self.scales = Activated(self.scales, start) if start else tuple(self.scales)
+            self.scales = ActivatedScales(self.scales, start) if start else tuple(self.scales)
         self.tokens[n_keep : self.length - n_discard] = self.tokens[n_keep + n_discard : self.length].copy()
         self.length -= n_discard
 
@@ -244,8 +244,8 @@ class Slot:
         """End the request; the cells stay."""
         self.discard_drafts()
         if self.task is not None and self.task.draft_state is not None:
-            said = [] if self.task.truncated else self.tokens[: self.length].tolist()
-            self.task.draft_state.end(said, self.task.n_prompt)
+            sequence = [] if self.task.truncated else self.tokens[: self.length].tolist()
+            self.task.draft_state.end(sequence, self.task.n_prompt)
         self.task = None
         self.leader = None
         self.length = self.used

@@ -15,7 +15,7 @@ from llamado.server.generate.request import GenerationRequest, make_request
 from llamado.server.loaded_model import Served
 from llamado.server.switches import Switches
 from llamado.text.dialects import prepare
-from llamado.text.dialects.dialect import Content, Continued, Conversation, Piece, Prepared
+from llamado.text.dialects.dialect import Content, ContinuedMessage, Conversation, Piece, PreparedChat
 from llamado.text.grammar.source import GrammarSource
 from llamado.text.template.chat import ChatTemplate
 
@@ -231,7 +231,7 @@ def _template_options(body: Mapping[str, Any], switches: Switches) -> tuple[dict
 
 def _continued(
     body: Mapping[str, Any], messages: list[dict[str, Any]], switches: Switches
-) -> tuple[Continued | None, bool]:
+) -> tuple[ContinuedMessage | None, bool]:
     """What the answer goes on with, taken off the end of `messages`, and whether the template opens an answer.
 
     Said by `continue_final_message` as in vLLM (true, or which part of the message goes on), or by a last message of
@@ -254,7 +254,7 @@ def _continued(
     messages.pop()
     if not any(last.get(name) for name in ("content", "reasoning_content", "tool_calls", "name", "tool_call_id")):
         return None, False  # as llama-server: nothing of the answer is opened for a message of nothing
-    return Continued.of(last, wish if isinstance(wish, str) and wish in _PARTS else None), True
+    return ContinuedMessage.of(last, wish if isinstance(wish, str) and wish in _PARTS else None), True
 
 
 def _conversation(
@@ -317,7 +317,7 @@ def _answer(body: Mapping[str, Any], switches: Switches) -> tuple[int | None, li
     return n_probs, stops, switches.reasoning_budget if budget == -1 else budget
 
 
-def _prepared(conversation: Conversation, switches: Switches, template: ChatTemplate) -> Prepared:
+def _prepared(conversation: Conversation, switches: Switches, template: ChatTemplate) -> PreparedChat:
     prepared = prepare(template, conversation)
     if switches.skip_chat_parsing:
         return dataclasses.replace(prepared, parser=PlainParser, grammar=None, triggers=(), thinking=None)
@@ -325,7 +325,7 @@ def _prepared(conversation: Conversation, switches: Switches, template: ChatTemp
 
 
 def _limits(
-    body: Mapping[str, Any], prepared: Prepared, limited_by: str, budget: int, served: Served, switches: Switches
+    body: Mapping[str, Any], prepared: PreparedChat, limited_by: str, budget: int, served: Served, switches: Switches
 ) -> Limits:
     """What the answer is limited by."""
     reasoning = None

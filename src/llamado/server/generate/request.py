@@ -16,7 +16,7 @@ from llamado.server.switches import Switches
 from llamado.text.dialects.answer import random_id
 
 if TYPE_CHECKING:
-    from llamado.text.dialects.dialect import Prepared
+    from llamado.text.dialects.dialect import PreparedChat
     from llamado.text.grammar.source import GrammarSource
 
 # Probabilities of one answer: all of a vocabulary of 262,144 at four tokens, or 20 at 50,000. As JSON they are 100 MB.
@@ -62,7 +62,7 @@ class GenerationRequest:
     banned: Sequence[int] = ()
     """Tokens that cannot come because the answer shall not end by itself."""
     # of chats
-    prepared: Prepared | None = None
+    prepared: PreparedChat | None = None
     """The conversation as a prompt, and how the answer to it is read."""
     reasoning_format: str = "none"
     client_stops: Sequence[str] = ()

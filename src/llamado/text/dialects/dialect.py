@@ -52,7 +52,7 @@ class Parser(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Continued:
+class ContinuedMessage:
     """A message of the assistant that the answer continues."""
 
     content: str | None = None
@@ -89,7 +89,7 @@ class Conversation:
     grammar: GrammarSource | None = None
     """A grammar of the client for the content."""
     add_generation_prompt: bool = True
-    continued: Continued | None = None
+    continued: ContinuedMessage | None = None
     """The beginning of the answer as given by the client; it is appended to the prompt."""
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] = "auto"
     enable_thinking: bool | None = None
@@ -100,7 +100,7 @@ class Conversation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedChat:
     """A prepared conversation: its prompt, the constraint of the answer, and its parser."""
 
     prompt: str

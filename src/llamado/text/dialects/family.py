@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from llamado.text.dialects.calls import Calls, Tools
 from llamado.text.dialects.reading import Reader, Reading
-from llamado.text.dialects.thinking import Thinking
+from llamado.text.dialects.thinking import ThinkingTags
 
 Message = Mapping[str, Any]
 
@@ -27,7 +27,7 @@ class Family:
     matches: Callable[[str], bool]
     """Returns True if a template, given by its source, belongs to the family."""
     calls: Calls | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingTags | None = None
     """Tags around thoughts; None: found in the template."""
     adjust: Callable[[Sequence[Message]], Sequence[Message]] | None = None
     """Converts messages to the form that the template needs."""

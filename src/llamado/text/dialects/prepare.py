@@ -12,12 +12,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from llamado.text.dialects.calls import Tools
-from llamado.text.dialects.dialect import Content, Continued, Conversation, Prepared, Reasoning
+from llamado.text.dialects.dialect import Content, ContinuedMessage, Conversation, PreparedChat, Reasoning
 from llamado.text.dialects.families.generic import generic_grammar, read_generic, with_calls_as_text, with_tools_as_text
 from llamado.text.dialects.family import Family, Message
 from llamado.text.dialects.reading import Reader, Reading, ReadingParser, Tags
 from llamado.text.dialects.registry import family_of
-from llamado.text.dialects.thinking import Thinking, find_thinking
+from llamado.text.dialects.thinking import ThinkingTags, find_thinking
 from llamado.text.grammar.source import GrammarError, GrammarSource
 from llamado.text.template.chat import ChatTemplate
 
@@ -37,7 +37,7 @@ class _TemplateInfo:
     """The properties found of a template."""
 
     family: Family
-    thinking: Thinking | None
+    thinking: ThinkingTags | None
 
 
 _infos: WeakKeyDictionary[ChatTemplate, _TemplateInfo] = WeakKeyDictionary()
@@ -56,7 +56,7 @@ def thinks(template: ChatTemplate) -> bool:
     return _look_up(template).thinking is not None
 
 
-def prepare(template: ChatTemplate, conversation: Conversation, new_id: Callable[[], str] = call_id) -> Prepared:
+def prepare(template: ChatTemplate, conversation: Conversation, new_id: Callable[[], str] = call_id) -> PreparedChat:
     """Prepare a conversation for the engine; `new_id` creates ids of calls. Raises TemplateError."""
     info = _look_up(template)
     family, thinking = info.family, info.thinking
@@ -130,7 +130,7 @@ def prepare(template: ChatTemplate, conversation: Conversation, new_id: Callable
         preserved += [thinking.start.strip(), thinking.end.strip()]
     if family.calls is not None and tools.schemas:
         preserved += family.calls.tags
-    return Prepared(
+    return PreparedChat(
         prompt=prompt,
         dialect=family.dialect,
         family="Generic" if generic else family.name,
@@ -166,7 +166,7 @@ def _render(
     return prompt, prompt[len(bare) if prompt.startswith(bare) else next(differ, len(prompt)) :]
 
 
-def _opened(opening: str, continued: Continued, thinking: Thinking | None, family: Family) -> str:
+def _opened(opening: str, continued: ContinuedMessage, thinking: ThinkingTags | None, family: Family) -> str:
     """Return the opening of an answer that has begun: its thoughts, and its content if it has any."""
     if thinking is not None:
         start = thinking.written[0]
@@ -177,8 +177,8 @@ def _opened(opening: str, continued: Continued, thinking: Thinking | None, famil
     return opening if continued.content is None else opening + family.before_content + continued.content
 
 
-def _given(conversation: Conversation, thinking: Thinking | None) -> tuple[Content | Reasoning, ...]:
-    continued, pieces = conversation.continued or Continued(), list[Content | Reasoning]()
+def _given(conversation: Conversation, thinking: ThinkingTags | None) -> tuple[Content | Reasoning, ...]:
+    continued, pieces = conversation.continued or ContinuedMessage(), list[Content | Reasoning]()
     if continued.reasoning and thinking is not None and conversation.reasoning_format != "none":
         behind = "" if continued.content is None else thinking.written[1].partition(thinking.end)[0]
         pieces.append(Reasoning(continued.reasoning + behind))
@@ -219,7 +219,7 @@ def _read(
     reader: Reader,
     *,
     family: Family,
-    thinking: Thinking | None,
+    thinking: ThinkingTags | None,
     tools: Tools,
     generic: bool,
     format: str,

@@ -21,7 +21,7 @@ _ANSWER = "llamadoanswer"
 
 
 @dataclass(frozen=True)
-class Thinking:
+class ThinkingTags:
     """The tags around thoughts, and the whitespace that belongs to the tags rather than to the text around them."""
 
     start: str
@@ -77,7 +77,7 @@ def _discard(text: str) -> None:
     pass
 
 
-def find_thinking(template: ChatTemplate) -> Thinking | None:
+def find_thinking(template: ChatTemplate) -> ThinkingTags | None:
     """Return the tags of a template's thoughts; None if it has no thoughts.
 
     The whitespace that belongs to them is found from how the template writes earlier thoughts.
@@ -94,12 +94,12 @@ def find_thinking(template: ChatTemplate) -> Thinking | None:
     try:
         text = template.render(messages, add_generation_prompt=False)
     except TemplateError:
-        return Thinking(start, end)
+        return ThinkingTags(start, end)
     before, found, behind = text.partition(_THOUGHT)
     between, answered, _ = behind.partition(_ANSWER)
     if not found or not answered or start not in before or end not in between:
-        return Thinking(start, end)
+        return ThinkingTags(start, end)
     opened = before.rpartition(start)[2]
     closing, _, closed = between.partition(end)
     white = [text if text.isspace() else "" for text in (opened, closing, closed)]
-    return Thinking(start, end, len(white[0]), len(white[2]), spelled=(start + white[0], white[1] + end + white[2]))
+    return ThinkingTags(start, end, len(white[0]), len(white[2]), spelled=(start + white[0], white[1] + end + white[2]))

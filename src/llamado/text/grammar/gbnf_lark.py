@@ -52,11 +52,11 @@ def gbnf_grammar(text: str, vocabulary: GuidedVocabulary) -> str:
     if len(rules) > MAX_RULES:
         raise GrammarError(f"{FAILED}: {len(rules)} rules are too many; at most {MAX_RULES} are allowed")
     rules = {name: _with_controls(node, vocabulary) for name, node in rules.items()}
-    lexing = _Lexing(rules)
+    lexing = _LexemePlan(rules)
     try:
         lexing.refine()
     except (RecursionError, _TooLarge):
-        lexing = _Lexing(rules)
+        lexing = _LexemePlan(rules)
         lexing.all_single = True
     if sum(map(_size, lexing.parts().values())) > MAX_PARTS:
         raise GrammarError(f"{FAILED}: it is too large for a grammar that is not a regular expression")
@@ -179,7 +179,7 @@ class _Times:
 _Part = _Lexeme | _Rule | _Token | _Row | _Options | _Times
 
 
-class _Lexing:
+class _LexemePlan:
     """Decides which parts of a grammar are lexemes."""
 
     def __init__(self, rules: Rules) -> None:
@@ -322,7 +322,7 @@ class _Overlaps:
     always right.
     """
 
-    lexing: _Lexing
+    lexing: _LexemePlan
     _lexemes: list[Node] = field(default_factory=list)
     _numbers: dict[int, int] = field(default_factory=dict)
     _automata: list[_Automaton] = field(default_factory=list)
@@ -568,7 +568,7 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 class _Writer:
     """Writes the Lark grammar."""
 
-    def __init__(self, lexing: _Lexing, vocabulary: GuidedVocabulary) -> None:
+    def __init__(self, lexing: _LexemePlan, vocabulary: GuidedVocabulary) -> None:
         self._lexing = lexing
         self._vocabulary = vocabulary
         self._lexemes: dict[str, str] = {}  # text of a lexeme → its name

@@ -43,7 +43,7 @@ class Triggers:
             else:
                 raise GrammarError("a grammar trigger is empty; give the word that starts the grammar")
         self.reach = max(map(len, self.words), default=1) - 1
-        """How many bytes before a token a word that ends in it may begin."""
+        """Bytes before a token within which a word that ends in it may begin."""
 
 
 def _shown(pattern: str) -> str:

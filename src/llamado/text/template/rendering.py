@@ -34,7 +34,7 @@ _KEPT = 2  # children: one for short conversations and one for long ones
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ", "SYSTEMROOT")
 
 
-class _Died(Exception):
+class _ChildExit(Exception):
     """A child ended without an answer; `timed_out`: it exceeded its time."""
 
     def __init__(self, timed_out: bool, how: str = "") -> None:
@@ -102,15 +102,15 @@ class _Child:
             self._socket.sendall(request)
             length = int.from_bytes(b"".join(self._receive(_LENGTH_BYTES, deadline)), "little")
             if length > _MAX_ANSWER:
-                raise _Died(False, f"it answered with {length:,} bytes")
+                raise _ChildExit(False, f"it answered with {length:,} bytes")
             answer: dict[str, Any] = json.loads(b"".join(self._receive(length, deadline)))
             sizes: list[int] = answer.get("sizes", [])
             if sum(sizes) > _MAX_ANSWER:
-                raise _Died(False, f"it answered with {sum(sizes):,} bytes")
+                raise _ChildExit(False, f"it answered with {sum(sizes):,} bytes")
             texts = [self._text(size, deadline) for size in sizes]
         except TimeoutError:
             self.end()
-            raise _Died(True) from None
+            raise _ChildExit(True) from None
         except OSError:
             raise self._died() from None
         self.large = len(request) + sum(sizes) > _LARGE
@@ -138,14 +138,14 @@ class _Child:
             rest = data[end:]
         return "".join([*parts, rest.decode("utf-8", "surrogatepass")])
 
-    def _died(self) -> _Died:
+    def _died(self) -> _ChildExit:
         try:
             code = self._process.wait(timeout=1)
         except subprocess.TimeoutExpired:
-            return _Died(False, "it closed its output")
+            return _ChildExit(False, "it closed its output")
         if code == -getattr(signal, "SIGPROF", 0):
-            return _Died(True)
-        return _Died(False, f"signal {-code}" if code < 0 else f"exit status {code}")
+            return _ChildExit(True)
+        return _ChildExit(False, f"signal {-code}" if code < 0 else f"exit status {code}")
 
     def end(self) -> None:
         self._process.kill()
@@ -194,7 +194,7 @@ def render(
             child.end()
             start()  # the next caller finds it ready
             raise
-    except _Died as death:
+    except _ChildExit as death:
         if death.timed_out:
             raise TemplateTooCostly(
                 f"takes more than {seconds:g} s of computing; it may never end", name=name

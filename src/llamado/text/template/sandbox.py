@@ -56,7 +56,7 @@ class _Loops(NodeTransformer):
         return node
 
 
-class _Missing(jinja2.Undefined):
+class _MissingValue(jinja2.Undefined):
     """A missing variable or member: nothing, also if it is added to a text or iterated."""
 
     def __add__(self, other: Any) -> Any:
@@ -79,7 +79,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_GenerationTag, loopcontrols],
-            undefined=_Missing,
+            undefined=_MissingValue,
         )
         self.filters["tojson"] = _tojson
         self.filters["safe"] = str  # nothing here is HTML

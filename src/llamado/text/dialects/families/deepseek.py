@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llamado.text.dialects.calls import NamedCalls, TaggedCalls
 from llamado.text.dialects.family import Family, all_of
-from llamado.text.dialects.thinking import Thinking
+from llamado.text.dialects.thinking import ThinkingTags
 
 _SECTION = "<｜tool▁calls▁begin｜>"
 _CALL = "<｜tool▁call▁begin｜>"
@@ -63,7 +63,7 @@ V32 = Family(
     name="DeepSeek V3.2",
     matches=lambda source: "dsml_token" in source and "DSML" in source and "function_calls" in source,
     calls=_dsml("function_calls"),
-    thinking=Thinking(
+    thinking=ThinkingTags(
         "<think>", "</think>", 0, 0, also_ends=("\n\n<｜DSML｜function_calls>", "<｜DSML｜function_calls>")
     ),
     preserved=("｜DSML｜",),
@@ -73,6 +73,6 @@ V4 = Family(
     name="DeepSeek V4",
     matches=lambda source: "dsml_token" in source and "DSML" in source and "tool_calls" in source,
     calls=_dsml("tool_calls"),
-    thinking=Thinking("<think>", "</think>", 0, 0, also_ends=("\n\n<｜DSML｜tool_calls>", "<｜DSML｜tool_calls>")),
+    thinking=ThinkingTags("<think>", "</think>", 0, 0, also_ends=("\n\n<｜DSML｜tool_calls>", "<｜DSML｜tool_calls>")),
     preserved=("｜DSML｜",),
 )

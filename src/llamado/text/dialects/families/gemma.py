@@ -19,7 +19,7 @@ from llamado.text.dialects.calls import (
 )
 from llamado.text.dialects.family import Family, Message
 from llamado.text.dialects.reading import Reader, Reading, Tags
-from llamado.text.dialects.thinking import Thinking
+from llamado.text.dialects.thinking import ThinkingTags
 from llamado.text.dialects.values import MAX_DEPTH, MAX_KEY, PYTHON, Show, escaped, read_value, types
 from llamado.text.grammar.source import Trigger
 
@@ -242,7 +242,7 @@ GEMMA = Family(
     name="Gemma 4",
     matches=lambda source: _SIGN in source,
     calls=GemmaCalls(),
-    thinking=Thinking("<|channel>thought\n", "<channel|>", 0, 0),
+    thinking=ThinkingTags("<|channel>thought\n", "<channel|>", 0, 0),
     reads=read_gemma,
     missing_opening=("<turn|>\n", "<|turn>model\n"),
     dialect="peg-gemma4",

@@ -99,7 +99,7 @@ def read_generic(reader: Reader, tools: Tools) -> Reading[None]:
     reader.accept()
     if key == "response":
         if (yield from reader.char()) == '"':
-            yield from read_string(reader, _Unescaped(reader).show)
+            yield from read_string(reader, _ContentWriter(reader).show)
         else:
             yield from read_value(reader, reader.content)
     else:
@@ -128,7 +128,7 @@ def read_generic(reader: Reader, tools: Tools) -> Reading[None]:
         reader.reject()
 
 
-class _Unescaped:
+class _ContentWriter:
     """Emits the value of a JSON string as content; takes it in the pieces that `read_string` emits, with whole
     escapes.
     """

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llamado.text.dialects.calls import TaggedCalls
 from llamado.text.dialects.family import Family, all_of
-from llamado.text.dialects.thinking import Thinking
+from llamado.text.dialects.thinking import ThinkingTags
 
 GLM = Family(
     name="GLM 4.5",
@@ -55,5 +55,5 @@ HUNYUAN = Family(
         section_end=f"</tool_calls{_HY}>",
         trim=False,
     ),
-    thinking=Thinking(f"<think{_HY}>", f"</think{_HY}>", 1, 1),
+    thinking=ThinkingTags(f"<think{_HY}>", f"</think{_HY}>", 1, 1),
 )

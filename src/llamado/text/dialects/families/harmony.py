@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from llamado.text.dialects.calls import Tools, alternatives, quoted, schema_body
 from llamado.text.dialects.family import Family, Message
 from llamado.text.dialects.reading import Reader, Reading, Tags
-from llamado.text.dialects.thinking import Thinking
+from llamado.text.dialects.thinking import ThinkingTags
 from llamado.text.dialects.values import read_value
 from llamado.text.grammar.source import Trigger
 
@@ -123,7 +123,7 @@ HARMONY = Family(
     name="GPT-OSS",
     matches=lambda source: "<|channel|>" in source,
     calls=HarmonyCalls(),
-    thinking=Thinking("<|channel|>analysis<|message|>", "<|end|>", 0, 0),
+    thinking=ThinkingTags("<|channel|>analysis<|message|>", "<|end|>", 0, 0),
     adjust=_thoughts,
     reads=read_harmony,
     starts_answer=_START,

@@ -9,7 +9,7 @@ from typing import Any
 
 from llamado.text.dialects.calls import JsonCalls, NamedCalls
 from llamado.text.dialects.family import Family, Message, all_of
-from llamado.text.dialects.thinking import Thinking
+from llamado.text.dialects.thinking import ThinkingTags
 
 _ID = "[a-zA-Z0-9]{9}"
 
@@ -64,6 +64,6 @@ MINISTRAL = Family(
         all(tag in source for tag in ("[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]")) and "[CALL_ID]" not in source
     ),
     calls=NamedCalls(start="[TOOL_CALLS]", name_end="[ARGS]", also_name_ends=("{",)),
-    thinking=Thinking("[THINK]", "[/THINK]", after_start=0, after_end=64),
+    thinking=ThinkingTags("[THINK]", "[/THINK]", after_start=0, after_end=64),
     adjust=_blocks,
 )

@@ -51,7 +51,7 @@ class KeyBlock(NamedTuple):
     ahead: Value
 
 
-class Scoring(NamedTuple):
+class ScoreSteps(NamedTuple):
     """The steps from a product to a score."""
 
     scale: Value
@@ -124,7 +124,7 @@ def score_transposed(
     n: int,
     scores: Value,
     block: KeyBlock,
-    scoring: Scoring,
+    scoring: ScoreSteps,
     lanes: int,
 ) -> None:
     """Compute the scores of `n` queries for a transposed block."""
@@ -166,7 +166,7 @@ def _added(a: list[list[Value]], b: list[list[Value]]) -> list[list[Value]]:
 
 
 def score_in_place(
-    c: Code, keys: Cells, chosen: Viewers, n: int, scores: Value, block: KeyBlock, scoring: Scoring, lanes: int
+    c: Code, keys: Cells, chosen: Viewers, n: int, scores: Value, block: KeyBlock, scoring: ScoreSteps, lanes: int
 ) -> None:
     """Compute the scores of `n` queries for a block that is entirely in the cache, read in place."""
     queries = [chosen.query(c, s) for s in range(n)]
@@ -200,7 +200,7 @@ def score_in_place(
             _keep(c, product, query, scores + (chosen.first + s) * (4 * BLOCK), k, block, scoring)
 
 
-def _keep(c: Code, product: Value, query: Value, scores: Value, k: Value, block: KeyBlock, scoring: Scoring) -> None:
+def _keep(c: Code, product: Value, query: Value, scores: Value, k: Value, block: KeyBlock, scoring: ScoreSteps) -> None:
     """Store the scores of the block's keys from `k` on."""
     lanes = product.type.lanes
     inside = c.const(I32._replace(lanes=lanes), list(range(lanes))) < (block.here - k).to(I32).splat(lanes)

@@ -19,7 +19,7 @@ from llamado.devices.cpu.kernels.attention.blocks import (
     Cells,
     KeyBlock,
     Query,
-    Scoring,
+    ScoreSteps,
     Viewers,
     add_values,
     expand,
@@ -89,7 +89,7 @@ def flash_attention(
     v_block = k_block + 4 * BLOCK * head_k
     scores = v_block + 4 * BLOCK * head_v
     own = scores + 4 * BLOCK * (most + _FOUR)
-    scoring = Scoring(a.scale.to(I32).bits(F32), a.softcap.to(I32).bits(F32) if capped else None, masked, biased)
+    scoring = ScoreSteps(a.scale.to(I32).bits(F32), a.softcap.to(I32).bits(F32) if capped else None, masked, biased)
     n_tiles = c.load(I64, a.tiles + Tile.COUNT)
     n_heads = c.max(c.load(I64, a.tiles + Tile.HEADS), c.i64(1))  # 0 in an abandoned program
     pieces = (a.group + n_heads - 1) // n_heads
@@ -240,7 +240,7 @@ def _fetch(c: Code, cells: Cells, first: Value, stop: Value) -> None:
 
 def _few(
     c: Code, keys: Cells, values: Cells, list_: Value, n: Value, scores: Value, fades: Value, block: KeyBlock,
-    scoring: Scoring, lanes: int, *, shared: bool,
+    scoring: ScoreSteps, lanes: int, *, shared: bool,
 ) -> None:  # fmt: skip
     """Process a block that few queries see: as many of them at a time as fit the registers."""
     done = c.var(c.i64(0))
@@ -262,7 +262,7 @@ def _few(
 
 def _many(
     c: Code, keys: Value, head_k: int, values: Cells, list_: Value, n: Value, scores: Value, fades: Value,
-    block: KeyBlock, scoring: Scoring, lanes: int,
+    block: KeyBlock, scoring: ScoreSteps, lanes: int,
 ) -> None:  # fmt: skip
     """Process an expanded block that many queries see: its keys, and then a part of all values, stay in L1 for all of
     them.

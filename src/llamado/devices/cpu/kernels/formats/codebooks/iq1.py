@@ -15,7 +15,7 @@ from llamado.devices.cpu.simd import Code, Value
 from llamado.gguf.types import TensorType
 
 
-class _Shifted(Blocks256):
+class _ShiftedCodebook(Blocks256):
     """Groups of eight −1, 0 and 1, shifted by an eighth: integer multiples of an eighth from −9 to 9."""
 
     peak, zero_shift, of_table = 25, 4, True
@@ -25,7 +25,7 @@ class _Shifted(Blocks256):
         return points.table(c, self.type, lambda level: zero + 8 * level)
 
 
-class IQ1_S(_Shifted):
+class IQ1_S(_ShiftedCodebook):
     """One shift and one scale for 32 weights."""
 
     type = TensorType.IQ1_S
@@ -48,7 +48,7 @@ class IQ1_S(_Shifted):
         return Block256(bits.halves(c, rows, 0) * 0.125, None, points.scale_pairs(scales), parts())
 
 
-class IQ1_M(_Shifted):
+class IQ1_M(_ShiftedCodebook):
     """A scale for 16 weights, a shift for eight."""
 
     type = TensorType.IQ1_M
