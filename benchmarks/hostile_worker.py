@@ -63,6 +63,7 @@ from llamado.rpc.wire import (
     GetTensor,
     Hello,
     Number,
+    Request,
     SetTensor,
     SetTensorHash,
     WireTensor,
@@ -234,8 +235,8 @@ def _sizes(port: int, tally: Tally) -> None:
         lambda wire, n: wire.ask(AllocBuffer(0, n)),
         lambda wire, n: wire.ask(BufferGetBase(n)),
         lambda wire, n: wire.ask(GetAlignment(n % 2**32)),
-        lambda wire, n: (wire.send(FreeBuffer(n)), wire.ask(DeviceCount())),
-        lambda wire, n: (wire.send(SetTensor(wire.tensor, 0, n, 1), b"x"), wire.ask(DeviceCount())),
+        lambda wire, n: wire.tell(FreeBuffer(n)),
+        lambda wire, n: wire.tell(SetTensor(wire.tensor, 0, n, 1), b"x"),
         lambda wire, n: wire.ask(GetTensor(wire.tensor, n, 1)),
         lambda wire, n: wire.ask(GetTensor(wire.tensor, 0, n)),
         lambda wire, n: wire.ask(CopyTensor(wire.tensor, wire.tensor._replace(data=n))),
@@ -258,6 +259,11 @@ class Wire(Client):
         ptr, base = self.alloc(1 << 20)
         ne, nb = (1 << 20, 1, 1, 1), (1, 1 << 20, 1 << 20, 1 << 20)
         self.tensor = WireTensor(1, int(TensorType.I8), ptr, ne, nb, base, name=b"weight")
+
+    def tell(self, request: Request, data: bytes = b"") -> None:
+        """Send what is not answered, and wait until it was taken."""
+        self.send(request, data)
+        self.ask(DeviceCount())
 
     def read(self) -> bytes:
         """The tensor's bytes."""
