@@ -574,7 +574,7 @@ async def cluster(port: int, tally: Tally) -> None:
 
 
 async def liars(port: int, tally: Tally) -> None:
-    """Workers that have the token and answer with impossible numbers. Answers are not compared (see CORRUPT)."""
+    """Workers with the token that answer with numbers that cannot be, and compute nothing (see CORRUPT)."""
     async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=90, headers=MEMBER) as client:
         for kind in LIES:
             for number in (0, 1, 2**32 - 1, 2**63, 2**64 - 1):
@@ -702,7 +702,7 @@ async def go_through(one: Server, port: int, name: str, attack: Callable[[int, T
 
 async def warm_up(one: Server) -> None:
     """Good requests of all kinds and lengths, so that what a server makes once, such as programs, is there."""
-    async with httpx.AsyncClient(base_url=f"http://{HOST}:{one.port}", timeout=60) as client:
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{one.port}", timeout=600) as client:
         for path, body in (*BODIES, *answers()):
             await client.post(path, json=body)
         for path in PATHS:
