@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 from llamado.text.dialects.bare_text import choices, spelled, text_expression
+from llamado.text.dialects.dialect import StrictTools
 from llamado.text.dialects.reading import Reader, Reading, Tags, TextCut
 from llamado.text.dialects.values import MAX_KEY, Show, read_bare, read_string, read_text, read_value, types
 from llamado.text.grammar.json_schema.loosen import check_enforced, loosened
@@ -35,10 +36,10 @@ class Tools:
     """What is not enforced of the schemas: each tool's name, the place and the keyword."""
 
     @classmethod
-    def of(cls, tools: Sequence[Mapping[str, Any]], strict: Collection[str] | None = None) -> Tools:
+    def of(cls, tools: Sequence[Mapping[str, Any]], strict: StrictTools | None = None) -> Tools:
         """From OpenAI's list; schemas are loosened where they cannot be enforced.
 
-        `strict`: names of the tools that are refused instead; None: those that say so. Raises GrammarError.
+        `strict`: the tools that are refused instead (see Conversation); None: those that say so. Raises GrammarError.
         """
         schemas: dict[str, Mapping[str, Any]] = {}
         loosened_parts: list[str] = []
@@ -54,6 +55,7 @@ class Tools:
                     )
                 name = function["name"]
                 if function.get("strict") is True if strict is None else name in strict:
+                    parameters = (strict or {}).get(name) or parameters
                     check_enforced(parameters, name)
                     any_strict = True
                 else:
