@@ -18,7 +18,7 @@ from test_responses import FLAT_TOOL, ask, prompt
 from tiny_models import make_llama
 
 from llamado.engine.options import EngineOptions, ModelSource
-from llamado.server.api.custom_tools import CustomInput, custom_function, whole_input
+from llamado.server.api.custom_tools import CustomInput, custom_function, enforced_input, whole_input
 from llamado.server.app import create_app
 from llamado.server.load import load_served
 from llamado.server.settings import Settings
@@ -169,7 +169,7 @@ def test_a_model_calls_what_it_is_made_to_call(tmp_path: Path) -> None:
         ({**CUSTOM, "format": {"type": "json"}}, "'text' or 'grammar', not 'json'"),
         (
             {**CUSTOM, "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start ")"'}},
-            "refers to itself",
+            "no text that ends",
         ),
         ({**CUSTOM, "format": {"type": "grammar", "syntax": "regex", "definition": "(?=a)b"}}, "cannot be enforced"),
     ],
@@ -197,8 +197,12 @@ def test_arguments_that_are_no_input() -> None:
     orjson.dumps(whole_input('{"input": "\\ud800"}'))  # a lone surrogate cannot be sent
 
 
-def test_the_description_has_the_grammar() -> None:
+def test_the_model_is_shown_the_grammar_and_not_its_expression() -> None:
     form = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
     for given in (form, {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "a"'}}):
-        what = custom_function({**CUSTOM, "format": given})["parameters"]["properties"]["input"]
-        assert what["description"].endswith('start: "a"') and what["pattern"] == "^(?:(?:a))$"
+        tool = {**CUSTOM, "format": given}
+        what = custom_function(tool)["parameters"]["properties"]["input"]
+        assert what == {"type": "string", "description": 'A text of this Lark grammar:\nstart: "a"'}
+        enforced = enforced_input(tool)
+        assert enforced is not None and enforced["properties"]["input"]["pattern"] == "^(?:(?:a))$"
+        assert "(?:" not in prompt({"input": "Hi", "tools": [tool]})

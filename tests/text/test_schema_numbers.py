@@ -154,7 +154,7 @@ def test_integers_of_more_than_64_bits_reach_the_compiler_by_no_way(schema: dict
     tool = {"type": "function", "function": {"name": "f", "parameters": whole}}
     for name in FAMILIES:
         with pytest.raises(LlamadoError, match="schema"):
-            prepare(template(name), Conversation(messages=MESSAGES, tools=[tool], strict_tools={"f"}))
+            prepare(template(name), Conversation(messages=MESSAGES, tools=[tool], strict_tools={"f": None}))
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from llamado.server.generate.json_values import flag, table, text, whole, writte
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import EVENTS
 from llamado.text.dialects.answer import AnswerReader, Part
-from llamado.text.dialects.dialect import Content, Reasoning
+from llamado.text.dialects.dialect import Content, Reasoning, StrictTools
 
 MAX_TOKENS = 4096
 """Where a body names no `max_tokens`, as llama-server."""
@@ -165,11 +165,11 @@ def messages_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     return chat
 
 
-def _strict_tools(body: Mapping[str, Any]) -> set[str]:
-    """Return the names of the tools whose schemas must be enforced."""
+def _strict_tools(body: Mapping[str, Any]) -> StrictTools:
+    """Return the tools whose schemas must be enforced."""
     tools = body.get("tools")
     given = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-    return {text(tool, "name") for tool in given if tool.get("strict") is True}
+    return {text(tool, "name"): None for tool in given if tool.get("strict") is True}
 
 
 def _stop_reason(asked: GenerationRequest, result: Result, reader: AnswerReader) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from llamado.server.generate.json_values import table, text
 from llamado.text.grammar.lark_expression import lark_expression
 from llamado.text.grammar.source import GrammarError
 
+_SYNTAXES = {"lark": "Lark grammar", "regex": "regular expression"}
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 # Characters of a JSON string, without an escape that is not complete yet.
 _CHARACTERS = re.compile(
@@ -23,50 +24,51 @@ _CHARACTERS = re.compile(
 )
 
 
-def has_grammar(tool: Mapping[str, Any]) -> bool:
-    """Return True for a custom tool whose input has a grammar."""
-    return tool.get("type") == "custom" and text(_format(tool), "type") == "grammar"
-
-
 def custom_function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The function that a custom tool is offered as. Raises ApiError."""
+    """The function that a custom tool is shown as to the model. Raises ApiError."""
     name, form = text(tool, "name"), _format(tool)
     if not name:
         raise invalid("a custom tool needs a 'name'")
+    kind, syntax, definition = text(form, "type", "text"), text(form, "syntax"), text(form, "definition")
     what: dict[str, Any] = {"type": "string"}
-    kind = text(form, "type", "text")
     if kind == "grammar":
-        what |= _grammar(name, form)
+        if not definition:
+            raise invalid(f"the grammar of the tool {name[:100]!r} needs a 'definition'")
+        if syntax not in _SYNTAXES:
+            raise invalid(f"the syntax of the tool {name[:100]!r} must be 'lark' or 'regex', not {syntax[:100]!r}")
+        what["description"] = f"A text of this {_SYNTAXES[syntax]}:\n{definition}"
     elif kind != "text":
         raise invalid(f"the format of the tool {name[:100]!r} must be 'text' or 'grammar', not {kind[:100]!r}")
-    parameters = {"type": "object", "properties": {"input": what}, "required": ["input"], "additionalProperties": False}
-    function: dict[str, Any] = {"name": name, "parameters": parameters}
+    function: dict[str, Any] = {"name": name, "parameters": _parameters(what)}
     if isinstance(tool.get("description"), str):
         function["description"] = tool["description"]
     return function
+
+
+def enforced_input(tool: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The schema of a custom tool's arguments by its grammar; None for one without a grammar. Raises ApiError."""
+    form = _format(tool)
+    if text(form, "type") != "grammar":
+        return None
+    definition = text(form, "definition")
+    if text(form, "syntax") == "regex":
+        expression = _without_anchors(definition)
+    else:
+        try:
+            expression = lark_expression(definition)
+        except GrammarError as error:
+            raise invalid(f"the tool {text(tool, 'name')[:100]!r}: {error}") from None
+    return _parameters({"type": "string", "pattern": f"^(?:{expression})$"})
+
+
+def _parameters(what: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {"input": what}, "required": ["input"], "additionalProperties": False}
 
 
 def _format(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """A tool's format: one level down as well, as the chat API has it."""
     form = table(tool, "format")
     return {**form, **table(form, "grammar")}
-
-
-def _grammar(name: str, form: Mapping[str, Any]) -> dict[str, Any]:
-    syntax, definition = text(form, "syntax"), text(form, "definition")
-    if not definition:
-        raise invalid(f"the grammar of the tool {name[:100]!r} needs a 'definition'")
-    if syntax == "regex":
-        expression = _without_anchors(definition)
-    elif syntax == "lark":
-        try:
-            expression = lark_expression(definition)
-        except GrammarError as error:
-            raise invalid(f"the tool {name[:100]!r}: {error}") from None
-    else:
-        raise invalid(f"the syntax of the tool {name[:100]!r} must be 'lark' or 'regex', not {syntax[:100]!r}")
-    described = f"A text of this {'Lark grammar' if syntax == 'lark' else 'regular expression'}:\n{definition}"
-    return {"pattern": f"^(?:{expression})$", "description": described}
 
 
 def _without_anchors(expression: str) -> str:

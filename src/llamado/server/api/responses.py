@@ -20,7 +20,7 @@ from llamado.engine.request import Progress, Result, Token
 from llamado.http.answer import error_response, json_response
 from llamado.http.errors import responses_error
 from llamado.http.json_body import read_object
-from llamado.server.api.custom_tools import CustomInput, custom_function, has_grammar, whole_input
+from llamado.server.api.custom_tools import CustomInput, custom_function, enforced_input, whole_input
 from llamado.server.api.openapi import describe
 from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid
@@ -30,7 +30,7 @@ from llamado.server.generate.json_values import table, text, written
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import EVENTS
 from llamado.text.dialects.answer import AnswerReader, Part, PartialCall, random_id
-from llamado.text.dialects.dialect import Content, Reasoning
+from llamado.text.dialects.dialect import Content, Reasoning, StrictTools
 
 
 def _input_part(part: Any) -> dict[str, Any]:
@@ -178,12 +178,14 @@ def _offered(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [tool for tool in given if isinstance(tool, dict)] if isinstance(given, list) else []
 
 
-def _strict_tools(body: Mapping[str, Any]) -> set[str]:
+def _strict_tools(body: Mapping[str, Any]) -> StrictTools:
     """The tools that are strict because the client says so: templates are shown `strict` for others, too.
 
-    The grammar of a custom tool says so.
+    The grammar of a custom tool says so. Raises ApiError.
     """
-    return {text(tool, "name") for tool in _offered(body) if tool.get("strict") is True or has_grammar(tool)}
+    strict = {text(tool, "name"): None for tool in _offered(body) if tool.get("strict") is True}
+    custom = {text(tool, "name"): enforced_input(tool) for tool in _offered(body) if tool.get("type") == "custom"}
+    return {**strict, **{name: schema for name, schema in custom.items() if schema is not None}}
 
 
 def _custom_tools(body: Mapping[str, Any]) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from llamado.server.errors import ApiError, invalid
@@ -15,7 +15,7 @@ from llamado.server.generate.request import GenerationRequest, make_request
 from llamado.server.loaded_model import Served
 from llamado.server.switches import Switches
 from llamado.text.dialects import prepare
-from llamado.text.dialects.dialect import Content, ContinuedMessage, Conversation, Piece, PreparedChat
+from llamado.text.dialects.dialect import Content, ContinuedMessage, Conversation, Piece, PreparedChat, StrictTools
 from llamado.text.grammar.source import GrammarSource
 from llamado.text.template.chat import ChatTemplate
 
@@ -258,7 +258,7 @@ def _continued(
 
 
 def _conversation(
-    body: Mapping[str, Any], switches: Switches, strict_tools: Collection[str] | None
+    body: Mapping[str, Any], switches: Switches, strict_tools: StrictTools | None
 ) -> tuple[Conversation, str]:
     """What the dialects take of a body, and the field that says what the content must look like."""
     limit, grammar, limited_by = _content_limit(body)
@@ -356,7 +356,7 @@ def read_chat(
     served: Served,
     switches: Switches,
     before: Sequence[int] = (),
-    strict_tools: Collection[str] | None = None,
+    strict_tools: StrictTools | None = None,
 ) -> GenerationRequest:
     """Check a chat body, render its prompt, and choose how the answer is read.
 
@@ -386,7 +386,7 @@ def read_chat(
 
 
 def chat_prompt(
-    body: Mapping[str, Any], served: Served, switches: Switches, strict_tools: Collection[str] | None = None
+    body: Mapping[str, Any], served: Served, switches: Switches, strict_tools: StrictTools | None = None
 ) -> str:
     """The prompt of a chat body; what is wrong with the chat is refused as by `read_chat`. Raises LlamadoError."""
     conversation, _ = _conversation(body, switches, strict_tools)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +22,7 @@ from llamado.server.generate.threads import in_thread, off_loop, off_loop_chat, 
 from llamado.server.loaded_model import Served
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
+from llamado.text.dialects.dialect import StrictTools
 
 MakeFormat = Callable[[GenerationRequest], AnswerFormat]
 
@@ -71,7 +72,7 @@ class Generator:
         body: Mapping[str, Any],
         make: MakeFormat,
         before: Sequence[int] = (),
-        strict_tools: Collection[str] | None = None,
+        strict_tools: StrictTools | None = None,
     ) -> Response:
         """Answer a body of OpenAI's chat form.
 
@@ -81,11 +82,11 @@ class Generator:
         asked = await off_loop_chat(partial(read_chat, body, served, self.switches, before, strict_tools), body)
         return await self._answer(asked, served, make)
 
-    async def render(self, body: Mapping[str, Any], strict_tools: Collection[str] | None = None) -> str:
+    async def render(self, body: Mapping[str, Any], strict_tools: StrictTools | None = None) -> str:
         """A chat body's prompt. Raises LlamadoError."""
         return await off_loop_chat(partial(chat_prompt, body, self.served, self.switches, strict_tools), body)
 
-    async def count(self, body: Mapping[str, Any], strict_tools: Collection[str] | None = None) -> int:
+    async def count(self, body: Mapping[str, Any], strict_tools: StrictTools | None = None) -> int:
         """Tokens of a chat body's prompt. Raises LlamadoError."""
         prompt = await self.render(body, strict_tools)
         return len(await off_loop(partial(tokenize_chat, prompt, self.served), len(prompt)))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 from llamado.text.dialects.bare_text import choices, spelled, text_expression
+from llamado.text.dialects.dialect import StrictTools
 from llamado.text.dialects.reading import Reader, Reading, Tags, TextCut
 from llamado.text.dialects.values import MAX_KEY, Show, read_bare, read_string, read_text, read_value, types
 from llamado.text.grammar.json_schema.loosen import check_enforced, loosened
@@ -35,10 +36,11 @@ class Tools:
     """The parts of the schemas that are not enforced: each tool's name, the location and the keyword."""
 
     @classmethod
-    def of(cls, tools: Sequence[Mapping[str, Any]], strict: Collection[str] | None = None) -> Tools:
+    def of(cls, tools: Sequence[Mapping[str, Any]], strict: StrictTools | None = None) -> Tools:
         """Build from OpenAI's list; relax schemas that cannot be enforced.
 
-        `strict`: names of the tools that are refused instead; None: those with `strict` set. Raises GrammarError.
+        `strict`: the tools that are refused instead (see Conversation); None: those with `strict` set. Raises
+        GrammarError.
         """
         schemas: dict[str, Mapping[str, Any]] = {}
         loosened_parts: list[str] = []
@@ -54,6 +56,7 @@ class Tools:
                     )
                 name = function["name"]
                 if function.get("strict") is True if strict is None else name in strict:
+                    parameters = (strict or {}).get(name) or parameters
                     check_enforced(parameters, name)
                     any_strict = True
                 else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
@@ -72,14 +72,18 @@ class ContinuedMessage:
         return cls(content, reasoning)
 
 
+StrictTools = Mapping[str, Mapping[str, Any] | None]
+"""Tools whose schemas are enforced, by name: the schema, or None for the one that the model is shown."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
     """A conversation and the options of its answer (with OpenAI's names)."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
-    strict_tools: Collection[str] | None = None
-    """Names of the tools that are refused if their schemas cannot be enforced; None: those with `strict` set."""
+    strict_tools: StrictTools | None = None
+    """The tools that are refused if their schemas cannot be enforced; None: those with `strict` set."""
     tool_choice: str = "auto"
     """auto, none, required, or a tool's name after `function:`."""
     parallel_tool_calls: bool | None = None

@@ -1,20 +1,28 @@
-"""Lark grammars without recursion as one regular expression, for texts that stand inside of something else.
+"""Lark grammars as one regular expression, for texts that stand inside of something else.
 
 The text of a tool call is a JSON string with most models, so its grammar has to go through JSON's escapes. llguidance
 does that for regular expressions alone. Rules and terminals are put in place of their names; `%ignore` may stand before
-and after every terminal of a rule.
+and after every terminal of a rule. A rule that refers to itself at one end is a repetition; one that does so in its
+middle, such as an expression in brackets, is nested a few times at most: no text outside of the grammar fits, but not
+all of its texts do.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from llamado.text.grammar.source import GrammarError
 
 MAX_LENGTH = 100_000
 """Characters of an expression: each use of a rule writes it out again."""
+
+_MAX_STEPS = 20_000
+_MOST_NESTED = 6
+"""How often a rule may stand inside of itself; less where the expression would be too long."""
 
 _COMMON = {
     "DIGIT": "[0-9]", "HEXDIGIT": "[0-9a-fA-F]", "INT": "[0-9]+", "SIGNED_INT": "[+-]?[0-9]+",
@@ -46,9 +54,20 @@ _TOKEN = re.compile(
 def lark_expression(text: str) -> str:
     """Return a regular expression, without anchors, for the texts of a Lark grammar. Raises GrammarError."""
     try:
-        return _Writer(_Reader(text).grammar()).whole()
+        grammar = _Reader(text).grammar()
+        for nesting in range(_MOST_NESTED, -1, -1):
+            try:
+                return _Writer(grammar, nesting).whole()
+            except _TooLongError:
+                if not nesting:
+                    raise
     except RecursionError:
         raise GrammarError("the grammar is nested too deep") from None
+    raise AssertionError
+
+
+class _TooLongError(GrammarError):
+    """The expression would be too long."""
 
 
 @dataclass
@@ -231,47 +250,96 @@ class _Reader:
 
 
 class _Writer:
-    """Writes a grammar as an expression."""
+    """Writes a grammar as an expression; a rule inside of itself at most `nesting` times."""
 
-    def __init__(self, grammar: _Grammar) -> None:
-        self._grammar = grammar
-        self._open: list[str] = []
-        self._written: dict[tuple[str, bool], str] = {}
+    def __init__(self, grammar: _Grammar, nesting: int) -> None:
+        self._rules = {name: _unrolled(name, node) for name, node in grammar.rules.items()}
+        self._nesting = nesting
+        self._recursive = {name for name in self._rules if name in _reached(self._rules, name)}
+        self._open: Counter[str] = Counter()
+        self._steps = 0
+        self._known: dict[tuple[str, bool, frozenset[tuple[str, int]]], str | None] = {}
         self._ignored = ""
         ignored = [self._write(node, in_terminal=True) for node in grammar.ignored]
-        self._ignored = f"(?:{'|'.join(ignored)})*" if ignored else ""
+        self._ignored = f"(?:{'|'.join(one for one in ignored if one)})*" if ignored else ""
 
     def whole(self) -> str:
-        return self._ignored + self._write(_Node("name", "start"), in_terminal=False)
+        found = self._write(_Node("name", "start"), in_terminal=False)
+        if found is None:
+            raise GrammarError("the grammar has no text that ends: its rules refer to themselves")
+        return self._ignored + found
 
-    def _write(self, node: _Node, *, in_terminal: bool) -> str:
-        behind = "" if in_terminal else self._ignored
+    def _write(self, node: _Node, *, in_terminal: bool) -> str | None:
+        """An expression; None where nothing fits, for rules are nested deep enough."""
+        self._steps += 1
+        if self._steps > _MAX_STEPS:
+            raise _TooLongError(f"the grammar takes more than {_MAX_STEPS} steps to be written out")
+        out: str | None = None
         if node.kind == "text":
-            out = node.text + behind
+            out = node.text + ("" if in_terminal else self._ignored)
         elif node.kind == "name":
             out = self._named(node.text, in_terminal)
-        elif node.kind == "repeat":
-            out = f"(?:{self._write(node.parts[0], in_terminal=in_terminal)}){node.text}"
         else:
             parts = [self._write(part, in_terminal=in_terminal) for part in node.parts]
-            out = "".join(parts) if node.kind == "sequence" else f"(?:{'|'.join(parts)})"
-        if len(out) > MAX_LENGTH:
-            raise GrammarError(f"the grammar takes an expression of more than {MAX_LENGTH} characters")
+            some = [part for part in parts if part is not None]
+            if node.kind == "repeat":
+                may_be_none = node.text in ("?", "*") or node.text.startswith("{0")
+                out = f"(?:{some[0]}){node.text}" if some else "" if may_be_none else None
+            elif node.kind == "sequence":
+                out = "".join(some) if len(some) == len(parts) else None
+            elif some:
+                out = f"(?:{'|'.join(some)})"
+        if out is not None and len(out) > MAX_LENGTH:
+            raise _TooLongError(f"the grammar takes an expression of more than {MAX_LENGTH} characters")
         return out
 
-    def _named(self, name: str, in_terminal: bool) -> str:
+    def _named(self, name: str, in_terminal: bool) -> str | None:
+        if name not in self._rules:
+            raise GrammarError(f"the grammar has no rule {name[:100]!r}")
+        if self._open[name] > self._nesting:
+            return None
         is_terminal = name.lstrip("_")[:1].isupper()
-        key = name, in_terminal
-        if key not in self._written:
-            if name not in self._grammar.rules:
-                raise GrammarError(f"the grammar has no rule {name[:100]!r}")
-            if name in self._open:
-                raise GrammarError(f"the rule {name[:100]!r} refers to itself: a grammar of a tool cannot be recursive")
-            self._open.append(name)
-            inner = self._write(self._grammar.rules[name], in_terminal=in_terminal or is_terminal)
-            self._open.pop()
-            self._written[key] = f"(?:{inner})" + (self._ignored if is_terminal and not in_terminal else "")
-        return self._written[key]
+        key = name, in_terminal, frozenset((one, n) for one, n in self._open.items() if n and one in self._recursive)
+        if key not in self._known:
+            self._open[name] += 1
+            inner = self._write(self._rules[name], in_terminal=in_terminal or is_terminal)
+            self._open[name] -= 1
+            behind = self._ignored if is_terminal and not in_terminal else ""
+            self._known[key] = None if inner is None else f"(?:{inner}){behind}"
+        return self._known[key]
+
+
+def _unrolled(name: str, node: _Node) -> _Node:
+    """A rule that refers to itself at one end alone, as lists do, written as a repetition."""
+    options = node.parts if node.kind == "choice" else (node,)
+    itself = _Node("name", name)
+    left = [one.parts for one in options if one.kind == "sequence" and one.parts[:1] == (itself,)]
+    right = [one.parts for one in options if one.kind == "sequence" and len(one.parts) > 1 and one.parts[-1] == itself]
+    looped, cut = (left, slice(1, None)) if left else (right, slice(None, -1))
+    others = [one for one in options if not (one.kind == "sequence" and one.parts in looped)]
+    rest = [_Node("sequence", parts=parts[cut]) for parts in looped]
+    if not looped or not others or any(name in _names(one) for one in (*rest, *others)):
+        return node
+    loop = _Node("repeat", "*", (_Node("choice", parts=tuple(rest)),))
+    end = _Node("choice", parts=tuple(others))
+    return _Node("sequence", parts=(end, loop) if left else (loop, end))
+
+
+def _names(node: _Node) -> set[str]:
+    """The rules that a part refers to."""
+    return {node.text} if node.kind == "name" else set().union(*map(_names, node.parts))
+
+
+def _reached(rules: Mapping[str, _Node], name: str) -> set[str]:
+    """The rules that a rule leads to."""
+    found: set[str] = set()
+    todo = [name]
+    while todo:
+        for other in _names(rules[todo.pop()]) - found:
+            found.add(other)
+            if other in rules:
+                todo.append(other)
+    return found
 
 
 def _written(text: str) -> str:
