@@ -111,8 +111,8 @@ class NgramRows(Input):
 class NgramLayer(NamedTuple):
     """Adds n-gram embeddings to the streams of a layer.
 
-    Values are gated by the similarity of keys and streams, and a convolution over gated values `dilation` tokens apart
-    is added; its inputs are state `number` of the layer.
+    Values are gated by the similarity of keys and streams. A convolution over gated values `hashes.n` tokens apart is
+    added; its inputs are state `number` of the layer.
     """
 
     hashes: Hashes

@@ -33,7 +33,7 @@ class AdapterSwitches(NamedTuple):
     """Adapter slots by token.
 
     `slots`: the adapter that a token activates, from 1 on (0: none); `read_as`: the token whose embedding replaces it.
-    `gain` is the attention logit of activating tokens relative to others.
+    `gain`: attention logits are +gain for activating tokens and −gain for others.
     """
 
     slots: NDArray[np.int32]

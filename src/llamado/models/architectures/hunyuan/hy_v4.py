@@ -25,7 +25,10 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class StreamParts(NamedTuple):
-    """Number of streams, and the minimum and the range of their weights."""
+    """Number of streams, and the range of their weights.
+
+    `least` is added to every weight; `most` is the factor of the output weights.
+    """
 
     n: int
     least: float
