@@ -18,7 +18,8 @@ python="${PYTHON:-python3}"
 stamp=.venv/.llamado-installed-dev
 if [ ! -x .venv/bin/python ] || [ pyproject.toml -nt "$stamp" ]; then
   [ -x .venv/bin/python ] || "$python" -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' </dev/null
+  # Only what is imported is compiled, when it is.
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]' </dev/null
   touch "$stamp"
 fi
 
@@ -45,7 +46,7 @@ printf '%s\n' \
   "  page in a browser, real clients, Ray, Helm and ARM. tests/full.sh runs" \
   "  all of them, .ci/run a part." \
   "************************************************************************"
-# One file at a time more than there are cores: many tests wait for processes they started. In the order of their names: a
-# file of few tests may take long, and should not start last. The last line is pytest's own summary.
+# One file at a time more than there are cores: many tests wait for processes they started. In the order of tests/tiers.py:
+# a file of few tests may take long, and should not start last. The last line is pytest's own summary.
 workers=$(($(getconf _NPROCESSORS_ONLN) + 1))
 exec .venv/bin/python -m pytest -q -m "$marks" -n "$workers" --dist loadfile --no-loadscope-reorder "$@" </dev/null

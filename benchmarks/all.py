@@ -1,9 +1,11 @@
-"""Runs the other scripts in turn and writes what they found into `benchmarks/README.md` and the project's first page.
+"""Run the other scripts in turn and, with `--write`, make the tables of `benchmarks/README.md` and `README.md`.
 
-A part's figures are kept in `results/PART.json` with machine, day, tree and llama.cpp's build, so that parts can be run
-again alone; the tables between `<!-- made: PART -->` and `<!-- end -->` are always made of all the files there.
+Results are kept in `results/PART.json` with the machine, the day, the tree and the peers' builds. A page has the
+figures of one tree, one machine and one day: those of the newest result. A part without a result of these
+circumstances is a line that names its script.
 
-usage: all.py [--only PART,PART] [--skip PART,PART] [--quick] [--budget MINUTES] [--write] [--list]
+usage: all.py [--only PART,PART] [--skip PART,PART] [--quick] [--budget MINUTES] [--write]
+       all.py --pages | --list
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ HERE = Path(__file__).parent
 sys.path.append(str(HERE))  # for a test, which is elsewhere
 
 from parts import PARTS, Part, front_table  # noqa: E402
-from sides import peer_program  # noqa: E402
+from peer import build_of, programs_of  # noqa: E402
+from speed import PEERS  # noqa: E402
 
 from llamado.commands.plan import processor  # noqa: E402
 from llamado.devices import limits  # noqa: E402
@@ -42,24 +45,26 @@ def git(*arguments: str) -> str:
 
 
 def circumstances() -> dict[str, Any]:
-    """Of a measurement: when and where, and what was measured. `sources` is git's name of what `src/` holds."""
+    """Return a measurement's time, machine, tree and peers. `sources` is git's name of the contents of `src/`."""
+    now = datetime.now(UTC)
     return {
-        "time": datetime.now(UTC).isoformat(timespec="minutes"),
+        "time": now.isoformat(timespec="minutes"),
+        "date": f"{now:%Y-%m-%d}",
         "commit": git("rev-parse", "--short", "HEAD"),
         "sources": git("rev-parse", "--short", "HEAD:src"),
         "changes": bool(git("status", "--porcelain", "--", "../src")),
         "processor": processor(),
         "cores": limits.cores(),
         "memory_gib": round(limits.memory().physical / (1 << 30), 1),
-        "llama_cpp": Path(peer_program("llama-server")).parents[2].name,  # the folder of its build
+        "peers": {peer: build_of(peer) for peer in PEERS if programs_of(peer).exists()},
     }
 
 
-def run(part: Part, *, quick: bool) -> dict[str, Any] | None:
-    """A part's result; None where its script ends with an error, which it has said itself."""
+def run(part: Part, date: str, *, quick: bool) -> dict[str, Any] | None:
+    """Return a part's result, of the day that all began on; None if its script ends with an error, which it prints."""
     script, *given = part.command
     command = [sys.executable, str(HERE / script), *given, *(part.quick if quick else ())]
-    about = circumstances()
+    about = {**circumstances(), "date": date}
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "result.json"
@@ -88,75 +93,61 @@ def chosen(only: str, skip: str) -> list[Part]:
 
 
 def read_results() -> dict[str, dict[str, Any]]:
-    """What is kept, by part."""
+    """Return what is kept, by part."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
 
 
-def newest(results: Results) -> dict[str, Any] | None:
-    """The result that was taken last: of its tree all others should be."""
-    return max(results.values(), key=lambda one: one["time"], default=None)
+def of_one_tree(results: Results) -> Results:
+    """Return the newest result and those of the same tree, machine, day and builds of the peers."""
+    last = max(results.values(), key=lambda one: one["time"], default=None)
+    if last is None:
+        return {}
+    same = ("date", "sources", "changes", "processor", "cores", "memory_gib")
 
+    def is_alike(one: Mapping[str, Any]) -> bool:
+        builds = all(one["peers"].get(peer, build) == build for peer, build in last["peers"].items())
+        return builds and all(one[key] == last[key] for key in same)
 
-def tree(one: Mapping[str, Any]) -> str:
-    """A commit, and whether the sources had changes beside it."""
-    return f"`{one['commit']}`{' with changes' if one['changes'] else ''}"
-
-
-def machine_of(one: Mapping[str, Any]) -> str:
-    return f"{one['cores']} cores of {one['processor']}, {one['memory_gib']} GiB"
+    return {name: one for name, one in results.items() if is_alike(one)}
 
 
 def head(results: Results) -> str:
-    """On what, when and of what tree the newest figures are."""
-    last = newest(results)
+    """Return the circumstances of results of one tree, as a sentence."""
+    last = max(results.values(), key=lambda one: one["time"], default=None)
     if last is None:
-        return "Nothing is measured yet: `python benchmarks/all.py`."
-    return f"{machine_of(last)}; {last['time'][:10]}; tree {tree(last)}; llama.cpp {last['llama_cpp']}."
-
-
-def differences(one: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """What a result has otherwise than the newest, as a line; empty where nothing is."""
-    said = []
-    if (one["sources"], one["changes"]) != (last["sources"], last["changes"]):
-        said.append(f"an older tree, {tree(one)} of {one['time'][:10]}")
-    if machine_of(one) != machine_of(last):
-        said.append(f"another machine, {machine_of(one)}")
-    if one["llama_cpp"] != last["llama_cpp"]:
-        said.append(f"another llama.cpp, {one['llama_cpp']}")
-    return f"**Measured on {', and '.join(said)}.**\n\n" if said else ""
+        return "Not measured: `python benchmarks/all.py --write`."
+    machine = f"{last['cores']} cores of {last['processor']}, {last['memory_gib']} GiB"
+    tree = f"tree `{last['commit']}`{' with changes' if last['changes'] else ''}"
+    peers = {peer: build for one in results.values() for peer, build in one["peers"].items()}
+    builds = [f"{peer} {peers[peer]}" for peer in PEERS if peer in peers]
+    return f"{'; '.join([machine, last['date'], tree, *builds])}."
 
 
 def made(name: str, results: Results) -> str:
-    """What stands between a part's marks."""
+    """Return what belongs between a part's marks, of results of one tree."""
     if name == "head":
         return head(results)
     if name == "front":
-        of_one_tree = {differences(results[part], results["speed"]) for part in ("speed", "serving")}
-        about = "" if of_one_tree == {""} else " (not all of one tree)"
-        table = front_table(results["speed"]["result"], results["serving"]["result"])
-        return f"{head({'speed': results['speed']})}{about}\n\n{table}"
+        if "speed" not in results:
+            return "Not measured on this tree: `python benchmarks/all.py --only speed,serving --write`."
+        serving = results["serving"]["result"] if "serving" in results else None
+        return f"{head(results)}\n\n{front_table(results['speed']['result'], serving)}"
     part = next(part for part in PARTS if part.name == name)
-    one, last = results.get(name), newest(results)
-    if one is None or last is None:
-        return f"Not measured yet: `python benchmarks/all.py --only {name}`."
+    if name not in results:
+        return f"Not measured on this tree: `{' '.join(part.command)}`."
+    one = results[name]
     minutes = max(1, round(one["seconds"] / 60))
-    took = f"{minutes} minute{'s' * (minutes > 1)}"
-    return f"{differences(one, last)}`{one['command']}`, {took}:\n\n{part.table(one['result'])}"
+    return f"`{one['command']}`, {minutes} minute{'s' * (minutes > 1)}:\n\n{part.table(one['result'])}"
 
 
 def written(text: str, results: Results) -> str:
-    """A page with all its tables made anew; the summary stays as it is until what it is made of is there."""
-
-    def new(found: re.Match[str]) -> str:
-        if found[1] == "front" and not {"speed", "serving"} <= results.keys():
-            return found[0]
-        return f"<!-- made: {found[1]} -->\n{made(found[1], results)}\n<!-- end -->"
-
-    return _MADE.sub(new, text)
+    """Return a page with all its tables made anew."""
+    alike = of_one_tree(results)
+    return _MADE.sub(lambda found: f"<!-- made: {found[1]} -->\n{made(found[1], alike)}\n<!-- end -->", text)
 
 
 def write() -> None:
-    """Makes the tables of all pages of what is kept."""
+    """Make the tables of all pages of what is kept."""
     for page in PAGES:
         page.write_text(written(page.read_text(), read_results()))
 
@@ -167,7 +158,8 @@ def main() -> None:
     parser.add_argument("--skip", default="", metavar="PART,PART", help="all but these")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--budget", type=float, metavar="MINUTES", help="leave out what would take longer than is left")
-    parser.add_argument("--write", action="store_true", help="measure nothing, make the tables of what is kept")
+    parser.add_argument("--write", action="store_true", help="make the pages' tables, anew after each part")
+    parser.add_argument("--pages", action="store_true", help="measure nothing, make the tables of what is kept")
     parser.add_argument("--list", action="store_true", help="the parts, and about how long each takes")
     flags = parser.parse_args()
     parts = chosen(flags.only, flags.skip)
@@ -177,20 +169,23 @@ def main() -> None:
         return
     failed, began = [], time.monotonic()
     RESULTS.mkdir(exist_ok=True)
-    for part in () if flags.write else parts:
+    date = circumstances()["date"]
+    for part in () if flags.pages else parts:
         spent = (time.monotonic() - began) / 60
         takes = part.minutes / (2 if flags.quick and part.quick else 1)
         if flags.budget is not None and spent + takes > flags.budget:
             print(f"{part.name}: left out, it takes about {takes:g} minutes", file=sys.stderr, flush=True)
             continue
         print(f"{part.name}, after {spent:.1f} minutes", file=sys.stderr, flush=True)
-        result = run(part, quick=flags.quick)
+        result = run(part, date, quick=flags.quick)
         if result is None:
             failed.append(part.name)
             continue
         (RESULTS / f"{part.name}.json").write_text(json.dumps(result, indent=1) + "\n")
-        write()  # each time: a later part may be broken off
-    write()
+        if flags.write:
+            write()
+    if flags.pages:
+        write()
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

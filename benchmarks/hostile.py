@@ -1,12 +1,12 @@
 """A server among clients that mean harm: 10,000 malformed requests, slow and many connections, huge bodies, bombs,
-answers that nobody reads.
+answers that nobody reads, pages of other sites, tools, servers behind the proxy, workers that freeze or lie.
 
 `llamado serve` runs with a real model. One process asks for /health 20 times a second on new connections, another asks
 for the same greedy answer once a second and compares it; meanwhile the phases come one after the other. Printed for
 each: what was answered, how long /health took (and how long right after it, when nothing was asked), and the server's
 memory before, at most, and after. Ends with 1 when there was a 5xx other than 501 and 503 with Retry-After, when an
-answer was wrong, when /health took more than 50 ms at the 99th percentile of a phase, or when memory stays more than
-150 MB above where it was after the warm-up.
+answer was wrong, when something was served that may not be, when /health took more than 50 ms at the 99th percentile of
+a phase, or when memory stays more than 150 MB above where it was after the warm-up.
 
 usage: hostile.py [--model smollm2] [--only PHASE] [--slowest 5] [--json FILE]
 """
@@ -21,7 +21,9 @@ import random
 import resource
 import socket
 import sys
+import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -38,16 +40,40 @@ from hostile_requests import (
     answers,
     bombs,
     deep_and_wide,
+    framings,
     greedy_answers,
+    joins,
     long_texts,
     mutated,
     numeric_schemas,
     raw_requests,
+    references,
+    strangers,
+    tool_calls,
     trigger_bombs,
     upgrades,
 )
 from serving import percentile
 from sides import HOST, Server, model_path, server
+
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "rpc"))
+from scripted_worker import ScriptedWorker
+
+from llamado.rpc.wire import (
+    COMMANDS,
+    Allocated,
+    AllocBuffer,
+    BufferGetBase,
+    DeviceCount,
+    DeviceMemory,
+    GetAlignment,
+    GetDeviceMemory,
+    GetMaxSize,
+    Number,
+    Request,
+    Response,
+    write_response,
+)
 
 N_REQUESTS = 10_000
 N_CONNECTIONS = 10_000
@@ -58,6 +84,10 @@ MOST_KEPT = 150_000_000
 """Bytes of memory that may stay."""
 CACHE = ["--cache-ram", "64"]
 """Prompts that are kept are no leak: 8 GiB of them by default, of which a few minutes would fill a part."""
+TOKEN = "the token of the cluster"
+MEMBER = {"X-Cluster-Token": TOKEN}
+MOST_DRAIN_SECONDS = 5.0
+"""What a drain may take while workers that freeze are joining."""
 QUESTION = {"prompt": "The capital of France is", "n_predict": 12, "temperature": 0}
 
 
@@ -123,7 +153,7 @@ async def exchange(
 
 def post(path: str, body: bytes) -> bytes:
     """A well-formed request with this body."""
-    return b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (
+    return b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (
         path.encode(),
         len(body),
         body,
@@ -181,9 +211,9 @@ async def malformed(port: int, tally: Tally) -> None:
 async def slow_loris(port: int, tally: Tally) -> None:
     """2,000 connections that send a byte now and then: of the headers, of a body, of chunks."""
     starts = [
-        b"GET /health HTTP/1.1\r\nHost: x\r\n",
-        b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n",
+        b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"",
     ]
     drips = [b"X-a: b\r\n", b" ", b"1\r\n \r\n", b"G"]
@@ -226,18 +256,20 @@ async def huge_bodies(port: int, tally: Tally) -> None:
     megabyte = b"x" * 2**20
 
     def announced() -> Iterable[bytes]:
-        yield b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 104857600\r\n\r\n"
+        yield b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 104857600\r\n\r\n"
         for _ in range(100):
             yield megabyte
 
     def in_chunks() -> Iterable[bytes]:
-        yield b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        yield b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         for _ in range(100):
             yield b"100000\r\n" + megabyte + b"\r\n"
         yield b"0\r\n\r\n"
 
     def just_too_long() -> Iterable[bytes]:
-        yield b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (MOST + 1)
+        yield b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (
+            MOST + 1
+        )
         for _ in range(10):
             yield megabyte
         yield b"x"
@@ -330,7 +362,9 @@ async def upgraded(port: int, tally: Tally) -> None:
 async def held_bodies(port: int, tally: Tally) -> None:
     """300 connections that each send 9.5 MiB of a body of 10, and wait."""
     held: list[asyncio.StreamWriter] = []
-    part = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % MOST + b" " * (9 * MOST // 10)
+    part = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % MOST + b" " * (
+        9 * MOST // 10
+    )
 
     async def hold() -> None:
         try:
@@ -354,6 +388,203 @@ async def held_bodies(port: int, tally: Tally) -> None:
             writer.transport.abort()
 
 
+async def hosts(port: int, tally: Tally) -> None:
+    """Pages of other sites whose names lead to this machine, and requests with two hosts: nothing is served."""
+
+    async def one(data: bytes) -> None:
+        own = Tally()
+        await exchange(port, [data], own, repr(data[:100]))
+        tally.statuses += own.statuses
+        if not {*own.statuses} <= {"400", "403"}:
+            tally.bad.append(f"{[*own.statuses]} for {data[:150]!r}")
+
+    await in_parallel(8, (one(data) for data in strangers()))
+
+
+async def framing(port: int, tally: Tally) -> None:
+    """120 MB of extensions, trailers and lengths of chunks around bodies of next to nothing."""
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    sent: Counter[str] = Counter()
+
+    def parts(kind: str, first: bytes, more: bytes) -> Iterable[bytes]:
+        yield head + first
+        for _ in range(120_000_000 // len(more)):
+            sent[kind] = max(sent[kind], sent[kind] + len(more))
+            yield more
+
+    kinds = framings()
+    await in_parallel(4, (exchange(port, parts(k, *kinds[k]), tally, f"framing: {k}") for k in [*kinds] * 3))
+    for kind, n in sent.items():
+        if n >= 3 * 119_000_000:
+            tally.bad.append(f"{n} bytes of {kind} were taken")
+
+
+async def places(port: int, tally: Tally) -> None:
+    """References to places that are none, and biases of 20,000 texts."""
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=60) as client:
+        await in_parallel(4, (whole_answer(client, "POST", path, body, tally) for path, body in references()))
+        await harmless_schemas(client)
+
+
+async def tools(port: int, tally: Tally) -> None:
+    """Tools that are called with patterns and paths without end; commands that sleep while a file is read."""
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=90) as client:
+
+        async def call(body: dict[str, Any]) -> httpx.Response | None:
+            began, what = time.perf_counter(), json.dumps(body)[:160]
+            try:
+                answer = await client.post("/tools", json=body)
+            except httpx.HTTPError as error:
+                tally.count(type(error).__name__, what)
+                return None
+            tally.statuses[str(answer.status_code)] += 1
+            tally.slow.append((time.perf_counter() - began, what))
+            if "root:x:0" in answer.text and body["tool"] != "exec_shell_command":
+                tally.bad.append(f"a file of the system was read by {what}")
+            return answer
+
+        async def unread(body: dict[str, Any]) -> None:
+            await call(body)
+
+        await in_parallel(4, (unread(body) for body in tool_calls()))
+        await call({"tool": "write_file", "params": {"path": "note.txt", "content": "x"}})
+        sleeping = [
+            asyncio.ensure_future(call({"tool": "exec_shell_command", "params": {"command": "sleep 8", "timeout": 8}}))
+            for _ in range(24)
+        ]
+        await asyncio.sleep(1)
+        began = time.perf_counter()
+        answer = await call({"tool": "read_file", "params": {"path": "note.txt"}})
+        if answer is None or answer.status_code != 200 or time.perf_counter() - began > 5:
+            tally.bad.append(f"read_file took {time.perf_counter() - began:.1f} s beside 24 commands that sleep")
+        await asyncio.gather(*sleeping)
+
+
+HARMFUL = ("clear-site-data", "strict-transport-security", "service-worker-allowed", "refresh", "link", "set-cookie")
+
+
+async def proxied(port: int, tally: Tally) -> None:
+    """Servers behind /cors-proxy: headers for the page's own site, endless headers, bombs, answers that are none."""
+    bad_headers = b"".join(b"%s: x\r\n" % name.encode() for name in HARMFUL)
+    bomb = zlib.compress(bytes(1 << 28), 9, wbits=31)
+    said = {
+        "/headers": b"HTTP/1.1 200 OK\r\n" + bad_headers + b"Content-Length: 2\r\n\r\nok",
+        "/bomb": b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s" % (len(bomb), bomb),
+        "/status": b"HTTP/1.1 999 X\r\nContent-Length: 0\r\n\r\n",
+        "/two": b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\naHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nb",
+        "/none": b"\x00\xff" * 1000,
+    }
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            path = head.split(b" ")[1].decode()
+            if path in said:
+                writer.write(said[path])
+                await writer.drain()
+            writer.write(b"" if path in said else b"HTTP/1.1 200 OK\r\n")
+            while path not in said:  # headers, or a body, without end
+                writer.write(b"X-Endless: %s\r\n" % (b"x" * 60_000))
+                await writer.drain()
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    upstream = await asyncio.start_server(serve, HOST, 0)
+    where = f"http://{HOST}:{upstream.sockets[0].getsockname()[1]}"
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=60) as client:
+
+        async def one(path: str) -> None:
+            try:
+                async with client.stream("GET", "/cors-proxy", params={"url": where + path}) as answer:
+                    tally.statuses[str(answer.status_code)] += 1
+                    if shown := [name for name in HARMFUL if name in answer.headers]:
+                        tally.bad.append(f"/cors-proxy passes on {', '.join(shown)}")
+                    async for _ in answer.aiter_raw():
+                        pass
+            except httpx.HTTPError as error:
+                tally.statuses[type(error).__name__] += 1
+
+        await in_parallel(8, (one(path) for path in [*said, "/endless"] * 10))
+    upstream.close()
+
+
+LIES: dict[type[Request], Callable[[int], Response]] = {
+    DeviceCount: lambda n: Number(n % 2**32),
+    GetAlignment: Number,
+    GetMaxSize: Number,
+    GetDeviceMemory: lambda n: DeviceMemory(n, n // 3),
+    AllocBuffer: lambda n: Allocated(n, n),
+    BufferGetBase: Number,
+}
+
+
+class LyingWorker(ScriptedWorker):
+    """Closes connections whose requests its own lies have led astray."""
+
+    def _answer(self, request: Request, bulk: bytes) -> bytes | None:
+        try:
+            return super()._answer(request, bulk)
+        except (AssertionError, LookupError):
+            raise EOFError from None
+
+
+def liar(kind: type[Request], number: int) -> ScriptedWorker:
+    """A worker that answers one kind of question with a number that cannot be."""
+    answer = write_response(COMMANDS[kind], LIES[kind](number))
+    return LyingWorker(own=True, before=lambda request, _: answer if isinstance(request, kind) else None)
+
+
+async def cluster(port: int, tally: Tally) -> None:
+    """Layers moved by strangers; workers that join with odd fields, or freeze."""
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=90) as client:
+
+        async def ask(path: str, body: dict[str, Any], **headers: str) -> int:
+            began = time.perf_counter()
+            answer = await client.post(path, content=json.dumps(body), headers=headers)
+            what = f"{path} {str(body)[:100]}"
+            tally.count(str(answer.status_code), what, str(dict(answer.headers)).encode() + answer.content[:300])
+            tally.slow.append((time.perf_counter() - began, what))
+            return answer.status_code
+
+        for path in ("/cluster/layers", "/cluster/predict"):
+            for token in ("", "x", TOKEN[:-1]):
+                more = {"X-Forwarded-For": "10.0.0.9", "X-Cluster-Token": token}
+                if await ask(path, {"devices": []}, **more) != 401:
+                    tally.bad.append(f"{path} was served for another machine without the token")
+        for body in joins():
+            await ask("/cluster/join", body, **MEMBER)
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        frozen = [await asyncio.start_server(silent, HOST, 0) for _ in range(60)]
+        endpoints = [f"{HOST}:{one.sockets[0].getsockname()[1]}" for one in frozen]
+        joining = [asyncio.ensure_future(ask("/cluster/join", {"endpoint": each}, **MEMBER)) for each in endpoints]
+        await asyncio.sleep(1)
+        began = time.perf_counter()
+        await ask("/cluster/drain", {"endpoint": "h:9"}, **MEMBER)
+        if time.perf_counter() - began > MOST_DRAIN_SECONDS:
+            tally.bad.append(f"a drain took {time.perf_counter() - began:.1f} s beside workers that freeze")
+        await asyncio.gather(*joining)
+        for one in frozen:
+            one.close()
+
+
+async def liars(port: int, tally: Tally) -> None:
+    """Workers with the token that answer with numbers that cannot be, and compute nothing (see CORRUPT)."""
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=90, headers=MEMBER) as client:
+        for kind in LIES:
+            for number in (0, 1, 2**32 - 1, 2**63, 2**64 - 1):
+                with liar(kind, number) as worker:
+                    for path in ("/cluster/join", "/cluster/drain"):
+                        answer = await client.post(path, json={"endpoint": str(worker.endpoint)})
+                        what = f"{path} of a worker that answers {kind.__name__} with {number}"
+                        tally.count(str(answer.status_code), what, str(dict(answer.headers)).encode() + answer.content)
+
+
 async def harmless_schemas(client: httpx.AsyncClient) -> None:
     """As many as a server remembers: after them it has none of the bombs' any more."""
     for i in range(40):
@@ -374,7 +605,16 @@ PHASES: dict[str, Callable[[int, Tally], Awaitable[None]]] = {
     "probabilities": greedy,
     "upgrades": upgraded,
     "held bodies": held_bodies,
+    "hosts": hosts,
+    "framing": framing,
+    "places": places,
+    "tools": tools,
+    "proxy": proxied,
+    "cluster": cluster,
+    "liars": liars,
 }
+CORRUPT = {"liars"}
+"""Phases in which a worker that was let in computes nonsense: only answers after them are compared."""
 
 
 # --- watching ---------------------------------------------------------------------------------------------------------
@@ -462,7 +702,7 @@ async def go_through(one: Server, port: int, name: str, attack: Callable[[int, T
 
 async def warm_up(one: Server) -> None:
     """Good requests of all kinds and lengths, so that what a server makes once, such as programs, is there."""
-    async with httpx.AsyncClient(base_url=f"http://{HOST}:{one.port}", timeout=60) as client:
+    async with httpx.AsyncClient(base_url=f"http://{HOST}:{one.port}", timeout=600) as client:
         for path, body in (*BODIES, *answers()):
             await client.post(path, json=body)
         for path in PATHS:
@@ -544,7 +784,13 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     looks: Looks = []
     compared: Compared = []
-    with server("llamado", model_path(flags.model), ["-np", "4", "-c", "8192", "-t", "2", *CACHE]) as one:
+    options = ["-np", "4", "-c", "8192", "-t", "2", *CACHE, "--tools", "all", "--ui-mcp-proxy"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        server(
+            "llamado", model_path(flags.model), [*options, "--tools-folder", folder], {"LLAMADO_CLUSTER_TOKEN": TOKEN}
+        ) as one,
+    ):
         looking, comparing = watcher(look, one.port), watcher(compare, one.port)
         asyncio.run(warm_up(one))
         base = last = resident(one.pid)
@@ -557,6 +803,8 @@ def main() -> None:
             last = phase.after
             drained(looking[1], looks)
             drained(comparing[1], compared)
+            if name in CORRUPT:
+                compared = [one for one in compared if not phase.began - 1 <= one[0] < phase.ended]
             rows.append(row(phase, looks, compared))
             print(shown(rows[-1]), flush=True)
             for took, what in sorted(phase.tally.slow, reverse=True)[: flags.slowest]:

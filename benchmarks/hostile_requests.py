@@ -125,7 +125,7 @@ def mutated(rng: random.Random) -> tuple[str, bytes]:
     return path, _damaged(data, rng) if rng.random() < 0.25 else data
 
 
-_OK = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+_OK = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _TOKENIZE = b'{"content": "x"}'
 _WAYS = [
     b"/", b"//", b"/../../etc/passwd", b"/%2e%2e/%2e%2e/etc/passwd", b"/slots/0/../../x?action=save", b"*", b"",
@@ -142,7 +142,7 @@ _METHODS = [
 def raw_requests(rng: random.Random) -> bytes:
     """Bytes that are hardly HTTP."""
     n = len(_TOKENIZE)
-    post = b"POST /tokenize HTTP/1.1\r\nHost: x\r\n"
+    post = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
     headers = [
         b"Content-Length: %d\r\nContent-Length: %d\r\n\r\n%s" % (n, n + 1, _TOKENIZE),
         b"Content-Length: -1\r\n\r\n" + _TOKENIZE,
@@ -178,7 +178,7 @@ def raw_requests(rng: random.Random) -> bytes:
     if roll < 4:
         return post + rng.choice(headers)
     if roll == 4:
-        ending = b"Host: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        ending = b"Host: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
         version = rng.choice([b"HTTP/1.1", b"HTTP/1.0", b"HTTP/2.0", b"HTTP/9.9", b"http/1.1", b""])
         return b"%s %s %s\r\n%s" % (rng.choice(_METHODS), rng.choice(_WAYS), version, ending)
     if roll == 5:
@@ -493,16 +493,107 @@ def greedy_answers() -> Iterator[tuple[str, bytes]]:
 
 def upgrades() -> Iterator[tuple[bytes, int]]:
     """Requests that ask for another protocol, and how many answers they may have."""
-    inner = b"GET /props HTTP/1.1\r\nHost: x\r\n\r\n"
+    inner = b"GET /props HTTP/1.1\r\nHost: localhost\r\n\r\n"
     for wish in (
         b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n",
         b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
         b"Connection: upgrade\r\nUpgrade: TLS/1.0\r\n",
     ):
         for body in (b'{"content": "x"}', inner, inner * 3):
-            head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\n" + wish
+            head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + wish
             whole = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
             chunked = head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
             for data in (whole, chunked):
                 yield data, 1
                 yield data + _OK, 2
+
+
+# --- hosts, framing, references, tools, workers that join -------------------------------------------------------------
+
+STRANGE_HOSTS = (
+    b"Host: evil.example", b"Host: evil.example:8080", b"Host: localhost.evil.example", b"Host: 127.0.0.1.evil.example",
+    b"Host: localhost\r\nHost: evil.example", b"Host: evil.example\r\nHost: localhost", b"Host: [::1].evil.example",
+)  # fmt: skip
+
+
+def strangers() -> Iterator[bytes]:
+    """Requests of pages whose name leads to this machine (DNS rebinding), none of which may be served."""
+    for host in STRANGE_HOSTS:
+        for path in PATHS:
+            yield b"GET %s HTTP/1.1\r\n%s\r\nConnection: close\r\n\r\n" % (path.encode(), host)
+        for path, body in BODIES:
+            text = json.dumps(body).encode()
+            head = b"POST %s HTTP/1.1\r\n%s\r\nConnection: close\r\n" % (path.encode(), host)
+            yield head + b"Content-Length: %d\r\n\r\n%s" % (len(text), text)
+
+
+def framings() -> dict[str, tuple[bytes, bytes]]:
+    """Chunked bodies that hold next to nothing: how each begins, and what comes again and again."""
+    return {
+        "one extension": (b"1;", b"x" * 65_536),
+        "extensions": (b"", b"1;a=" + b"x" * 30_000 + b"\r\n \r\n"),
+        "trailers": (b"2\r\n{}\r\n0\r\n", b"X-Trailer: " + b"x" * 30_000 + b"\r\n"),
+        "one length": (b"", b"0" * 65_536),
+    }
+
+
+def references() -> Iterator[tuple[str, bytes]]:
+    """Places in schemas that are none, and thousands of biases."""
+    chat = [{"role": "user", "content": "x"}]
+    for reference in ("#/anyOf/" + "9" * 5000, "#/anyOf/²", "#/" + "a/" * 5000, "#" + "a" * 100_000, "#/~9", "#/%ff"):
+        schema = {"anyOf": [{"type": "string"}], "properties": {"a": {"$ref": reference}}, "type": "object"}
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        for more in ({"tools": [tool]}, {"tools": [tool], "tool_choice": "required"},
+                     {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}):  # fmt: skip
+            yield "/v1/chat/completions", json.dumps({"messages": chat, "max_tokens": 2, **more}).encode()
+        yield "/completion", json.dumps({"prompt": "x", "n_predict": 2, "json_schema": schema}).encode()
+    for key, count in (("word %d ", 20_000), ("9" * 5000 + "%d", 1_500), ("%d" + "\u00e9" * 50, 20_000)):
+        biases = {key % n: 1.0 for n in range(count)}
+        yield "/completion", json.dumps({"prompt": "x", "n_predict": 2, "logit_bias": biases}).encode()
+        yield "/completion", json.dumps({"prompt": "x", "n_predict": 2, "logit_bias": [*biases.items()]}).encode()
+
+
+def tool_calls() -> Iterator[dict[str, Any]]:
+    """Calls of built-in tools that want all memory, all time, or files that are none of theirs."""
+    for pattern in (
+        "a{1000000000}", "(?R)", "(a+)+$", "|".join(f"word{n}" for n in range(200_000)), "(" * 10_000, "(?<=a*)b",
+        "(?:a?){500}a{500}", "\\p{L}{1000}{1000}", "[" + "a-z" * 100_000 + "]",
+    ):  # fmt: skip
+        yield {"tool": "grep_search", "params": {"path": ".", "pattern": pattern}}
+        yield {"tool": "file_glob_search", "params": {"path": ".", "include": pattern[:5000]}}
+    for path in (
+        "a/" * 60_000 + "b",
+        "../../etc/passwd",
+        "/etc/passwd",
+        "a" * 100_000,
+        "x\0y",
+        "/dev/zero",
+        "~/.ssh/id",
+    ):
+        yield {"tool": "read_file", "params": {"path": path}}
+        yield {"tool": "write_file", "params": {"path": path, "content": "x"}}
+        yield {"tool": "file_glob_search", "params": {"path": path}}
+        yield {"tool": "edit_file", "params": {"path": path, "edits": [{"old_text": "", "new_text": "x"}] * 1000}}
+    for name, text in ((".git/HEAD", "ref: refs/heads/main"), (".git/config", "[core]\n\tworktree = /etc\n")):
+        yield {"tool": "write_file", "params": {"path": name, "content": text}}
+    yield {"tool": "file_glob_search", "params": {"path": ".", "include": "passwd"}}
+    for command in (
+        "(env -i setsid sleep 79 &)", "yes", "head -c 200000000 /dev/zero", "sleep 0.2",
+        "printf '\\033]0;x\\007%.0s' $(seq 100000)", "kill -STOP $$", "exec 2>&1; cat /proc/self/environ",
+    ):  # fmt: skip
+        yield {"tool": "exec_shell_command", "params": {"command": command, "timeout": 2}}
+
+
+def joins() -> Iterator[dict[str, Any]]:
+    """Workers that join with fields of any length and kind."""
+    yield {"endpoint": "h" * 100_000}
+    yield {"endpoint": "a..b:1"}
+    yield {"endpoint": "h\r\nX: y"}
+    yield {"endpoint": "tls://" + "ä" * 64}
+    shares: tuple[Any, ...] = (1e308, -1, 10**400, "1", [], None)
+    for share in shares:
+        yield {"port": 1, "share": share}
+    speeds: tuple[Any, ...] = (1e308, 5e-324, -1, 10**400, "1", {}, None)
+    for speed in speeds:
+        yield {"port": 1, "devices": [{"decode": speed, "name": "x" * 100_000}]}
+    yield {"port": 1, "devices": [{}] * 100_000}

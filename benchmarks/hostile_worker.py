@@ -8,11 +8,14 @@ abandoned    six products as large as are taken, whose client goes away at once
 kernels      as many different kernels as a client gets, by client after client
 idle         200 connections that say HELLO and nothing more
 preimage     other bytes with the hash of a weight, uploaded to the cache before it is used again
+garbage      5,000 connections that send what is no HELLO, or half of one
+sizes        memory, places and counts at the ends of 64 bits
 
 Printed for each: seconds, what newcomers met, how long they took for a connection and a megabyte of memory, how long
 the server's /health took, and the worker's memory before, at most, and after. Ends with 1 when the worker or the server
 died, when an answer was wrong, when a newcomer was turned away or waited for more than 2 s, when /health took more than
-50 ms at the 99th percentile, or when memory stays more than 150 MB above where it was.
+50 ms at the 99th percentile, when memory stays more than 150 MB above where it was, or when the attacks write more than
+1,000 lines to the worker's log.
 
 usage: hostile_worker.py [--model smollm2] [--only PHASE] [--json FILE]
 """
@@ -50,13 +53,31 @@ from llamado.ggml.graph import Graph
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.rpc.client.device import RemoteDevice, connect
-from llamado.rpc.wire import Hello, Number, SetTensor, SetTensorHash, WireTensor, write_request
+from llamado.rpc.wire import (
+    AllocBuffer,
+    BufferGetBase,
+    CopyTensor,
+    DeviceCount,
+    FreeBuffer,
+    GetAlignment,
+    GetTensor,
+    Hello,
+    Number,
+    Request,
+    SetTensor,
+    SetTensorHash,
+    WireTensor,
+    write_request,
+)
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "rpc"))
 from wire_client import Client
 
 MOST_NEWCOMER_MS = 2000.0
+NEWLINE = b"\n"
 MEM = "600M"
+MOST_LINES = 1000
+"""Lines of a worker's log."""
 
 
 @contextmanager
@@ -80,9 +101,13 @@ def worker() -> Iterator[Server]:
                         sys.exit("the worker does not start")
                     time.sleep(0.05)
             yield Server(port, process.pid, time.perf_counter() - began)
+            log.seek(0)
+            said = log.read()
             if process.poll() is not None:
-                log.seek(0)
-                sys.exit(f"FAULT: the worker ended with {process.returncode}: {log.read()[-2000:].decode()}")
+                sys.exit(f"FAULT: the worker ended with {process.returncode}: {said[-2000:].decode()}")
+            print(f"{said.count(NEWLINE)} lines in the worker's log")
+            if said.count(NEWLINE) > MOST_LINES:
+                sys.exit(f"FAULT: {said.count(NEWLINE)} lines in the worker's log")
         finally:
             process.terminate()
             process.wait(60)
@@ -182,6 +207,50 @@ def _preimage(port: int, tally: Tally) -> None:
     tally.statuses["genuine" if found == genuine else "not there" if not found else "forged"] += 1
 
 
+def _garbage(port: int, tally: Tally) -> None:
+    hello = write_request(Hello())
+    kinds = (
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01" + bytes(200),
+        b"\xff" * 64,
+        hello[:9],
+        b"",
+        hello + b"\xff" * 99,
+    )
+    for n in range(5000):
+        one = socket.socket()
+        one.bind((f"127.0.{10 + n % 100}.9", 0))
+        try:
+            one.connect((HOST, port))
+            one.sendall(kinds[n % len(kinds)])
+            tally.statuses["sent"] += 1
+        except OSError as error:
+            tally.statuses[type(error).__name__] += 1
+        finally:
+            one.close()
+
+
+def _sizes(port: int, tally: Tally) -> None:
+    asks: tuple[Callable[[Wire, int], object], ...] = (
+        lambda wire, n: wire.ask(AllocBuffer(0, n)),
+        lambda wire, n: wire.ask(BufferGetBase(n)),
+        lambda wire, n: wire.ask(GetAlignment(n % 2**32)),
+        lambda wire, n: wire.tell(FreeBuffer(n)),
+        lambda wire, n: wire.tell(SetTensor(wire.tensor, 0, n, 1), b"x"),
+        lambda wire, n: wire.ask(GetTensor(wire.tensor, n, 1)),
+        lambda wire, n: wire.ask(GetTensor(wire.tensor, 0, n)),
+        lambda wire, n: wire.ask(CopyTensor(wire.tensor, wire.tensor._replace(data=n))),
+    )
+    for size in (0, 1, 2**32 - 1, 2**62, 2**63, 2**64 - 1):
+        for ask in asks:
+            try:
+                with Wire(port) as wire:
+                    ask(wire, size)
+                tally.statuses["answered"] += 1
+            except (OSError, OverflowError, struct.error) as error:
+                tally.statuses[type(error).__name__] += 1
+
+
 class Wire(Client):
     """A connection that says what it is told to, with a tensor of a megabyte."""
 
@@ -190,6 +259,11 @@ class Wire(Client):
         ptr, base = self.alloc(1 << 20)
         ne, nb = (1 << 20, 1, 1, 1), (1, 1 << 20, 1 << 20, 1 << 20)
         self.tensor = WireTensor(1, int(TensorType.I8), ptr, ne, nb, base, name=b"weight")
+
+    def tell(self, request: Request, data: bytes = b"") -> None:
+        """Send what is not answered, and wait until it was taken."""
+        self.send(request, data)
+        self.ask(DeviceCount())
 
     def read(self) -> bytes:
         """The tensor's bytes."""
@@ -224,6 +298,16 @@ async def preimage(port: int, tally: Tally) -> None:
     await in_thread(_preimage, port, tally)
 
 
+async def garbage(port: int, tally: Tally) -> None:
+    """Connections that speak something else."""
+    await in_thread(_garbage, port, tally)
+
+
+async def sizes(port: int, tally: Tally) -> None:
+    """Numbers at the ends of 64 bits."""
+    await in_thread(_sizes, port, tally)
+
+
 async def idle(port: int, tally: Tally) -> None:
     """Connections that greet and stay."""
     held: list[socket.socket] = []
@@ -248,6 +332,8 @@ ATTACKS: dict[str, Callable[[int, Tally], Awaitable[None]]] = {
     "kernels": kernels,
     "idle": idle,
     "preimage": preimage,
+    "garbage": garbage,
+    "sizes": sizes,
 }
 
 

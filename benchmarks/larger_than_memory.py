@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sides import SIDES, model_path, our_command, peer_program, run
-from speed import HEADER, Row
+from sides import SIDES, measured, model_path, our_command, peer_program
+from speed import Row, table
 
 MODELS = ("synthetic-3b", "synthetic-a3b-4")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -92,24 +92,25 @@ def main() -> None:
         path = model_path(name)
         size = path.stat().st_size
         limit = int(flags.memory * size if flags.memory <= 1 else flags.memory)
-        print(f"{name}: a file of {size / 1e9:.2f} GB, {limit / 1e9:.2f} GB of memory\n\n{HEADER}", flush=True)
+        print(f"{name}: a file of {size / 1e9:.2f} GB, {limit / 1e9:.2f} GB of memory", flush=True)
         with memory_limit(limit) as group:
             for test, (prompt, generate) in tests.items():
-                row = Row(name, test)
+                row = Row(name, test, SIDES)
                 rows.append(row)
                 options = ["-p", str(prompt), "-n", str(generate), "-t", str(flags.threads)]
                 for turn in range(flags.alternations):
                     for side in SIDES if turn % 2 == 0 else SIDES[::-1]:
                         command, read = (ours if side == SIDES[0] else theirs)(path, options)
                         forget(path)
-                        row.tokens_per_second[side].append(read(run(inside(group, command))))
+                        done = measured(inside(group, command))
+                        row.add(side, read(done.printed), done.peak_memory)
                         print(
                             f"{name} {test} {side} {row.tokens_per_second[side][-1]:.2f}", file=sys.stderr, flush=True
                         )
-                print(row.line(), flush=True)
+    print(table([row.summary() for row in rows]))
     if flags.json:
         flags.json.write_text(json.dumps([row.summary() for row in rows], indent=2) + "\n")
-    print(f"\nmedian ratio {statistics.median(row.ratio for row in rows):.2f}")
+    print(f"\nmedian ratio {statistics.median(row.ratio[SIDES[1]] for row in rows):.2f}")
 
 
 if __name__ == "__main__":

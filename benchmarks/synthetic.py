@@ -90,6 +90,7 @@ SHAPES = {
     "0.5b": Shape(896, 24, 14, 2, 4864),
     "1b": Shape(2048, 16, 32, 8, 8192),  # Llama 3.2 1B
     "3b": Shape(3072, 28, 24, 8, 8192),  # Llama 3.2 3B
+    "8b": Shape(4096, 32, 32, 8, 14336),  # Llama 3.1 8B
     "a3b-4": Shape(2048, 4, 32, 4, 768, head=128, n_experts=128, n_used=8),  # 4 of the 48 layers of Qwen3-30B-A3B
     "a3b-48": Shape(2048, 48, 32, 4, 768, head=128, n_experts=128, n_used=8),  # Qwen3-30B-A3B, 18 GB
     # Half of its layers: what a machine of 24 GB holds a second time, in workers

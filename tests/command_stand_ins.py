@@ -54,7 +54,7 @@ from llamado.engine.forward import fitting
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.request import Defaults
 from llamado.models.hparams import override_metadata
-from llamado.quantize.imatrix import Imatrix, Sums
+from llamado.quantize.imatrix import ColumnSums, Imatrix
 from llamado.quantize.plan import FilePlan, QuantizeRequest
 from llamado.router import router
 from llamado.server import load, run
@@ -377,10 +377,10 @@ class Commands:
             def run(self, sockets: Any) -> None:
                 self._config.app()
 
-        def make(catalogue: Any, settings: Any, *, limits: Any, autoload: bool, reread: Any, tools: Any) -> Any:
+        def make(catalogue: Any, settings: Any, *, limits: Any, autoload: bool, **others: Any) -> Any:
             note("router", models=tuple(catalogue.models), limits=limits, autoload=autoload)
             fleet = SimpleNamespace(find=lambda name: None, kill=lambda: None)
-            return SimpleNamespace(log_tail=logging.NullHandler(), fleet=fleet, page=frozenset())
+            return SimpleNamespace(log_tail=logging.NullHandler(), fleet=fleet, page=frozenset(), peers=None)
 
         self._patch.setattr(router, "RouterServer", Server)
         self._patch.setattr(router, "Router", make)
@@ -459,7 +459,7 @@ class Commands:
             note("quantize", **(asked | {"imatrix": known}))
             return FilePlan([], [], [])
 
-        known = Imatrix(Path("i.gguf"), dict.fromkeys(("blk.0.a", "blk.0.b"), Sums(np.ones((1, 1)), np.ones(1))))
+        known = Imatrix(Path("i.gguf"), dict.fromkeys(("blk.0.a", "blk.0.b"), ColumnSums(np.ones((1, 1)), np.ones(1))))
         self._patch.setattr("llamado.commands.files.imatrix.compute", lambda options: note("imatrix", options=options))
         self._patch.setattr("llamado.commands.files.imatrix.read_imatrix", lambda _: known)
         self._patch.setattr("llamado.commands.files.imatrix.show", lambda given: note("imatrix", shown=given.source))

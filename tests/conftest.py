@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import logging
 import os
@@ -16,9 +17,11 @@ import environment
 import httpx._config as httpx_config
 import httpx._transports.default as httpx_transport
 import pytest
+import tiers
 from bits import BITS
 from hypothesis import HealthCheck, settings
 from waiting import GUARD
+from watchdog import Watchdog
 
 from llamado.devices.cpu.lowerings import LOWERINGS
 from llamado.rpc.client.connection import ALIVE_TIMEOUT
@@ -52,8 +55,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     environment.make_neutral()
+    tiers.leave_out(config.option.markexpr)
+    if timeout := float(config.getini("timeout") or 0):
+        config.pluginmanager.register(Watchdog(timeout))
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return tiers.is_left_out(collection_path) or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tiers.sort(items)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the collector of cycles from walking again and again through what stays until the end."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

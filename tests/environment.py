@@ -22,6 +22,10 @@ _REMOVED = re.compile(
 )
 _SET = {"TERM": "xterm-256color", "LANG": "C.UTF-8", "TZ": "UTC"}
 
+# Before numpy is imported: after each product of matrices, threads of its library would look for the next one for a
+# while, which takes several times as long as the products of tests.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 _original: dict[str, str] = {}
 _real_getaddrinfo = socket.getaddrinfo
 

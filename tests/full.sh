@@ -10,15 +10,16 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! { command -v promtoo
   apt-get update -qq && apt-get install -y -qq --no-install-recommends nginx-light prometheus systemd || true
 fi
 tests 1500 "checks and tests" ./test.sh
+step 600 "packages of the tests below" .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[full]'
 for cpu in avx2 avx512; do
   LLAMADO_CPU=$cpu tests 900 "the quick tests on a CPU of $cpu" "${pytest[@]}" -n 2 --dist loadfile \
     -m "not full and not interop and not browser and not slow"
 done
 tests 3600 "the long tests" "${pytest[@]}" -m "full and not interop and not browser" -n 2 --dist loadfile \
-  -o timeout=1200 -o faulthandler_timeout=1260
+  -o timeout=1200
 step 1800 "the real llama.cpp" benchmarks/peer.sh
 tests 2400 "against the real llama.cpp" "${pytest[@]}" -m interop -n 2 --dist loadfile \
-  -o timeout=1200 -o faulthandler_timeout=1260 tests
+  -o timeout=1200 tests
 tests 1200 "the page in a browser" tests/page/run.sh full
 step 600 "the package by three installers" tests/package.sh
 step 900 "real clients" tests/clients/run.sh

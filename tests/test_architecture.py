@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md says what is: its rooms are the folders, its picture is the imports, its paths are files."""
+"""ARCHITECTURE.md matches the source: packages, imports, paths and names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "llamado"
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
-ROOMS = {path.name for path in SOURCES.iterdir() if (path / "__init__.py").exists()}
+PACKAGES = {path.name for path in SOURCES.iterdir() if (path / "__init__.py").exists()}
 MOST_FILES = 15
 
 Graph = dict[str, set[str]]
@@ -26,7 +26,7 @@ def parsed() -> dict[Path, ast.Module]:
 
 @cache
 def imports() -> Graph:
-    """By module, the modules of ours that it imports, also for types alone."""
+    """Map each module to our modules that it imports, including for types only."""
     paths = {path.relative_to(SOURCES.parent).with_suffix(""): path for path in parsed()}
     modules = {".".join(name.parts).removesuffix(".__init__"): path for name, path in paths.items()}
     found: Graph = defaultdict(set)
@@ -45,7 +45,7 @@ def imports() -> Graph:
     return found
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
@@ -61,28 +61,28 @@ def reaches(graph: Graph, start: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_picture_is_the_imports() -> None:
-    """An arrow for each room that another imports, unless a longer way leads there."""
-    rooms: Graph = defaultdict(set)
+def test_the_graph_shows_the_imports() -> None:
+    """Each import between packages is an arrow, unless a longer path of arrows covers it."""
+    packages: Graph = defaultdict(set)
     for module, imported in imports().items():
         for name in imported:
-            a, b = room_of(module), room_of(name)
-            if a != b and {a, b} <= ROOMS:
-                rooms[a].add(b)
+            a, b = package_of(module), package_of(name)
+            if a != b and {a, b} <= PACKAGES:
+                packages[a].add(b)
     direct = {
         (a, b)
-        for a, below in rooms.items()
+        for a, below in packages.items()
         for b in below
-        if not any(b in reaches(rooms, other) for other in below if other != b)
+        if not any(b in reaches(packages, other) for other in below if other != b)
     }
     (picture,) = re.findall(r"^```mermaid\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     drawn = set(re.findall(r"^ *(\w+)(?:\[.*?\])? --> (\w+)", picture, re.MULTILINE))
     assert drawn == direct
 
 
-def test_rooms_are_folders() -> None:
+def test_packages_are_folders() -> None:
     rows = re.findall(r"^\| `(\w+)/` \|", PAGE, re.MULTILINE)
-    assert sorted(rows) == sorted(ROOMS)
+    assert sorted(rows) == sorted(PACKAGES)
 
 
 def test_paths_exist() -> None:

@@ -419,7 +419,7 @@ def test_every_page_is_led_to() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.skipif(find_spec("material") is None, reason="the site needs pip install '.[docs]'")
+@pytest.mark.skipif(find_spec("material") is None, reason="the site needs pip install '.[full]'")
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import environment
 import pytest
+import tiers
 
 
 def test_what_the_machine_sets_does_not_reach_tests() -> None:
@@ -31,6 +33,10 @@ def test_what_is_fetched_has_the_users_environment(monkeypatch: pytest.MonkeyPat
     with environment.original():
         assert os.environ["HTTPS_PROXY"] == "http://proxy" and "TERM" not in os.environ
     assert dict(os.environ) == before
+
+
+def test_the_longest_files_are_there() -> None:
+    assert [name for name in tiers.LONGEST if not (Path(__file__).parent / name).exists()] == []
 
 
 def test_no_dns_is_asked() -> None:

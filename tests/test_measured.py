@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,9 +28,9 @@ def measured() -> ModuleType:
 
 def result(part: str, found: dict[str, Any], **about: Any) -> dict[str, Any]:
     return {
-        "part": part, "command": f"{part}.py", "time": "2026-02-03T10:00+00:00", "commit": "abc1234", "sources": "s1",
-        "changes": False, "processor": "P", "cores": 2, "memory_gib": 8.0, "llama_cpp": "b11434", "seconds": 100,
-        "result": found,
+        "part": part, "command": f"{part}.py", "time": "2026-02-03T10:00+00:00", "date": "2026-02-03",
+        "commit": "abc1234", "sources": "s1", "changes": False, "processor": "P", "cores": 2, "memory_gib": 8.0,
+        "peers": {"llama.cpp": "b11434 (clang 19.1.7)"}, "seconds": 100, "result": found,
     } | about  # fmt: skip
 
 
@@ -38,16 +38,24 @@ def sides(ours: float, theirs: float) -> dict[str, float]:
     return {"llamado": ours, "llama.cpp": theirs}
 
 
-def speed_row(model: str, test: str, ours: float, theirs: float) -> dict[str, Any]:
-    rates = {side: [rate] for side, rate in sides(ours, theirs).items()}
-    return {
-        "model": model, "test": test, "tokens_per_second": rates, "median": sides(ours, theirs), "ratio": ours / theirs,
-        "peak_memory": {side: [10**8, 2 * 10**8] for side in rates}, "gigaops_per_token": None,
-        "gigabytes_per_token": 0.1,
-    }  # fmt: skip
+def speed_row(model: str, test: str, **rates: float) -> dict[str, Any]:
+    """A row of speed.py, of sides by their names with a `_` for each dot."""
+    import speed
+
+    found = {side.replace("_cpp", ".cpp"): rate for side, rate in rates.items()}
+    row = speed.Row(model, test, tuple(found), gigabytes_per_token=0.1)
+    for side, rate in found.items():
+        row.add(side, rate, 10**8)
+        row.add(side, rate, 2 * 10**8)
+    return row.summary()
 
 
-SPEED = {"rows": [speed_row("smollm2", "pp512", 2000.0, 400.0), speed_row("smollm2", "tg128", 50.5, 25.25)]}
+@pytest.fixture
+def speed_result(measured: ModuleType) -> dict[str, Any]:
+    rows = [("pp512", 2000.0, 400.0), ("tg128", 50.5, 25.25)]
+    return {"rows": [speed_row("smollm2", test, llamado=ours, llama_cpp=theirs) for test, ours, theirs in rows]}
+
+
 SERVING = {
     "rows": [
         {
@@ -59,10 +67,18 @@ SERVING = {
 }  # fmt: skip
 
 
+LATENCY = {
+    "rows": [
+        {"nodes": 3, "latency_ms": latency, "tokens_per_second": {"plain": plain, "predicted": predicted}}
+        for latency, plain, predicted in ((0.0, 50.0, 50.0), (20.0, 15.0, 16.7))
+    ]
+}
+
+
 @pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md"])
 def test_pages_have_what_the_results_give(measured: ModuleType, page: str) -> None:
     text = (ROOT / page).read_text()
-    assert text == measured.written(text, measured.read_results()), "run: python benchmarks/all.py --write"
+    assert text == measured.written(text, measured.read_results()), "run: python benchmarks/all.py --pages"
 
 
 def test_every_part_has_a_place_and_every_place_a_part(measured: ModuleType) -> None:
@@ -76,62 +92,90 @@ def test_every_part_has_a_place_and_every_place_a_part(measured: ModuleType) -> 
             assert not flag.startswith("--") or f'"{flag}"' in script, (part.name, flag)
 
 
-def test_tables_come_of_results_and_the_text_around_them_stays(measured: ModuleType) -> None:
+def test_tables_come_of_results_and_the_text_around_them_stays(
+    measured: ModuleType, speed_result: dict[str, Any]
+) -> None:
     page = "Before\n\n<!-- made: speed -->\nold | 1\n<!-- end -->\n\nAfter\n<!-- made: startup -->\n<!-- end -->\n"
-    text = measured.written(page, {"speed": result("speed", SPEED)})
+    text = measured.written(page, {"speed": result("speed", speed_result)})
     assert text.startswith("Before\n\n<!-- made: speed -->\n`speed.py`, 2 minutes:\n\n| model |") and "old" not in text
     assert (
         "\n| SmolLM2 135M Q4_1 | pp512 | 2,000 / 400 | **5.00** | 2,000 … 2,000 | 200.0 / 40.0 GB/s | 200 / 200 |\n"
         in text
     )
     assert text.endswith(
-        "\n<!-- end -->\n\nAfter\n<!-- made: startup -->\n"
-        "Not measured yet: `python benchmarks/all.py --only startup`.\n<!-- end -->\n"
+        "\n<!-- end -->\n\nAfter\n<!-- made: startup -->\nNot measured on this tree: `startup.py`.\n<!-- end -->\n"
     )
-    assert measured.written(text, {"speed": result("speed", SPEED)}) == text
+    assert measured.written(text, {"speed": result("speed", speed_result)}) == text
 
 
-def test_a_result_of_other_circumstances_says_so(measured: ModuleType) -> None:
-    startup = {
-        "rows": [
-            {
-                "model": "gemma3", "start_seconds": {"llamado": [0.5, 0.7, 0.6], "llama.cpp": [0.3, 0.1, 0.2]},
-                "cold_start_seconds": 3.25, "peak_megabytes": {"llamado": [310.0], "llama.cpp": [300.0]},
-            }
-        ]
-    }  # fmt: skip
-    newer = result("startup", startup, time="2026-02-03T11:00+00:00", commit="def5678", sources="s2", changes=True)
-    older, same = result("speed", SPEED), result("serving", SERVING, sources="s2", changes=True)
-    results = {"speed": older, "startup": newer, "serving": same}
-    assert measured.made("speed", results).startswith(
-        "**Measured on an older tree, `abc1234` of 2026-02-03.**\n\n`speed"
+def test_a_table_has_a_column_for_each_peer(measured: ModuleType) -> None:
+    row = speed_row("m", "pp512", llamado=1000.0, llama_cpp=250.0, ik_llama_cpp=800.0)
+    head, *lines = sys.modules["speed"].table([row]).splitlines()
+    assert head.startswith("| model | test | llamado / llama.cpp / ik_llama.cpp, tokens/s | ratio |")
+    assert lines == [
+        "|---|---|---:|---:|---:|---:|---:|",
+        "| m | pp512 | 1,000 / 250 / 800 | **4.00** / **1.25** | 1,000 … 1,000 | 100.0 / 25.0 / 80.0 GB/s "
+        "| 200 / 200 / 200 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"sources": "s2"},
+        {"changes": True},
+        {"processor": "Q"},
+        {"cores": 4},
+        {"date": "2026-02-02"},
+        {"peers": {"llama.cpp": "b11434 (GCC 12.2.0, AMX off)"}},
+    ],
+)
+def test_figures_of_other_circumstances_leave_the_page(
+    measured: ModuleType, speed_result: dict[str, Any], other: dict[str, Any]
+) -> None:
+    older = result("speed", speed_result, **({"time": "2026-02-03T09:00+00:00"} | other))
+    results = {"speed": older, "latency": result("latency", LATENCY)}
+    page = "".join(f"<!-- made: {name} -->\n<!-- end -->\n" for name in ("head", "speed", "latency", "front"))
+    text = measured.written(page, results)
+    assert "2 cores of P, 8.0 GiB; 2026-02-03; tree `abc1234`; llama.cpp b11434 (clang 19.1.7)." in text
+    assert "\nNot measured on this tree: `speed.py`.\n" in text and "2,000" not in text
+    assert "\nNot measured on this tree: `python benchmarks/all.py --only speed,serving --write`.\n" in text
+    assert "| 3 | 0 | 50.0 | 1.00× | 50.0 | 1.00× |\n| 3 | 20 | 15.0 | 0.30× | 16.7 | 0.33× |" in text
+
+
+def test_the_head_names_every_peer(measured: ModuleType, speed_result: dict[str, Any]) -> None:
+    peers = {"llama.cpp": "b11434 (clang 19.1.7)", "ik_llama.cpp": "of ik-llama-cpp-python 0.1.5 (GCC 12.2.0)"}
+    results = {
+        "speed": result("speed", speed_result, peers=peers, changes=True),
+        "startup": result("startup", {"rows": []}, time="2026-02-03T11:00+00:00", changes=True),
+    }
+    assert measured.head(measured.of_one_tree(results)) == (
+        "2 cores of P, 8.0 GiB; 2026-02-03; tree `abc1234` with changes; llama.cpp b11434 (clang 19.1.7); "
+        "ik_llama.cpp of ik-llama-cpp-python 0.1.5 (GCC 12.2.0)."
     )
-    assert measured.made("serving", results).startswith("`serving.py`")
-    shown = measured.made("startup", results)
-    assert shown.startswith("`startup.py`") and "| 0.60 / 0.20 | 3.2 | 310 / 300 | +10 |" in shown
-    assert measured.made("head", results) == (
-        "2 cores of P, 8.0 GiB; 2026-02-03; tree `def5678` with changes; llama.cpp b11434."
-    )
-    results["speed"] = result("speed", SPEED, sources="s2", changes=True, processor="Q", llama_cpp="b9")
-    said = "**Measured on another machine, 2 cores of Q, 8.0 GiB, and another llama.cpp, b9.**"
-    assert measured.made("speed", results).startswith(said)
+    assert measured.head({}) == "Not measured: `python benchmarks/all.py --write`."
 
 
 def test_the_first_page_has_the_summary(measured: ModuleType) -> None:
-    page = "<!-- made: front -->\nas it was\n<!-- end -->"
-    results = {"speed": result("speed", SPEED)}
-    assert measured.written(page, results) == page
-    results["serving"] = result("serving", SERVING)
-    assert measured.written(page, results).splitlines()[2:-1] == [
-        "",
-        "| llamado / llama.cpp | SmolLM2 135M Q4_1 |",
-        "|---|---:|",
-        "| prompt, 512 tokens | 2,000 / 400 = **5.0** |",
-        "| generation, 128 tokens | 50.5 / 25.2 = **2.0** |",
-        "| 8 clients over HTTP, tokens/s in all | 400 / 100 = **4.0** |",
+    page = "<!-- made: front -->\nold\n<!-- end -->"
+    rows = [
+        speed_row("smollm2", "pp512", llamado=2000.0, llama_cpp=400.0, ik_llama_cpp=1000.0),
+        speed_row("smollm2", "tg128", llamado=50.5, llama_cpp=25.25, ik_llama_cpp=50.5),
     ]
-    results["serving"] = result("serving", SERVING, sources="s2")
-    assert "(not all of one tree)" in measured.written(page, results)
+    results = {"speed": result("speed", {"rows": rows})}
+    lines = [
+        "",
+        "| llamado / the other, tokens/s = ratio | SmolLM2 135M Q4_1 |",
+        "|---|---:|",
+        "| prompt, 512 tokens, llama.cpp | 2,000 / 400 = **5.0** |",
+        "| generation, 128 tokens, llama.cpp | 50.5 / 25.2 = **2.0** |",
+        "| prompt, 512 tokens, ik_llama.cpp | 2,000 / 1,000 = **2.0** |",
+        "| generation, 128 tokens, ik_llama.cpp | 50.5 / 50.5 = **1.0** |",
+    ]
+    assert measured.written(page, results).splitlines()[2:-1] == lines
+    results["serving"] = result("serving", SERVING)
+    lines.append("| 8 clients over HTTP, llama.cpp | 400 / 100 = **4.0** |")
+    assert measured.written(page, results).splitlines()[2:-1] == lines
 
 
 def test_rates_that_fall_are_marked(measured: ModuleType) -> None:
@@ -193,12 +237,14 @@ def test_a_budget_leaves_out_what_takes_longer(
     monkeypatch.setattr(measured, "RESULTS", tmp_path / "results")
     ran: list[tuple[str, bool]] = []
 
-    def run(part: Any, *, quick: bool) -> dict[str, Any] | None:
+    def run(part: Any, date: str, *, quick: bool) -> dict[str, Any] | None:
         ran.append((part.name, quick))
         return result(part.name, SERVING) if part.name == "serving" else None
 
     monkeypatch.setattr(measured, "run", run)
-    monkeypatch.setattr(sys, "argv", ["all.py", "--only", "speed,startup,serving", "--budget", "3.5", "--quick"])
+    monkeypatch.setattr(
+        sys, "argv", ["all.py", "--only", "speed,startup,serving", "--budget", "5", "--quick", "--write"]
+    )
     with pytest.raises(SystemExit, match="failed: speed, startup"):
         measured.main()
     assert ran == [("speed", True), ("startup", True), ("serving", True)]
@@ -208,7 +254,7 @@ def test_a_budget_leaves_out_what_takes_longer(
     ran.clear()
     with pytest.raises(SystemExit, match="failed: startup"):
         measured.main()
-    assert ran == [("startup", False)] and "speed: left out, it takes about 4 minutes" in capsys.readouterr().err
+    assert ran == [("startup", False)] and "speed: left out, it takes about 6.5 minutes" in capsys.readouterr().err
 
 
 def test_a_script_is_run_and_what_it_gives_is_kept(
@@ -219,17 +265,63 @@ def test_a_script_is_run_and_what_it_gives_is_kept(
         "import sys\nassert sys.argv[1:3] == ['--fast', '--json']\nopen(sys.argv[3], 'w').write('{\"rows\": [3]}')\n"
     )
     (tmp_path / "fails.py").write_text("raise SystemExit('no')\n")
-    monkeypatch.setattr(measured, "circumstances", lambda: {"commit": "abc"})
+    monkeypatch.setattr(measured, "circumstances", lambda: {"commit": "abc", "date": "2026-02-04"})
     monkeypatch.setattr(measured, "HERE", tmp_path)
     parts = sys.modules["parts"]
-    shown = measured.run(parts.Part("a", ("prints.py", "x"), 1), quick=True)
+    shown = measured.run(parts.Part("a", ("prints.py", "x"), 1), "2026-02-03", quick=True)
     assert shown["result"] == {"tables": "| a |\n|---|\n| 1 | x"} and shown["command"] == "prints.py x"
     assert parts.printed(shown["result"]) == "| a |\n|---|\n| 1 | x"
-    kept = measured.run(parts.Part("b", ("keeps.py",), 1, ("--fast",), parts.speed_table), quick=True)
-    assert (kept["result"], kept["command"], kept["part"], kept["commit"]) == (
-        {"rows": [3]},
-        "keeps.py --fast",
-        "b",
-        "abc",
-    )
-    assert measured.run(parts.Part("c", ("fails.py",), 1), quick=False) is None
+    kept = measured.run(parts.Part("b", ("keeps.py",), 1, ("--fast",), parts.speed_table), "2026-02-03", quick=True)
+    assert [kept[key] for key in ("result", "command", "part", "commit", "date")] == [
+        {"rows": [3]}, "keeps.py --fast", "b", "abc", "2026-02-03",
+    ]  # fmt: skip
+    assert measured.run(parts.Part("c", ("fails.py",), 1), "2026-02-03", quick=False) is None
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_speed_of_a_second_peer(
+    measured: ModuleType,
+    installed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import speed
+
+    for peer in speed.PEERS[: 1 + installed]:
+        (tmp_path / peer).mkdir()
+        (tmp_path / peer / "llama-bench").touch()
+    rates = {"llamado": 400.0, "old": 200.0, "llama.cpp": 100.0, "ik_llama.cpp": 250.0}
+    commands: list[list[str]] = []
+
+    def run(command: list[str], *, timeout: float) -> Any:
+        commands.append(command)
+        rate = rates[Path(command[0]).parent.name if "llama-bench" in command[0] else command[0]]
+        rate /= 2 if command[-2:] == ["-rtr", "0"] else 1  # repacked weights are faster
+        test = "pp64 @ d128" if "128" in command else "pp64"
+        ours = {"test": test, "tokens_per_second": rate, "gigabytes_per_second": None, "gigaops_per_second": rate}
+        theirs = {"n_prompt": 64, "n_gen": 0, "avg_ts": rate}
+        return SimpleNamespace(printed=json.dumps([theirs if "llama-bench" in command[0] else ours]), peak_memory=10**6)
+
+    monkeypatch.setattr(speed, "measured", run)
+    monkeypatch.setattr(speed, "limits", dict)
+    monkeypatch.setattr(speed, "limits_table", str)
+    monkeypatch.setattr(speed, "model_path", Path)
+    monkeypatch.setattr(speed, "programs_of", lambda peer: tmp_path / peer)
+    monkeypatch.setattr(speed, "peer_program", lambda name, peer: str(tmp_path / peer / name))
+    monkeypatch.setattr(speed, "our_command", lambda *arguments: ["llamado", *arguments])
+    kept = tmp_path / "kept.json"
+    options = ["--prompt", "64", "--generate", "0", "--quick", "--before", "old", "--json", str(kept)]
+    monkeypatch.setattr(sys, "argv", ["speed.py", "m", *options])
+    speed.main()
+    (row,) = json.loads(kept.read_text())["rows"]
+    ratios = {"before": 2.0, "llama.cpp": 4.0} | ({"ik_llama.cpp": 1.6} if installed else {})
+    assert row["ratio"] == ratios and row["sides"] == ["llamado", *ratios]
+    assert row["options"].get("ik_llama.cpp") == (["-rtr 1"] * 2 if installed else None)
+    assert ("LEFT OUT: ik_llama.cpp is not installed" in capsys.readouterr().err) is not installed
+    order = [Path(command[0]).parent.name or command[0] for command in commands if command[-2:] != ["-rtr", "0"]]
+    assert order == [*row["sides"][:1], "old", *row["sides"][2:], *reversed(row["sides"][2:]), "old", "llamado"]
+    commands.clear()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--depths", "128"])
+    speed.main()
+    assert not any("ik_llama.cpp" in command[0] for command in commands)

@@ -11,9 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+from odd_json import bent
 
 import llamado
-from llamado.outgoing import AnswerTooLarge, limits, open_async_client, open_client
+from llamado.client.health import judge
+from llamado.numerals import whole_number
+from llamado.outgoing import AnswerTooLarge, Maybe, fit, limits, open_async_client, open_client, read_json
+from llamado.text.dialects.values import resolve
 
 
 class Body(httpx.SyncByteStream, httpx.AsyncByteStream):
@@ -46,7 +50,8 @@ MIB = bytes(1 << 20)
         ({}, [MIB] * 17, limits(20 << 20), ""),
         ({}, [b"x", b"y"], limits(1), "more than 1 bytes"),
         ({}, [b"x"], limits(max_seconds=-1.0), "longer than"),
-        ({"content-length": "9" * 30}, [], {}, "more than"),
+        ({"content-length": "9" * 18}, [], {}, "more than"),
+        *(({"content-length": length}, [], {}, "announces") for length in ("9" * 5000, "-1", "+1", "0x1")),
         ({"content-encoding": "gzip"}, [zlib.compress(MIB * 64, wbits=31)], {}, "compressed"),
         ({"content-encoding": "identity"}, [b"x"], {}, ""),
     ],
@@ -83,6 +88,61 @@ def test_redirects_are_bounded() -> None:
     client = open_client(transport=httpx.MockTransport(answer), follow_redirects=True)
     with client, pytest.raises(AnswerTooLarge):
         client.get("http://x/")
+
+
+FORM = {
+    "n": 1,
+    "x": 0.5,
+    "on": False,
+    "text": "?",
+    "list": [{"n": Maybe(0)}],
+    "deep": {"text": "-"},
+    "maybe": Maybe({"n": 2}),
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "fitted"),
+    [
+        ({"n": 3, "x": 1, "on": True, "text": "a", "list": [{"n": 5}, {}], "deep": {"text": "b"}, "maybe": {}, "m": 1},
+         {"n": 3, "x": 1, "on": True, "text": "a", "list": [{"n": 5}, {"n": None}], "deep": {"text": "b"},
+          "maybe": {"n": 2}}),
+        (None, EMPTY := {"n": 1, "x": 0.5, "on": False, "text": "?", "list": [], "deep": {"text": "-"}, "maybe": None}),
+        ({"n": True, "x": float("nan"), "on": 1, "text": 5, "list": {}, "deep": [], "maybe": []}, EMPTY),
+        ({"n": 10**30, "x": float("inf"), "on": None, "text": None, "list": "abc", "deep": "x", "maybe": 0}, EMPTY),
+        ({"n": 2.5}, EMPTY),
+    ],
+)  # fmt: skip
+def test_json_gets_the_form_of_an_example(value: Any, fitted: Any) -> None:
+    assert fit(value, FORM) == fitted
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("0", 0), ("007", 7), ("9" * 18, 10**18 - 1), ("9" * 19, None), ("9" * 5000, None), ("²", None), ("٣", None),
+     ("", None), ("+1", None), ("1_0", None)],
+)  # fmt: skip
+def test_numbers_in_texts_of_strangers(text: str, number: int | None) -> None:
+    assert whole_number(text) == number
+    assert resolve(f"#/list/{text}", {"list": ["a"]}) == ("a" if number == 0 else None)
+    assert judge(503, {"retry-after": text}, b"").retry_after == (None if number is None else min(number, 3600))
+
+
+def test_json_is_bounded() -> None:
+    assert len(fit(["x" * 10_000] * 10_000, [""])) == len(fit("x" * 10_000, "")) == 4096
+    for body in bent(FORM | {"list": [{"n": 1}], "maybe": {"n": 1}}):
+        found = fit(body, FORM)
+        assert fit(found, FORM) == found and found.keys() == FORM.keys()
+
+
+def test_answers_are_read_as_json_in_one_way() -> None:
+    """`response.json()` raises RecursionError for JSON that is nested too deep."""
+    root = Path(llamado.__file__).parent
+    other = [path.name for path in root.rglob("*.py") if re.search(r"\.json\(\)", path.read_text())]
+    assert other == []
+    for body in (b"[" * 100_000, b'"\\ud800"', b"", b"<html>", b"\xff", b"NaN"):
+        with pytest.raises(ValueError):
+            read_json(httpx.Response(200, content=body))
 
 
 def test_all_clients_are_bounded() -> None:

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from llamado.cluster.file import cluster_of
+from llamado.cluster.ray.services import services_on_ray
+from llamado.cluster.services import ServiceRole, services_of
 from llamado.commands.up import start
 from llamado.flags import FLAGS, SECRET_FLAGS, secrets_of, split_secrets
 from llamado.processes import secret_values
@@ -77,6 +80,36 @@ def test_children_of_a_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     options = {"cluster_token": ("secret-1",), "ctx_size": ("8",)}
     assert presets.arguments(options) == ["--ctx-size", "8"] and "secret" not in presets.ini_text("a", options, {})
     assert presets.secrets(options) == {"HF_TOKEN": "secret", "LLAMADO_CLUSTER_TOKEN": "secret-1"}
+
+
+@pytest.mark.parametrize("on", ["here", "ray"])
+def test_commands_of_a_cluster_hold_no_secrets(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of its file and of the environment: servers and gateway get theirs as variables."""
+    monkeypatch.setenv("HF_TOKEN", "secret-hub")
+
+    def given(command: str) -> dict[str, str]:
+        flags = [flag for flag in FLAGS if flag.secret and command in flag.commands and flag.key != "hf_token"]
+        return {flag.key.replace("_", "-"): f"secret-{command}-{flag.key}" for flag in flags}
+
+    keys = {"port": 0, "workers": 1, "replicas": 2, "on": on, "server": given("serve"), "gateway": given("gateway")}
+    config = cluster_of(keys, "x")
+    services = services_on_ray(config) if on == "ray" else services_of(config, Path("/m.gguf"))
+    assert len(services) == 5
+    for service in services:
+        assert "secret-" not in str(service.command)
+        command = {ServiceRole.SERVER: "serve", ServiceRole.GATEWAY: "gateway"}.get(service.role)
+        if command:
+            assert set(given(command).values()) <= set(service.environment.values())
+        if command == "serve":
+            assert service.environment["HF_TOKEN"] == "secret-hub"
+
+
+def test_secrets_of_a_command_line_are_found_however_they_are_spelled() -> None:
+    words = ["--api-key=a", "--api_key", "b", "--alias", "--x", "--cluster_token=c=d", "-hft", "h", "--metrics"]
+    assert split_secrets(words, "serve") == (
+        ["--alias", "--x", "--metrics"],
+        {"LLAMA_API_KEY": "a,b", "LLAMADO_CLUSTER_TOKEN": "c=d", "HF_TOKEN": "h"},
+    )
 
 
 def test_a_cluster_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,21 +1,62 @@
-"""Parameters of tests that only the full run (tests/full.sh) needs all of."""
+"""Tests of a run's tier: tests and parameters that its `-m` leaves out are not made at all."""
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+LONGEST = (
+    "rpc/test_chaos.py", "cluster/test_up.py", "router/test_router_children.py", "rpc/test_membership.py",
+    "router/test_router.py", "server/test_openapi.py", "engine/test_memory_kinds.py", "devices/test_jit.py",
+    "models/test_golden_logits.py", "rpc/test_ring.py", "text/test_hostile_templates.py", "gguf/test_wheels.py",
+    "rpc/test_joining_processes.py", "server/test_server_operations.py", "test_examples.py", "test_documents.py",
+)  # fmt: skip
+"""Files that take longest. They are first: the last to end would run alone otherwise."""
+
+_left_out: set[str] = set()
+"""Marks that no test of this run has."""
+
+
+def leave_out(expression: str) -> None:
+    """Leave out tests as pytest's `-m` does. Only terms joined by "and" count."""
+    terms = re.split(r"\s+and\s+", expression.strip())
+    _left_out.clear()
+    _left_out.update(match[1] for term in terms if (match := re.fullmatch(r"not (\w+)", term)))
+
+
+def is_left_out(path: Path) -> bool:
+    """Return True if the marks of all tests in the file (`pytestmark`) are left out."""
+    if not _left_out or not path.name.startswith("test_"):
+        return False
+    found = re.search(r"^pytestmark = (?:pytest\.mark.*|\[[^]]*\])$", path.read_text(), re.M)
+    return found is not None and not _left_out.isdisjoint(re.findall(r"pytest\.mark\.(\w+)", found[0]))
+
+
+def sort(items: list[pytest.Item]) -> None:
+    """Put the longest files first."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+
 
 def chosen(values: Iterable[Any], always: Collection[Any], id: Callable[[Any], str] | None = None) -> list[Any]:
     """Return parameters: those in `always` run in each run, the others in the full one."""
-    return [
-        pytest.param(value, marks=() if value in always else pytest.mark.full, id=id(value) if id else None)
-        for value in values
-    ]
+    return _tiers((value, value in always, id(value) if id else None) for value in values)
 
 
-def first_of(values: Iterable[Any], n: int = 1) -> list[Any]:
+def first_of(values: Iterable[Any], n: int = 1, ids: Iterable[str] = ()) -> list[Any]:
     """Return parameters: the first `n` run in each run, the others in the full one."""
-    return [pytest.param(value, marks=() if i < n else pytest.mark.full) for i, value in enumerate(values)]
+    named = itertools.zip_longest(values, ids)
+    return _tiers((value, i < n, id) for i, (value, id) in enumerate(named))
+
+
+def _tiers(parameters: Iterable[tuple[Any, bool, str | None]]) -> list[Any]:
+    return [
+        pytest.param(value, marks=() if always else pytest.mark.full, id=id)
+        for value, always, id in parameters
+        if always or "full" not in _left_out
+    ]

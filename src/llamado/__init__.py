@@ -1,7 +1,7 @@
-"""llamado serves GGUF language models over HTTP and splits one model over many machines.
+"""llamado serves GGUF language models over HTTP and splits one model across machines.
 
-`Llama` and what goes with it are a model in one's own process, with llama-cpp-python's spellings; see llamado.library.
-Nothing of it is imported before it is used.
+`Llama` and the other names here run a model in the calling process with llama-cpp-python's interface (llamado.library).
+They are imported on first use.
 """
 
 from __future__ import annotations
@@ -10,19 +10,40 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llamado.errors import LlamadoError
+    from llamado.library.cache import LlamaCache, LlamaDiskCache, LlamaRAMCache
     from llamado.library.grammar import LlamaGrammar
+    from llamado.library.hooks import LogitsProcessorList, MinTokensLogitsProcessor, StoppingCriteriaList
     from llamado.library.llama import Llama, LlamaState
     from llamado.library.options import LlamaPromptLookupDecoding
 
 __version__ = "0.1.0"
-__all__ = ["Llama", "LlamaGrammar", "LlamaPromptLookupDecoding", "LlamaState", "LlamadoError", "__version__"]
+__all__ = [
+    "Llama",
+    "LlamaCache",
+    "LlamaDiskCache",
+    "LlamaGrammar",
+    "LlamaPromptLookupDecoding",
+    "LlamaRAMCache",
+    "LlamaState",
+    "LlamadoError",
+    "LogitsProcessorList",
+    "MinTokensLogitsProcessor",
+    "StoppingCriteriaList",
+    "__version__",
+]
 
 _HOMES = {
     "Llama": "llamado.library.llama",
+    "LlamaCache": "llamado.library.cache",
+    "LlamaDiskCache": "llamado.library.cache",
     "LlamaGrammar": "llamado.library.grammar",
     "LlamaPromptLookupDecoding": "llamado.library.options",
+    "LlamaRAMCache": "llamado.library.cache",
     "LlamaState": "llamado.library.llama",
     "LlamadoError": "llamado.errors",
+    "LogitsProcessorList": "llamado.library.hooks",
+    "MinTokensLogitsProcessor": "llamado.library.hooks",
+    "StoppingCriteriaList": "llamado.library.hooks",
 }
 
 

@@ -1,4 +1,4 @@
-"""`python -m llamado`, and the program `llamado`: the command line."""
+"""Entry point of `python -m llamado` and the `llamado` program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command line; returns the exit code. Ctrl-C is no fault even while the command line is imported."""
+    """Run the command line and return its exit code. Ctrl-C exits quietly even during imports."""
     try:
         from llamado.commands.cli import main as run
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Which build this is, and whose behaviour it serves: `build_info` and `system_fingerprint` of the APIs."""
+"""Build identification: `build_info` and `system_fingerprint` of the APIs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from llamado import __version__
 
 SERVED = "b11434"
-"""The build of llama.cpp that the server behaves like; clients read a build number at the beginning."""
+"""Build of llama.cpp whose behavior the server follows. It comes first because clients parse a build number there."""
 COMMIT_FILE = "commit.txt"
-"""Beside this file in an installed package: written when the wheel is built (hatch_build.py)."""
+"""File beside this one in an installed package, written by hatch_build.py."""
 _SHORT = 9  # characters of a commit, as git shows it
 
 
 def head(repository: Path) -> str:
-    """The commit that a repository's work tree stands on, from git's own files; "" where that cannot be told."""
+    """Return the commit of a repository's work tree from git's files, or "" if it is unknown."""
     try:
         folder = repository / ".git"
         if folder.is_file():  # a further work tree
@@ -36,7 +36,7 @@ def head(repository: Path) -> str:
 
 
 def commit(package: Path) -> str:
-    """The commit a package was built from, or runs from; "" where nobody knows."""
+    """Return the commit that a package was built from or runs from, or "" if it is unknown."""
     written = package / COMMIT_FILE
     if written.is_file():
         return written.read_text().strip()[:_SHORT]

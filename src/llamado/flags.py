@@ -628,6 +628,8 @@ ROUTER = _group(
           metavar="FILE", env="LLAMADO_CONFIG"),
     _used("--models-max", "models loaded at the same time (0: no limit)", type="int", default=4, metavar="N",
           env="LLAMA_ARG_MODELS_MAX"),
+    _used("--models-memory", "memory of all models loaded at the same time (24G, 800M; 0: no limit): those unused "
+          "for longest make room (default: this machine's)", type="str", metavar="SIZE", env="LLAMADO_MODELS_MEMORY"),
     _used("--models-autoload", "load a model when a request names it", default=True,
           off_names="--no-models-autoload", env="LLAMA_ARG_MODELS_AUTOLOAD"),
 )
@@ -667,8 +669,8 @@ GATEWAY = _group(
           type="str", metavar="FILE", commands=_GATEWAY, dest="gateway_config"),
     _secret("--replica-key", "API key that the replicas ask for", metavar="KEY", env="LLAMADO_REPLICA_KEY",
           commands=_GATEWAY),
-    _secret("--admin-key", "key of /gateway/replicas and /gateway/drain (default: nobody may)", metavar="KEY",
-          env="LLAMADO_ADMIN_KEY", commands=_GATEWAY),
+    _secret("--admin-key", "key of /gateway/replicas and /gateway/drain (default: these are refused)", metavar="KEY",
+          env="LLAMADO_ADMIN_KEY", commands=_GATEWAY | {"drain"}),
     _used("--key-file", "YAML file of clients' keys and what each may use (requests_per_minute, tokens_per_minute, "
           "requests_per_day, tokens_per_day)", type="str", metavar="FILE", commands=_GATEWAY),
     _used("--quota-file", "file that keeps what keys have used of their day, so that a restart does not forget it "
@@ -703,6 +705,8 @@ WAIT = _group(
     _used("--timeout", "seconds to wait at most", type="float", default=300.0, metavar="SECONDS", commands=_WAIT),
     _used("--interval", "seconds between two tries, at most", type="float", default=2.0, metavar="SECONDS",
           commands=_WAIT),
+    _used("--pid", "process of llamado to wait for, in place of a URL: its command line names its address, prefix and "
+          "certificate", type="int", metavar="PID", commands=_WAIT),
 )
 
 UP = _group(
@@ -853,9 +857,9 @@ WORKER = _group(
           type="str", many=True, metavar="DIR", env="LLAMADO_MODELS_DIR", commands=_WORKER),
     _used("--no-own-files", "have all weights sent, whatever is on this disk", default=False,
           env="LLAMADO_NO_OWN_FILES", commands=_WORKER),
-    _used("--protocol", "RPC version to greet unknown clients with: 8 (llama.cpp from b11450 on) or 7 (before that); "
-          "who hangs up is greeted with the other one next time", type="str", default="8", choices="7 8", metavar="N",
-          commands=_WORKER),
+    _used("--protocol", "RPC version to greet unknown clients of llama.cpp with: 7 (before b11450) or 8 (from b11450 "
+          "on); a client that hangs up is greeted with the other one next time", type="str", default="7",
+          choices="7 8", metavar="N", commands=_WORKER),
     _used("--no-ring", "do not connect to other workers to pass on what is computed, where clients ask for it (with "
           "--allow: only in those networks)", default=False, env="LLAMADO_NO_RING", commands=_WORKER),
     _used("--tls-cert", "PEM file of the TLS certificate: clients then come by tls://", type="str", metavar="FILE",
@@ -963,18 +967,21 @@ DEPLOY = _group(
           metavar="PATH", commands=_DEPLOY),
     _used("--models", "folder of models, /models in containers (compose)", type="str", default="/srv/models",
           metavar="FOLDER", commands=_DEPLOY),
-    _used("--memory", "most memory of each process: 16G", type="str", metavar="SIZE", commands=_DEPLOY),
+    _used("--memory", "most memory of each process: 16G (default: what the model takes, if its file is on this "
+          "machine)", type="str", metavar="SIZE", commands=_DEPLOY),
     _used("--cpus", "most processors of each process", type="float", metavar="N", commands=_DEPLOY),
-    _used("--tls", "servers and workers are reached by TLS", default=False, commands=_DEPLOY),
-    _used("--key", "clients need a key", default=False, commands=_DEPLOY),
+    _used("--tls", "servers and workers are reached by TLS (servers also with --ssl-key-file and --ssl-cert-file "
+          "behind the --)", default=False, commands=_DEPLOY),
+    _used("--key", "clients need a key, which the target keeps (also with --api-key or --api-key-file behind the --)",
+          default=False, commands=_DEPLOY),
     _used("--domain", "name by which clients come (nginx)", type="str", default="_", metavar="NAME",
           commands=_DEPLOY),
     _used("--gateway", "llamado gateway stands before the servers (a cluster.yaml with several replicas has one)",
           default=False, commands=_DEPLOY),
     _used("--lws", "group a server with its workers by LeaderWorkerSet (kubernetes, helm)", default=False,
           commands=_DEPLOY),
-    _used("--out", "folder to write the files to (default: print them)", type="str", metavar="FOLDER",
-          commands=_DEPLOY),
+    _used("--out", "folder to write the files to (default: print those that hold no secrets)", type="str",
+          metavar="FOLDER", commands=_DEPLOY),
 )
 # fmt: on
 
@@ -1044,6 +1051,14 @@ def memory_size(text: str, name: str = "-m/--mem") -> int:
     if size <= 0:
         raise FlagError(f"{name}: expected MiB as a number, or a size as 512K, 800M, 16G; got {text!r}")
     return size
+
+
+def api_prefix(text: str) -> str:
+    """Return the path of `--api-prefix` without the slash at its end. Raises FlagError."""
+    prefix = text.rstrip("/")
+    if prefix and not re.fullmatch("(/[A-Za-z0-9._~-]+)+", prefix):
+        raise FlagError(f"--api-prefix: expected a path as /llama, got {text!r}")
+    return prefix
 
 
 def check_port(flag: str, port: int) -> int:
@@ -1164,20 +1179,34 @@ def secrets_of(command: str) -> dict[str, str]:
     return {name: value for name in sorted(names) if (value := secret_values.secret(name))}
 
 
-def split_secrets(arguments: Sequence[str], command: str) -> tuple[list[str], dict[str, str]]:
-    """Divide arguments into those without secrets and an environment with these. A value follows its flag."""
-    flags = {name: flag for flag in FLAGS if flag.secret and command in flag.commands for name in flag.names}
+def split_flags(
+    arguments: Sequence[str], command: str, keys: Collection[str]
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Divide arguments into those without the flags of `keys`, and the values of these by their keys.
+
+    Only for flags that take one value; it follows its flag, or an equals sign.
+    """
+    flags = {name: flag.key for flag in FLAGS if command in flag.commands and flag.key in keys for name in flag.names}
     plain: list[str] = []
-    environment: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     words = iter(arguments)
     for word in words:
-        flag = flags.get(word)
-        if flag is None:
+        name, equals, value = spell(word).partition("=")
+        key = flags.get(name)
+        if key is None:
             plain.append(word)
-            continue
-        variable, value = flag.env[0], next(words)
-        environment[variable] = f"{environment[variable]},{value}" if variable in environment and flag.many else value
-    return plain, environment
+        else:
+            found.setdefault(key, []).append(value if equals else next(words))
+    return plain, found
+
+
+def split_secrets(arguments: Sequence[str], command: str) -> tuple[list[str], dict[str, str]]:
+    """Divide arguments into those without secrets and an environment with these."""
+    flags = {flag.key: flag for flag in FLAGS if flag.secret and command in flag.commands}
+    plain, found = split_flags(arguments, command, flags)
+    return plain, {
+        flags[key].env[0]: ",".join(values) if flags[key].many else values[-1] for key, values in found.items()
+    }
 
 
 def spell(argument: str) -> str:

@@ -1,4 +1,4 @@
-"""How this installation is started and extended: commands for other processes of ours, and for what is missing."""
+"""Commands that start another llamado process or install a missing extra in this environment."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ import sysconfig
 from pathlib import Path
 from urllib.parse import urlsplit
 
+PROGRAMS = {"llama-server": "serve", "rpc-server": "worker", "ggml-rpc-server": "worker", "llama-gguf-split": "gguf"}
+"""llama.cpp's names of commands: as the first word, or as the name of a link to this program."""
+
 
 def python_command(*arguments: str) -> list[str]:
-    """This Python with arguments. Nothing in the working directory is imported: anybody may have put files there."""
+    """Return a command of this Python. `-P`: the working directory may hold hostile files and is not imported from."""
     return [sys.executable, "-P", *arguments]
 
 
 def own_command(*arguments: str) -> list[str]:
-    """A command of llamado's, for example `own_command("worker", "-p", "0")`."""
+    """Return a llamado command, for example `own_command("worker", "-p", "0")`."""
     return python_command("-m", "llamado", *arguments)
 
 
 def install_command(extra: str) -> str:
-    """What installs an extra ("hub", "otel", "plot") in the environment that this process runs in, for a shell.
+    """Return the shell command that installs an extra ("hub", "otel", "plot") in this process's environment.
 
-    A clone is named by its folder; otherwise the extra's packages are, because llamado may have come from a file, a
-    folder or a repository, and no index need know it.
+    It names the folder of a clone, and otherwise the packages of the extra: llamado may have been installed from a file
+    or repository, so no package index need have it.
     """
     folder, requirements = _clone(), _requirements(extra)
     if folder is not None:
@@ -42,22 +45,20 @@ def install_command(extra: str) -> str:
 
 
 def _join(command: list[str]) -> str:
-    """A command as the system's shell reads it."""
+    """Quote a command for the system's shell."""
     if sys.platform == "win32":  # < and > of a version would lead to files
         return " ".join(word if re.fullmatch(r"[\w.:/\\-]+", word) else f'"{word}"' for word in command)
     return shlex.join(command)
 
 
 def _against_the_system() -> list[str]:
-    """What pip wants to hear outside of a virtual environment where the system's packages are another program's:
-    whoever installed llamado there has said so before (PEP 668).
-    """
+    """Return pip's option for an externally managed system Python (PEP 668). llamado was installed there with it."""
     marked = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
     return ["--break-system-packages"] if sys.prefix == sys.base_prefix and marked.exists() else []
 
 
 def _clone() -> Path | None:
-    """The folder that is installed as it is (`pip install -e`), or that this file lies in without being installed."""
+    """Return the folder of an editable installation or of a clone that is not installed, else None."""
     try:
         text = importlib.metadata.distribution("llamado").read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
@@ -66,13 +67,13 @@ def _clone() -> Path | None:
     told = json.loads(text) if text else {}
     if not told.get("dir_info", {}).get("editable"):
         return None
-    from urllib.request import url2pathname  # brings much, and is wanted for a hint alone
+    from urllib.request import url2pathname  # slow to import, and needed for a hint only
 
     return Path(url2pathname(urlsplit(told["url"]).path))
 
 
 def _requirements(extra: str) -> list[str]:
-    """An extra's packages with their versions, as the package declares them."""
+    """Return the requirements that the package declares for an extra."""
     try:
         declared = importlib.metadata.requires("llamado") or []
     except importlib.metadata.PackageNotFoundError:

@@ -1,16 +1,20 @@
-"""Records of the log as lines of text that nobody else can forge."""
+"""Log formatting: one line per record, which untrusted text cannot forge."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from dataclasses import dataclass
+
+LINES_A_MINUTE = 20
+"""Lines of one kind that outsiders may cause a minute."""
 
 
 class LineFormatter(logging.Formatter):
-    """What a record says, in one line: names that strangers chose can neither begin another nor colour a terminal.
+    """Format a record as one line without control characters.
 
-    `verbose`: with the traceback of an error, which is for whoever asked to see everything; its lines are indented.
-    `timed`: with the time in front.
+    `verbose`: append the traceback of an error, indented. `timed`: prepend the time.
     """
 
     def __init__(self, *, verbose: bool = False, timed: bool = False) -> None:
@@ -28,11 +32,59 @@ class LineFormatter(logging.Formatter):
         return message
 
 
+@dataclass
+class _Minute:
+    """Lines of one kind since a time of time.monotonic(): those written and those left out."""
+
+    began: float
+    written: int = 0
+    left_out: int = 0
+
+
+class LineLimit(logging.Filter):
+    """Filter for a logger whose lines outsiders cause: writes some lines of each kind a minute and counts the rest.
+
+    The kind of a line is its message before arguments are filled in.
+    """
+
+    def __init__(self, lines_a_minute: int = LINES_A_MINUTE) -> None:
+        super().__init__()
+        self._most = lines_a_minute
+        self._kinds: dict[str, _Minute] = {}
+        self._lock = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True if a record is written; it tells how many lines of its kind were left out before it."""
+        now = time.monotonic()
+        with self._lock:
+            minute = self._kinds.get(record.msg)
+            left_out = 0
+            if minute is None or now - minute.began >= 60:
+                left_out = 0 if minute is None else minute.left_out
+                minute = self._kinds[record.msg] = _Minute(now)
+            if minute.written >= self._most:
+                minute.left_out += 1
+                return False
+            minute.written += 1
+        if left_out:
+            record.msg += f" ({left_out} lines like this one were left out)"
+        return True
+
+    def overdue(self) -> dict[str, int]:
+        """Return how many lines of each kind were left out in minutes that are over, once."""
+        now = time.monotonic()
+        with self._lock:
+            over = {kind: m.left_out for kind, m in self._kinds.items() if m.left_out and now - m.began >= 60}
+            for kind in over:
+                del self._kinds[kind]
+        return over
+
+
 def stamp(record: logging.LogRecord) -> str:
-    """When it was, as the clock on the wall showed it: 2026-01-31 09:05:00.042."""
+    """Return the local time of a record: 2026-01-31 09:05:00.042."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created)) + f".{int(record.msecs):03d}"
 
 
 def escaped(text: str) -> str:
-    """Text of one line, without control characters."""
+    """Return the text with control characters and line feeds escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

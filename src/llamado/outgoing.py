@@ -1,21 +1,27 @@
-"""HTTP clients for requests to other servers, which may answer anything: what an answer may hold is bounded.
+"""HTTP clients for untrusted servers: the size and duration of responses are bounded.
 
 Bodies are read uncompressed, so a few bytes cannot become gigabytes, up to a number of bytes and of seconds. A request
-sets its own limits by `extensions=limits(…)`. Headers are bounded by httpx (100 KiB).
+sets its own limits by `extensions=limits(…)`. Headers are bounded by httpx (100 KiB). JSON is read by `read_json`, and
+gets the form that its reader expects by `fit`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
+import orjson
+
+from llamado.numerals import whole_number
 
 MAX_BYTES = 16 << 20
 """Bytes of a body, unless the request says otherwise."""
 MAX_SECONDS = 120.0
 """Seconds from an answer's headers to its end."""
+MOST_ITEMS, MOST_CHARACTERS, LARGEST = 4096, 4096, 1e18
+"""Items of a list, characters of a text and absolute value of a number that `fit` leaves."""
 _HEADERS = {"accept-encoding": "identity"}
 
 
@@ -42,8 +48,46 @@ def open_async_client(**options: Any) -> httpx.AsyncClient:
     return client
 
 
+class Maybe(NamedTuple):
+    """A form for `fit` of what may be absent, which is None then."""
+
+    form: Any
+
+
+def read_json(response: httpx.Response) -> Any:
+    """Return the JSON of an answer, of any type. Raises ValueError, also for JSON that is nested too deep."""
+    return orjson.loads(response.content)
+
+
+def fit(value: Any, form: Any) -> Any:
+    """Return JSON in the form of an example, whatever another program sent.
+
+    An object keeps the keys of the example, a list holds values like its one item; what is missing, or of another type,
+    or too long or large, is as in the example.
+    """
+    if isinstance(form, Maybe):
+        return fit(value, form.form) if _is_like(value, form.form) else None
+    if isinstance(form, dict):
+        found = value if isinstance(value, dict) else {}
+        return {key: fit(found.get(key), one) for key, one in form.items()}
+    if isinstance(form, list):
+        return [fit(one, form[0]) for one in value[:MOST_ITEMS]] if isinstance(value, list) else []
+    if not _is_like(value, form):
+        return form
+    return value[:MOST_CHARACTERS] if isinstance(form, str) else value
+
+
+def _is_like(value: Any, form: Any) -> bool:
+    """Return True if a value has the type of an example, and numbers are not too large; a float may be whole."""
+    if isinstance(form, dict | list | str | bool):
+        return isinstance(value, type(form))
+    if isinstance(value, bool) or not isinstance(value, int | type(form)):
+        return False
+    return bool(abs(value) <= LARGEST)  # NaN is not
+
+
 class _Limit:
-    """What is left of an answer's bytes and seconds."""
+    """Remaining bytes and seconds of a response."""
 
     def __init__(self, response: httpx.Response) -> None:
         encoding = response.headers.get("content-encoding", "identity").lower()
@@ -52,8 +96,11 @@ class _Limit:
         self._max_bytes = response.request.extensions.get("max_bytes", MAX_BYTES)
         self._max_seconds = response.request.extensions.get("max_seconds", MAX_SECONDS)
         length = response.headers.get("content-length", "")
-        if length.isdigit() and response.request.method != "HEAD":
-            self._check_bytes(int(length[:20]))
+        if length and response.request.method != "HEAD":
+            announced = whole_number(length)
+            if announced is None:
+                raise AnswerTooLarge(f"the answer announces {length[:30]!r} bytes")
+            self._check_bytes(announced)
         self._n_bytes = 0
         self._deadline = time.monotonic() + self._max_seconds
 

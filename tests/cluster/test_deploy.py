@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,18 @@ import yaml
 from doctor_stand_ins import listening
 
 from llamado.cluster.deploy import monitoring
-from llamado.cluster.deploy.deployment import Deployment, DeploymentError, spelled, variable
+from llamado.cluster.deploy.deployment import (
+    Deployment,
+    DeploymentError,
+    SecretText,
+    environment_file,
+    spelled,
+    variable,
+)
 from llamado.cluster.deploy.kubernetes import WAITING
-from llamado.cluster.deploy.targets import TARGETS, files_for
+from llamado.cluster.deploy.targets import TARGETS, files_for, write
 from llamado.commands import cli
+from llamado.commands.http_options import access_rules
 from llamado.flags import FLAGS, FlagError, Kind, Parsed, parse
 from llamado.http.access import AccessRules
 
@@ -33,7 +42,29 @@ KINDS: dict[str, dict[str, Any]] = {
     "closed": {"replicas": 2, "workers": 2, "tls": True, "key": True, "domain": "llm.example"},
     "locked": {"serve": (*SERVE, "--mlock", "--metrics")},
     "behind a gateway": {"replicas": 2, "workers": 1, "gateway": ("--patience", "20"), "tls": True, "key": True},
+    "by flags": {
+        "serve": (
+            *SERVE,
+            "--api-key=sk-one,sk-two",
+            "--api_prefix",
+            "/v1.x/",
+            "--ssl-key-file",
+            "/k.pem",
+            "--ssl-cert-file",
+            "/c.pem",
+            "--cluster-token",
+            "sk-token",
+            "--slot-save-path",
+            "/srv/slots",
+        ),
+        "replicas": 2,
+    },
+    "behind a gateway by flags": {
+        "serve": (*SERVE, "--api-key-file", "/keys", "--api-prefix", "/llm", "--hf-token", "sk-hub"),
+        "gateway": ("--ssl-key-file", "/k.pem", "--ssl-cert-file", "/c.pem", "--admin-key", "sk-admin"),
+    },
 }
+"""Deployments; every secret in them begins with sk-."""
 KUBERNETES = "1.31.0"
 
 
@@ -67,6 +98,7 @@ def read(command: list[str]) -> tuple[str, Parsed]:
 
 def is_as_asked(command: list[str], what: Deployment, *, host: str, rpc: list[str]) -> Parsed:
     name, flags = read(command)
+    assert not flags.api_key and not flags.cluster_token and not flags.hf_token
     assert name == "serve" and flags.model == ["/models/m.gguf"] and flags.ctx_size == 8192 and flags.parallel == 4
     assert flags.host == host and flags.metrics and flags.alias == ["a $b"]
     assert (flags.rpc or []) == ([",".join(rpc)] if rpc else [])
@@ -108,16 +140,24 @@ def test_systemd(what: Deployment) -> None:
     assert flags.port == 8081 and server["Restart"] == ["always"] and "Requires" not in server
     assert ("LimitMEMLOCK" in server) == what.mlock and server.get("MemoryMax") == (what.memory and [what.memory])
     behind = what.gateway is not None
-    assert len(server.get("LoadCredential", [])) == what.key + 2 * (what.tls and not behind)
-    assert bool(flags.api_key_file) == what.key and bool(flags.ssl_cert_file) == (what.tls and not behind)
+    assert bool(flags.ssl_cert_file) == what.server_https and not flags.api_key
+    credentials = [line.partition(":") for line in server.get("LoadCredential", [])]
+    assert all(f"${{CREDENTIALS_DIRECTORY}}/{name}" in server["ExecStart"][0] for name, _, _ in credentials)
+    assert [path for name, _, path in credentials if name == "api_key_file"] == ["/keys"] * bool(flags.api_key_file)
+    assert server.get("EnvironmentFile", []) == ["/etc/llamado/server.env"] * bool(what.secrets("server"))
+    assert server.get("ReadWritePaths", []) == ["/srv/slots"] * bool(flags.slot_save_path)
+    wait = command_of(server["ExecStartPost"][0].replace("$MAINPID", "7"), 8081)
+    assert read(wait)[1].pid == 7
     wants = entries(files["llamado.target"])["Wants"][0].split()
     assert len(wants) == what.replicas + what.workers + behind
     assert f"llamado-server@{8080 + behind}.service" in wants
     if behind:
         gateway = entries(files["llamado-gateway.service"])
         name, flags = read(command_of(gateway["ExecStart"][0], 0))
-        assert name == "gateway" and flags.port == 8080 and flags.patience == 20 and flags.ssl_cert_file
-        assert flags.replica == ["http://127.0.0.1:8081,http://127.0.0.1:8082"] and len(gateway["LoadCredential"]) == 2
+        assert name == "gateway" and flags.port == 8080 and flags.ssl_cert_file and flags.host == "0.0.0.0"
+        servers = [f"http://127.0.0.1:{8081 + i}{what.prefix}" for i in range(what.replicas)]
+        assert flags.replica == [",".join(servers)] and "MemoryMax" not in gateway
+        assert [line.partition(":")[0] for line in gateway["LoadCredential"]][-2:] == ["ssl_key_file", "ssl_cert_file"]
     if what.workers:
         name, worker = read(command_of(entries(files["llamado-worker@.service"])["ExecStart"][0], 50053))
         assert name == "worker" and worker.port == 50053 and worker.cache and worker.host == "127.0.0.1"
@@ -125,8 +165,6 @@ def test_systemd(what: Deployment) -> None:
 
 def test_systemd_takes_the_units(what: Deployment, tmp_path: Path) -> None:
     analyze = program("systemd-analyze")
-    from dataclasses import replace
-
     folder = written(tmp_path / "units", files_for("systemd", replace(what, program=sys.executable)))
     units = [*sorted(folder.glob("*.service")), folder / "llamado.target"]
     done = accepted(analyze, "verify", "--man=no", *units)
@@ -160,6 +198,7 @@ def test_compose(what: Deployment, compose_schema: Any) -> None:
     servers = [name for name in services if name.startswith("server")]
     workers = [name for name in services if name.startswith("worker")]
     assert (len(servers), len(workers)) == (what.replicas, what.workers)
+    published = [name for name, service in services.items() if "ports" in service]
     for name in servers:
         service = services[name]
         flags = is_as_asked(service["command"], what, host="0.0.0.0", rpc=[f"{worker}:50052" for worker in workers])
@@ -168,34 +207,28 @@ def test_compose(what: Deployment, compose_schema: Any) -> None:
         assert flags.port == 8080 and ("memlock" in service["ulimits"]) == what.mlock
         secrets = [path for path in (flags.api_key_file, flags.ssl_key_file, flags.ssl_cert_file) if path]
         assert [Path(path).name for path in secrets] == service.get("secrets", [])
-        if what.gateway is None:
-            assert set(service.get("secrets", [])) == set(content.get("secrets", {}))
+        assert bool(flags.ssl_cert_file) == (what.https and published == ["server"])
+        assert service.get("env_file", []) == ["./secrets/server.env"] * bool(what.secrets("server"))
         assert service.get("deploy", {}).get("resources", {}).get("limits") == (
             {"memory": "16G", "cpus": "2.5"} if what.memory else None
         )
     for name in workers:
         assert read(services[name]["command"])[1].host == "0.0.0.0"
+    for name in set(services) - {"nginx"}:
         probe = services[name]["healthcheck"]["test"]
         assert probe[:2] == ["CMD", "llamado"] and read(probe[2:])[0] == "wait"
     assert ("nginx" in services) == (what.replicas > 1 and what.gateway is None) == ("nginx.conf" in files)
-    published = [name for name, service in services.items() if "ports" in service]
     front = "gateway" if what.gateway is not None else "nginx" if what.replicas > 1 else "server"
     assert published == [front]
+    assert services[front]["ports"][0].startswith("127.0.0.1:8080:") != what.has_key
+    assert "ssl_key_file" in services[front].get("secrets", []) or not what.https
+    named = {name for service in services.values() for name in service.get("secrets", [])}
+    assert named == set(content.get("secrets", {}))
     if what.gateway is not None:
         name, flags = read(services["gateway"]["command"])
-        assert name == "gateway" and flags.replica == [",".join(f"http://{server}:8080" for server in servers)]
-        assert flags.patience == 20 and set(services["gateway"]["secrets"]) == {"ssl_key_file", "ssl_cert_file"}
+        urls = [f"http://{server}:8080{what.prefix}" for server in servers]
+        assert name == "gateway" and flags.replica == [",".join(urls)] and flags.ssl_cert_file and not flags.admin_key
         assert set(services["gateway"]["depends_on"]) == set(servers)
-
-
-def test_the_probe_of_a_server_finds_out() -> None:
-    content = yaml.safe_load(files_for("compose", Deployment(serve=SERVE))["compose.yaml"])
-    _, _, *rest = content["services"]["server"]["healthcheck"]["test"]
-    with listening() as (url, state):
-        probe = [sys.executable, *(word.replace("http://127.0.0.1:8080", url) for word in rest)]
-        assert accepted(*probe).returncode == 0
-        state.served = None
-        assert accepted(*probe).returncode != 0
 
 
 def test_docker(what: Deployment) -> None:
@@ -215,7 +248,9 @@ def test_docker(what: Deployment) -> None:
     warm = re.search(r"llamado (bench .*?) &&", text)
     assert warm is not None and read(shlex.split(warm[1]))[0] == "bench"
     probe = re.search(r"CMD (\[.*\])$", said["HEALTHCHECK"])
-    assert probe is not None and read(json.loads(probe[1])[1:])[0] == "wait"
+    assert probe is not None and json.loads(probe[1])[0] == "llamado"
+    name, flags = read(json.loads(probe[1])[1:])
+    assert name == "wait" and flags.pid is None  # the process and its address are found when it runs
 
 
 def project_file() -> str:
@@ -228,11 +263,12 @@ def project_file() -> str:
 def test_nginx_takes_the_file(what: Deployment, tmp_path: Path) -> None:
     nginx = program("nginx")
     text = files_for("nginx", what)["nginx.conf"]
-    if what.tls:
+    if what.https:
         from doctor_stand_ins import Certificates
 
         made = Certificates(tmp_path)
-        text = text.replace("/etc/llamado/cert.pem", str(made.cert)).replace("/etc/llamado/key.pem", str(made.key))
+        text = re.sub(r"ssl_certificate .*;", f"ssl_certificate {made.cert};", text)
+        text = re.sub(r"ssl_certificate_key .*;", f"ssl_certificate_key {made.key};", text)
     assert "proxy_buffering off;" in text and "proxy_read_timeout 3600s;" in text
     assert (
         text.count("max_fails") == (what.replicas if what.gateway is None else 1)
@@ -255,6 +291,117 @@ def test_promtool_takes_the_files(what: Deployment, tmp_path: Path) -> None:
     rules = folder / "llamado.rules.yml"
     rules.write_text(rules.read_text().replace("min_over_time(", "min_over_tme("))
     assert accepted(promtool, "check", "rules", rules).returncode != 0
+
+
+def test_prometheus_asks_as_servers_want_it(what: Deployment) -> None:
+    files = files_for("prometheus", what)
+    (job,) = yaml.safe_load(files["prometheus.yml"])["scrape_configs"]
+    assert job["metrics_path"] == f"{what.prefix}/metrics" and job.get("scheme") == (
+        "https" if what.server_https else None
+    )
+    assert ("authorization" in job) == what.server_has_key == any("prometheus.key" in name for name in files)
+    if what.server_has_key:
+        assert job["authorization"]["credentials_file"] == "/etc/llamado/prometheus.key"
+        assert files.get("prometheus.key", "\n") == f"{what.first_key}\n"
+    (down, *_) = yaml.safe_load(files["llamado.rules.yml"])["groups"][0]["rules"]
+    url = f"{'https' if what.server_https else 'http'}://{{{{ $labels.instance }}}}{what.prefix}"
+    assert down["annotations"]["summary"].endswith(f"llamado doctor {url}")
+
+
+def test_nginx_hides_monitoring_below_the_prefix() -> None:
+    text = files_for("nginx", Deployment(serve=("-m", "m", "--api-prefix", "/v1.x")))["nginx.conf"]
+    (pattern,) = re.findall(r"location ~ (\S+) ", text)
+    assert re.match(pattern, "/v1.x/metrics") and re.match(pattern, "/v1.x/slots/0")
+    assert not re.match(pattern, "/v1-x/metrics") and not re.match(pattern, "/v1.x/models")
+    behind = files_for("nginx", Deployment(serve=("-m", "m", "--api-prefix", "/llm"), gateway=()))["nginx.conf"]
+    assert "location ~ ^/(metrics|slots)" in behind  # the gateway adds the prefix of its servers
+
+
+def test_certificates_of_nginx() -> None:
+    """In compose nginx has them; on a machine the servers behind it have them, too."""
+    what = Deployment(serve=("-m", "m", "--ssl-key-file", "/k.pem", "--ssl-cert-file", "/c.pem"), replicas=2)
+    inside = files_for("compose", what)["nginx.conf"]
+    assert "ssl_certificate /run/secrets/ssl_cert_file;" in inside and "proxy_pass http://llamado;" in inside
+    alone = files_for("nginx", what)["nginx.conf"]
+    assert "ssl_certificate /c.pem;" in alone and "proxy_pass https://llamado;" in alone
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_keys_are_in_no_file_that_others_read(what: Deployment, target: str, tmp_path: Path) -> None:
+    files = files_for(target, what)
+    assert not [name for name, text in files.items() if "sk-" in text and not isinstance(text, SecretText)]
+    for path in write(files, tmp_path / "new"):
+        assert bool(path.stat().st_mode & 0o077) != isinstance(
+            files[str(path.relative_to(tmp_path / "new"))], SecretText
+        )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_keys_are_not_printed(target: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["deploy", target, "--memory", "1G", "--replicas", "2"]
+    serve = ["--", "-m", "m", "--api-key", "sk-one", "--cluster-token=sk-two"]
+    assert cli.main([*words, *serve]) == 0
+    printed = capsys.readouterr()
+    assert "sk-" not in printed.out + printed.err
+    assert ("also writes the secrets" in printed.err) == (target not in ("nginx", "grafana"))
+    for _ in range(2):
+        assert cli.main([*words, "--out", str(tmp_path / "out"), *serve]) == 0
+        paths = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and "sk-one" in path.read_text()]
+        assert all(path.stat().st_mode & 0o777 == 0o600 for path in paths) and bool(paths) == ("also" in printed.err)
+        for path in paths:
+            path.chmod(0o644)  # the second time it is there, for others to read
+
+
+def test_variables_reach_those_that_need_them() -> None:
+    what = Deployment(
+        **{**KINDS["behind a gateway by flags"], "serve": (*SERVE, "--api-key", "a,b", "--hf-token", "h")}
+    )
+    assert what.secrets("server") == {"LLAMA_API_KEY": "a,b", "HF_TOKEN": "h"}
+    assert what.secrets("gateway") == {
+        "LLAMADO_ADMIN_KEY": "sk-admin", "LLAMA_API_KEY": "a,b", "LLAMADO_REPLICA_KEY": "a"
+    }  # fmt: skip
+    own = Deployment(serve=("-m", "m", "--api-key", "a"), gateway=("--api-key", "g"))
+    assert own.secrets("gateway") == {"LLAMA_API_KEY": "g", "LLAMADO_REPLICA_KEY": "a"}
+    unknown = Deployment(serve=("-m", "m"), key=True)
+    assert unknown.secrets("server") == {"LLAMA_API_KEY": ""} and "server.env.example" in files_for("systemd", unknown)
+
+
+def test_an_empty_key_starts_no_server() -> None:
+    """A file of secrets that was not filled in leaves no server open."""
+    parser = cli._parser("serve")
+    with pytest.raises(FlagError, match="no key in it"):
+        access_rules(parse(parser, "serve", ["-m", "m"], {"LLAMA_API_KEY": ""})[0])
+
+
+@pytest.mark.parametrize("value", ["plain-1", "with space", "a#b", 'say "$x"', "it's $5 \\ `x`", '{"a": "b"}'])
+def test_files_of_variables_are_read_as_they_were_meant(value: str) -> None:
+    (text,) = environment_file("x.env", {"A": value}).values()
+    word = text.removeprefix("A=").removesuffix("\n")
+    if word[0] == '"':  # as systemd and compose do, which is more than shlex does
+        word = re.sub(r"\\([$`])", r"\1", word)
+    assert shlex.split(word) == [value]
+
+
+def test_files_of_keys_are_taken_from_where_they_are(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# ours\n\nsk-first\nsk-second\n")
+    what = Deployment(serve=("-m", "m", "--api-key-file", str(keys)), gateway=())
+    assert what.first_key == "sk-first" and what.secrets("gateway") == {"LLAMADO_REPLICA_KEY": "sk-first"}
+    content = yaml.safe_load(files_for("compose", what)["compose.yaml"])
+    assert content["secrets"] == {"api_key_file": {"file": str(keys)}}
+    for name in ("server", "gateway"):
+        command = content["services"][name]["command"]
+        assert command[command.index("--api-key-file") + 1] == "/run/secrets/api_key_file"
+    assert yaml.safe_load_all(files_for("kubernetes", what)["llamado-secrets.yaml"])
+    both = Deployment(serve=("-m", "m", "--api-key-file", "/a"), gateway=("--api-key-file", "/b"))
+    content = yaml.safe_load(files_for("compose", both)["compose.yaml"])
+    assert content["secrets"] == {"api_key_file": {"file": "/a"}, "gateway_api_key_file": {"file": "/b"}}
+
+
+# --- grafana ----------------------------------------------------------------------------------------------------------
 
 
 def expressions() -> dict[str, str]:
@@ -286,10 +433,21 @@ def test_all_metrics_are_there() -> None:
         httpx.get(f"{url}/v1/models")
         served = httpx.get(f"{url}/metrics").text
     names = set(re.findall(r"^([a-zA-Z_:][\w:]*)", served, re.MULTILINE))
-    wanted = {name for text in expressions().values() for name in re.findall(r"(?:llamacpp:|process_)\w+", text)}
+    wanted = {
+        name for text in expressions().values() for name in re.findall(r"(?:llamacpp:|process_|llamado_)\w+", text)
+    }
     assert len(wanted) > 10 and wanted <= names
     assert WAITING in names
     assert 'status="200"' in served
+
+
+def test_no_alert_counts_a_start_as_an_error() -> None:
+    """Whatever asks for errors leaves out servers that load, for as long as its rate looks back."""
+    errors = [text for text in expressions().values() if "status=~'5" in text]
+    assert errors
+    for text in errors:
+        (window,) = set(re.findall(r"\[\w+\]", text))
+        assert f"max_over_time(llamado_is_loading{{job='llamado'}}{window}) == 1" in text.partition(" unless ")[2]
 
 
 def test_grafana(what: Deployment) -> None:
@@ -392,8 +550,9 @@ def manifests(what: Deployment) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 def test_kubernetes_takes_the_manifests(what: Deployment) -> None:
-    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate: it has the schemas")
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install '.[full]': it has the schemas")
     found = manifests(what)
     for one in found.values():
         validate.validate(one, KUBERNETES, strict=True)
@@ -408,6 +567,10 @@ def container(manifest: Any) -> Any:
     return one
 
 
+def gateway_of(found: dict[str, Any]) -> Any:
+    return container(found["Deployment llamado-gateway"])
+
+
 def test_kubernetes(what: Deployment) -> None:
     found = manifests(what)
     servers = found[f"{'Deployment' if what.gateway is None else 'StatefulSet'} llamado-server"]
@@ -416,19 +579,38 @@ def test_kubernetes(what: Deployment) -> None:
     rpc = [f"{scheme}llamado-worker-{i}.llamado-worker:50052" for i in range(what.workers)]
     flags = is_as_asked(server["args"], what, host="0.0.0.0", rpc=rpc)
     assert bool(flags.rpc_ca) == bool(flags.rpc_cert) == bool(what.workers and what.tls)
-    assert server["startupProbe"]["httpGet"]["path"] == server["livenessProbe"]["httpGet"]["path"] == "/livez"
-    assert server["readinessProbe"]["httpGet"]["path"] == "/readyz"
-    assert found["HorizontalPodAutoscaler llamado-server"]["spec"]["minReplicas"] == what.replicas
+    asked = {kind: server[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
+    assert {one["path"] for one in (asked["startup"], asked["liveness"])} == {f"{what.prefix}/livez"}
+    assert asked["readiness"]["path"] == f"{what.prefix}/readyz"
+    assert {one.get("scheme") for one in asked.values()} == {"HTTPS" if what.server_https else None}
+    notes = servers["spec"]["template"]["metadata"]["annotations"]
+    assert notes["prometheus.io/path"] == f"{what.prefix}/metrics"
+    assert notes.get("prometheus.io/scheme") == ("https" if what.server_https else None)
+    if what.workers:  # which servers share, so that no more of them can be started
+        assert "HorizontalPodAutoscaler llamado-server" not in found
+        assert servers["spec"]["replicas"] == what.replicas
+    else:
+        assert found["HorizontalPodAutoscaler llamado-server"]["spec"]["minReplicas"] == what.replicas
+        assert "replicas" not in servers["spec"]
     environment = {one["name"]: one.get("value") for one in server["env"]}
     hosts = AccessRules(allowed_hosts=tuple(environment[variable("serve", "allowed_hosts")].split(",")))
     for name in ("llamado-server", "llamado-server-0.llamado-server", "llamado-server.default.svc.cluster.local"):
         assert hosts.allows_host(f"{name}:8080")
     assert not hosts.allows_host("llamado-server.evil.com")
-    assert ("Secret llamado-keys" in found) == what.key == (variable("serve", "api_key") in environment)
-    assert ("Secret llamado-tls" in found) == what.tls
+    for part, one in (("server", server), ("gateway", (what.gateway is not None and gateway_of(found)) or {})):
+        kept = found.get(f"Secret llamado-{part}-keys", {}).get("stringData", {})
+        assert kept == what.secrets(part)
+        assert one.get("envFrom", []) == [{"secretRef": {"name": f"llamado-{part}-keys"}}] * bool(kept)
+    assert ("Secret llamado-tls" in found) == what.https
+    assert ("Secret llamado-files" in found) == bool(flags.api_key_file)
+    assert {key: bool(one) for key, one in (("cert", flags.ssl_cert_file), ("key", flags.ssl_key_file))} == {
+        "cert": what.server_https,
+        "key": what.server_https,
+    }
     pods = [one["spec"]["template"]["spec"] for one in found.values() if "template" in one.get("spec", {})]
     for pod in pods:
         assert pod["securityContext"]["runAsNonRoot"]
+        assert all(volume["secret"]["defaultMode"] == 0o440 for volume in pod["volumes"] if "secret" in volume)
         volumes = {volume["name"] for volume in pod["volumes"]}
         volumes |= {claim["metadata"]["name"] for one in found.values()
                     for claim in one.get("spec", {}).get("volumeClaimTemplates", [])}  # fmt: skip
@@ -443,7 +625,10 @@ def test_kubernetes(what: Deployment) -> None:
         assert name == "worker" and flags.host == "0.0.0.0" and bool(flags.tls_client_ca) == what.tls
         policy = found["NetworkPolicy llamado-worker"]["spec"]
         (rule,) = policy["ingress"]
-        assert rule["from"] == [{"podSelector": servers["spec"]["selector"]}]
+        workers = found["StatefulSet llamado-worker"]["spec"]["selector"]
+        assert rule["from"] == [{"podSelector": servers["spec"]["selector"]}, {"podSelector": workers}]
+        probes = [worker[kind] for kind in worker if kind.endswith("Probe")]
+        assert len(probes) == 2 and all(read(probe["exec"]["command"][1:])[0] == "wait" for probe in probes)
         assert rule["ports"][0]["port"] == worker["ports"][0]["containerPort"]
         assert policy["podSelector"] == found["StatefulSet llamado-worker"]["spec"]["selector"]
         assert found["Service llamado-worker"]["spec"]["publishNotReadyAddresses"]
@@ -451,18 +636,16 @@ def test_kubernetes(what: Deployment) -> None:
         assert server["resources"]["limits"] == {"memory": "16Gi", "cpu": "2.5"}
     assert ("Deployment llamado-gateway" in found) == (what.gateway is not None)
     if what.gateway is not None:
-        gateway = container(found["Deployment llamado-gateway"])
+        gateway = gateway_of(found)
         name, flags = read(gateway["args"])
-        most = found["HorizontalPodAutoscaler llamado-server"]["spec"]
-        assert most["scaleTargetRef"]["kind"] == "StatefulSet" and servers["spec"]["serviceName"] == "llamado-server"
-        names = [f"http://llamado-server-{i}.llamado-server:8080" for i in range(most["maxReplicas"])]
-        assert name == "gateway" and flags.replica == [",".join(names)] and flags.patience == 20
-        assert bool(flags.ssl_cert_file) == what.tls and gateway["livenessProbe"]["httpGet"]["scheme"] == "HTTPS"
-        assert (
-            found["Service llamado-server"]["spec"]["clusterIP"] == "None" and not read(server["args"])[1].ssl_cert_file
-        )
-        names = [one["name"] for one in gateway["env"]]
-        assert names == [variable("gateway", "allowed_hosts"), variable("gateway", "replica_key")]
+        scaler = found.get("HorizontalPodAutoscaler llamado-server", {}).get("spec", {"maxReplicas": what.replicas})
+        names = [f"http://llamado-server-{i}.llamado-server:8080{what.prefix}" for i in range(scaler["maxReplicas"])]
+        assert name == "gateway" and flags.replica == [",".join(names)]
+        assert bool(flags.ssl_cert_file) == what.https and gateway["livenessProbe"]["httpGet"]["scheme"] == "HTTPS"
+        assert gateway["livenessProbe"]["httpGet"]["path"] == "/livez"
+        service = found["Service llamado-server"]["spec"]
+        assert service["clusterIP"] == "None" and servers["spec"]["serviceName"] == "llamado-server"
+        assert variable("gateway", "replica_key") in what.secrets("gateway")
         assert found["NetworkPolicy llamado-gateway"] and found["PodDisruptionBudget llamado-gateway"]
 
 
@@ -486,6 +669,41 @@ def test_kubernetes_groups() -> None:
     is_as_asked(spelled_out, what, host="0.0.0.0", rpc=names)
     assert read(worker["args"])[0] == "worker" and leader["env"][0]["name"] == "LWS_GROUP"
     assert found["HorizontalPodAutoscaler llamado-server"]["spec"]["scaleTargetRef"]["kind"] == "LeaderWorkerSet"
+    group = manifests(replace(what, tls=True))["LeaderWorkerSet llamado-group"]["spec"]["leaderWorkerTemplate"]
+    (leader,) = group["leaderTemplate"]["spec"]["containers"]
+    flags = read(leader["args"])[1]
+    assert flags.rpc == [",".join(f"tls://$(LWS_GROUP)-{i}.llamado-group:50052" for i in (1, 2))]
+    assert (flags.rpc_ca, flags.rpc_cert, flags.rpc_key) == ("/tls/ca.crt", "/tls/tls.crt", "/tls/tls.key")
+
+
+def test_a_server_is_replaced_before_the_next_one_has_its_layers() -> None:
+    """Workers have room for the layers of so many servers; servers alone are replaced without a pause."""
+    for workers, expected in ((2, {"maxUnavailable": 1, "maxSurge": 0}), (0, {"maxUnavailable": 0, "maxSurge": 1})):
+        found = manifests(Deployment(serve=SERVE, workers=workers))["Deployment llamado-server"]["spec"]
+        assert found["strategy"]["rollingUpdate"] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "host"),
+    [({}, "127.0.0.1"), ({"key": True}, "0.0.0.0"), ({"key": True, "replicas": 2}, "127.0.0.1")],
+)
+def test_a_unit_listens_for_others_if_there_is_a_key(given: dict[str, Any], host: str) -> None:
+    """One of several servers is behind nginx or a gateway, which does so instead."""
+    unit = entries(files_for("systemd", Deployment(serve=SERVE, **given))["llamado-server@.service"])
+    assert read(command_of(unit["ExecStart"][0], 8080))[1].host == host
+    units = files_for("systemd", Deployment(serve=SERVE, gateway=(), **given))
+    gateway = read(command_of(entries(units["llamado-gateway.service"])["ExecStart"][0], 0))[1]
+    assert gateway.host == ("0.0.0.0" if given else "127.0.0.1")
+
+
+def test_folders_that_flags_write_to_can_be_written() -> None:
+    what = Deployment(serve=(*SERVE, "--slot-save-path", "/srv/slots", "--log-file", "/var/log/x/a.log"))
+    unit = entries(files_for("systemd", what)["llamado-server@.service"])
+    assert unit["ReadWritePaths"] == ["/srv/slots /var/log/x"]
+    service = yaml.safe_load(files_for("compose", what)["compose.yaml"])["services"]["server"]
+    assert service["volumes"][1:3] == ["/srv/slots:/srv/slots", "/var/log/x:/var/log/x"]
+    places = {mount["mountPath"] for mount in container(manifests(what)["Deployment llamado-server"])["volumeMounts"]}
+    assert {"/srv/slots", "/var/log/x"} <= places
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -523,6 +741,8 @@ def test_the_command(target: str, capsys: pytest.CaptureFixture[str], tmp_path: 
         ({"cpus": 0.0}, "--cpus"),
         ({"name": "Big Name"}, "--name"),
         ({"domain": "a; drop"}, "'a; drop'"),
+        ({"serve": ("-m", "m", "--ssl-cert-file", "c.pem")}, "give both or none"),
+        ({"serve": ("-m", "m", "--api-prefix", "/a b")}, "--api-prefix"),
     ],
 )
 def test_what_cannot_be_deployed(given: dict[str, Any], says: str) -> None:

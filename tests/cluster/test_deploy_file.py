@@ -50,10 +50,25 @@ def test_a_models_file_is_where_the_target_has_it(tmp_path: Path) -> None:
     assert outside.serve[2:] == ("--alias", "m")
 
 
+@pytest.mark.parametrize(("target", "folder"), [("compose", "/models"), ("systemd", "/data")])
+def test_workers_have_their_folder_of_models(target: str, folder: str) -> None:
+    config = cluster_of({"workers": [{"models_dir": "/data"}]}, "x")
+    assert deployment_of(config, "x", target).worker == ("--models-dir", folder)
+
+
 def test_workers_on_other_machines_are_used_as_they_are() -> None:
     config = cluster_of({"workers": [{"host": "10.0.0.7", "port": 1}, {"host": "10.0.0.8", "port": 2}]}, "x")
     found = deployment_of(config, "x", "compose")
     assert found.workers == 0 and found.serve[-2:] == ("--rpc", "10.0.0.7:1,10.0.0.8:2")
+
+
+def test_keys_and_certificates_of_the_file() -> None:
+    gateway = {"ssl-key-file": "/k.pem", "ssl-cert-file": "/c.pem", "api-key": "sk-clients"}
+    found = deployment_of(cluster_of({"server": {"api-key": "sk-own"}, "gateway": gateway}, "x"), "x", "compose")
+    assert found.https and found.has_key and not found.server_https
+    assert found.secrets("server") == {"LLAMA_API_KEY": "sk-own"}
+    assert found.secrets("gateway") == {"LLAMA_API_KEY": "sk-clients", "LLAMADO_REPLICA_KEY": "sk-own"}
+    assert found.source("ssl_cert_file") == "/c.pem"
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -76,7 +91,6 @@ def test_the_command_reads_it(target: str, tmp_path: Path, capsys: pytest.Captur
         ({"workers": [{"link": {"latency": 5}}]}, r"workers\[1\].link: slow links are for trying out"),
         ({"workers": [{"threads": 1}, {}]}, "those that are deployed are alike"),
         ({"workers": [{}, {"host": "10.0.0.7", "port": 1}]}, "either new ones are deployed, or those that are there"),
-        ({"gateway": {"api-key-file": "k"}}, "gateway.api-key-file: targets keep such files: give --key"),
     ],
 )
 def test_what_no_target_has(keys: dict[str, Any], said: str) -> None:

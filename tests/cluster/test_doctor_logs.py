@@ -16,7 +16,7 @@ from ports import free_port
 from scripted_worker import ScriptedWorker
 from tiny_models import make_llama
 
-from llamado.cluster.doctor.logs import PATTERNS, cause_of, explain_lines
+from llamado.cluster.doctor.logs import PATTERNS, explain_lines
 from llamado.cluster.doctor.symptoms import SYMPTOMS
 from llamado.commands import cli
 
@@ -110,11 +110,6 @@ HEALTHY = """\
 
 def test_nothing_is_found_in_the_log_of_a_healthy_server() -> None:
     assert explain_lines(HEALTHY.splitlines(), "log") == []
-
-
-def test_the_reason_of_a_failed_load() -> None:
-    assert cause_of("out of memory: the model needs 9 GB") is SYMPTOMS["too-large"]
-    assert cause_of("nobody knows") is None
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

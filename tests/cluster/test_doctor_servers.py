@@ -8,18 +8,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 from doctor_stand_ins import Certificates, accepting, listening, saying, swallowing
 from fakes import FakeEngine
+from odd_json import HTML, TOO_DEEP, bent
 from ports import free_port
 from scripted_server import Exchange, ScriptedServer
 from scripted_worker import ScriptedWorker
 
-from llamado.cluster.doctor import probes, servers
+from llamado.cluster.doctor import machine, probes, servers
 from llamado.cluster.doctor.servers import examine_servers
 from llamado.cluster.doctor.symptoms import SYMPTOMS, Finding
+from llamado.cluster.doctor.workers import examine_workers
+from llamado.devices.split.placement import SplitOptions
 from llamado.engine.request import Away, Fault
 
 Enter = Callable[..., object]
@@ -116,7 +121,7 @@ def test_the_address_of_a_worker() -> None:
 def test_tls_on_the_server_alone(certificates: Certificates) -> None:
     with listening(tls=certificates) as (url, _):
         found = one(url.replace("https", "http"))
-    assert found.symptom == "wants-tls" and found.command == f"llamado doctor {url}"
+    assert found.symptom == "wants-tls" and url in found.command
 
 
 def test_tls_on_the_server_alone_that_answers_plain_requests(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +177,72 @@ def test_503_for_ever(reason: str, cause: str) -> None:
         state.failure = reason
         found = one(url)
     assert found.symptom == "failed-to-load" and reason in found.found and found.cause.startswith(cause)
+    assert ("-ctk q8_0" in found.command) == ("memory" in reason), "the reason's own remedy, where it is known"
+
+
+@pytest.mark.parametrize(("reason", "symptom"), [("the server is ending", "ended"), ("no idea", "unready")])
+def test_503_of_a_server_that_loaded_its_model(reason: str, symptom: str, stack: ExitStack) -> None:
+    found = one(scripted(stack, (503, {"error": {"code": 503, "message": reason}})))
+    assert found.symptom == symptom and reason in found.found
+
+
+def test_a_process_that_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of this machine it is named, of another one nothing is known."""
+    with accepting() as port:
+        proc = fake_proc(tmp_path, port, "T")
+        monkeypatch.setattr(machine, "stopped_holder", partial(machine.stopped_holder, root=tmp_path))
+        found = one(f"http://127.0.0.1:{port}", timeout=0.2)
+        assert (found.symptom, found.command) == ("stopped", "kill -CONT 77") and "a server" in found.found
+        (proc / "stat").write_text("77 (x) S 1")
+        assert one(f"http://127.0.0.1:{port}", timeout=0.2).symptom == "silent"
+        (proc / "stat").write_text("77 (x) T 1")
+        (found,) = examine_workers(SplitOptions(rpc=(f"127.0.0.1:{port}",)), timeout=0.2)
+        assert (found.symptom, found.command) == ("stopped", "kill -CONT 77")
+        engine = FakeEngine()
+        engine.fault = Fault(f"RPC0[127.0.0.1:{port}]", "it gives no sign of life", time.time())
+        with listening(engine=engine) as (url, _):
+            assert one(url).command == "kill -CONT 77"
+        monkeypatch.setattr(machine, "is_here", lambda host: False)
+        assert one(f"http://127.0.0.1:{port}", timeout=0.2).symptom == "silent"
+
+
+def fake_proc(root: Path, port: int, state: str) -> Path:
+    """A /proc with one process, 77, that listens on a port."""
+    (root / "proc/net").mkdir(parents=True)
+    row = f"0: 0100007F:{port:04X} 00000000:0000 0A 0:0 00:0 0 0 0 4242 1"
+    (root / "proc/net/tcp").write_text(f"head\n{row}\n")
+    process = root / "proc/77"
+    (process / "fd").mkdir(parents=True)
+    (process / "fd/3").symlink_to("socket:[4242]")
+    (process / "cmdline").write_bytes(b"a\0server\0")
+    (process / "stat").write_text(f"77 (a (b) c) {state} 1")
+    return process
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_gateway_without_one_of_its_replicas(ready: bool, stack: ExitStack) -> None:
+    """It is named, whether the gateway goes on without it or not at all; one that is drained is left out."""
+    states = {"10.0.0.2:8080": "cannot connect", "large": "Loading model"}
+    replicas = [{"name": name, "ready": False, "state": "connecting", "message": s} for name, s in states.items()]
+    replicas += [{"name": "ok", "ready": True, "state": "ready"}, {"name": "d", "ready": False, "state": "draining"}]
+
+    def answer(exchange: Exchange) -> None:
+        error = {"error": {"code": 503, "message": "no replica is ready", "replicas": states}}
+        bodies = {"/health": {"status": "ok"} if ready else error, "/gateway/status": {"replicas": replicas}}
+        status = 404 if exchange.path not in bodies else 200 if ready else 503
+        exchange.answer(status, bodies.get(exchange.path, {}))
+
+    found = one(stack.enter_context(ScriptedServer(answer)).url)
+    assert found.symptom == "replica-missing" and found.command == "llamado doctor http://10.0.0.2:8080"
+    assert found.found == "replica 10.0.0.2:8080: cannot connect; replica large: Loading model"
+
+
+def test_a_gateway_with_all_of_its_replicas(stack: ExitStack) -> None:
+    def answer(exchange: Exchange) -> None:
+        bodies = {"/health": {"status": "ok"}, "/gateway/status": {"replicas": [{"name": "a", "ready": True}]}}
+        exchange.answer(200 if exchange.path in bodies else 404, bodies.get(exchange.path, {}))
+
+    assert look(stack.enter_context(ScriptedServer(answer)).url) == []
 
 
 def test_a_worker_is_away() -> None:
@@ -179,7 +250,8 @@ def test_a_worker_is_away() -> None:
     engine.fault = Fault("RPC0[10.0.0.2:50052]", "it closed the connection", time.time())
     with listening(engine=engine) as (url, _):
         found = one(url)
-    assert found.symptom == "worker-lost" and "10.0.0.2:50052" in found.command
+    assert found.symptom == "worker-lost"
+    assert found.command.startswith("llamado worker -p 50052   # on 10.0.0.2;")
 
 
 def test_others_have_the_layers_of_a_worker() -> None:
@@ -189,7 +261,7 @@ def test_others_have_the_layers_of_a_worker() -> None:
     )
     with listening(engine=engine) as (url, _):
         found = one(url)
-    assert found.symptom == "degraded" and "0-3" in found.found
+    assert found.symptom == "degraded" and "0-3" in found.found and found.command.startswith("start the worker")
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
@@ -197,15 +269,25 @@ def test_a_proxy_without_its_server(status: int, stack: ExitStack) -> None:
     assert one(scripted(stack, (status, b"<html>Bad Gateway"))).symptom == "proxy-error"
 
 
-def test_no_slot_is_free() -> None:
-    engine = FakeEngine(answer="x" * 100_000, delay=0.01, n_slots=1)
-    with listening(engine=engine, metrics=True) as (url, _):
-        from llamado.engine.request import Request
+@pytest.mark.parametrize(("waiting", "slots"), [([0], 1), ([3, 0], 4), ([3, 2], 4)])
+def test_no_slot_is_free(waiting: list[int], slots: int, stack: ExitStack) -> None:
+    """Only requests that go on waiting are a fault: slots that work are what they are for."""
+    left = itertools.chain(waiting, itertools.repeat(waiting[-1]))
 
-        engine.submit(Request(prompt=[1]), lambda event: None)
-        found = one(url)
-        engine.cancel(1)
-    assert found.symptom == "no-slots" and "all 1 slots" in found.found and "-np 2" in found.command
+    def answer(exchange: Exchange) -> None:
+        if exchange.path == "/metrics":
+            exchange.answer(200, f"llamacpp:requests_deferred {next(left)}\n".encode())
+            return
+        bodies = {"/health": {"status": "ok"}, "/slots": [{"is_processing": True}] * slots}
+        exchange.answer(200 if exchange.path in bodies else 404, bodies.get(exchange.path, {}))
+
+    found = look(stack.enter_context(ScriptedServer(answer)).url)
+    if waiting[-1]:
+        (only,) = found
+        assert only.symptom == "no-slots" and "all 4 slots are at work, 2 requests wait" in only.found
+        assert "-np 8" in only.command
+    else:
+        assert found == []
 
 
 def test_no_slot_is_free_as_older_servers_say_it(stack: ExitStack) -> None:
@@ -296,7 +378,26 @@ def test_a_server_that_breaks_while_it_loads(stack: ExitStack) -> None:
 
     server = stack.enter_context(ScriptedServer(answer))
     found = one(server.url, patience=30)
-    assert found.symptom == "failed-to-load" and "gone" in found.found
+    assert found.symptom == "silent" and "then did not answer" in found.found
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_a_server_that_ends_while_it_is_watched(loads: bool, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it loads, and between two questions."""
+    reached, loading = iter([True, False]), iter([loads, False])
+
+    def reach(*_: object) -> tuple[probes.Reached, str]:
+        return (probes.Reached.OPEN if next(reached) else probes.Reached.REFUSED), ""
+
+    def answer(exchange: Exchange) -> None:
+        if exchange.path == "/health" and next(loading):
+            exchange.answer(503, json.loads('{"error": {"message": "Loading model"}, "progress": 0.1}'))
+        elif exchange.path == "/health" and not loads:
+            exchange.answer(200, {"status": "ok"})
+
+    monkeypatch.setattr(servers, "reach", reach)
+    server = stack.enter_context(ScriptedServer(answer))
+    assert one(server.url, patience=30).symptom == "ended"
 
 
 def test_the_page_is_the_table() -> None:
@@ -308,3 +409,52 @@ def test_the_page_is_the_table() -> None:
 def test_every_symptom_is_provoked_by_a_test() -> None:
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_doctor_*.py"))
     assert [symptom for symptom in SYMPTOMS if f'"{symptom}"' not in tests] == []
+
+
+HEALTH = {"status": "ok", "degraded": [{"device": "RPC0", "since": 1.0, "why": "gone", "layers": "0 to 3", "now": {}}]}
+NO_REPLICA = {"error": {"message": "no replica", "replicas": {"10.0.0.2:80": "lost"}}}
+UNREADY = {"error": {"message": "no worker", "worker": "RPC0"}, "worker": "RPC1", "progress": 0.5, "stage": "weights"}
+MODELS = {"data": [{"id": "m", "meta": {"size": 1, "n_params": 2, "n_ctx": 3}}]}
+ANSWERS = {
+    "/health": HEALTH, "/props": {"build_info": "b1"}, "/v1/models": MODELS, "/slots": [{"is_processing": True}],
+    "/metrics": None,
+    "/gateway/status": {"replicas": [{"name": "10.0.0.2:80", "message": "gone", "state": "lost", "ready": False}]},
+}  # fmt: skip
+NO_BODIES = (HTML, TOO_DEEP, b"", b"\xff", b"x{ 1", b"llamacpp:requests_deferred NaN\n", b'a{b="\\', b"1e999")
+
+
+def examined(path: str, body: bytes, status: int = 200, **headers: str) -> list[Finding]:
+    """What is found of a server whose only odd answer is that of a path."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == path:
+            return httpx.Response(status, content=body, headers=headers)
+        given = ANSWERS[request.url.path]
+        return httpx.Response(200, content=b"" if given is None else json.dumps(given).encode())
+
+    server = servers._Asked("http://127.0.0.1:9", "127.0.0.1", 9, False, None, 5.0, 0.0)
+    result = servers.ServerExamination(server.url)
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url=server.url) as client:
+        response = client.get("/health")
+        unready = servers._unready(server, client, response)
+        result.findings += [unready] if unready else []
+        result.findings += [*servers._degraded(server, response), *servers._ready(server, client, result)]
+    json.dumps([str(one) for one in (*result.findings, *servers._compare([result, result]))])
+    return result.findings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["/props", "/v1/models", "/slots", "/health", "/gateway/status"])
+def test_no_answer_makes_it_fail(path: str) -> None:
+    for body in bent(ANSWERS[path]):
+        examined(path, json.dumps(body).encode())
+    if path == "/health":
+        for body in (*bent(UNREADY), *bent(NO_REPLICA)):
+            examined(path, json.dumps(body).encode(), 503)
+
+
+@pytest.mark.parametrize("path", ANSWERS)
+@pytest.mark.parametrize("status", [200, 503])
+def test_no_body_that_is_none_makes_it_fail(path: str, status: int) -> None:
+    for body in NO_BODIES:
+        examined(path, body, status, date="Mon, 01 Jan 0001 00:00:00 -2359")

@@ -47,9 +47,11 @@ def by_name(texts: list[str]) -> dict[str, Any]:
 
 def given(what: Deployment) -> dict[str, Any]:
     """Values with which the chart makes the secrets that `deploy kubernetes` shows."""
-    wanted = json.loads(files_for("helm", what)["values.schema.json"])["properties"].get("secrets", {})
-    keys = [key for key in wanted.get("properties", {}) if key != "create"]
-    return {"secrets": {"create": True, **dict.fromkeys(keys, "REPLACE-ME")}} if wanted else {}
+    files = files_for("helm", what)
+    if "secrets.values.yaml" in files:
+        assert files[".helmignore"] == "secrets.values.yaml\n"
+        return dict(yaml.safe_load(files["secrets.values.yaml"]))
+    return {"secrets": {"create": True}} if secrets(what) else {}
 
 
 def test_helm_makes_what_deploy_kubernetes_writes(helm: Any, what: Deployment, tmp_path: Path) -> None:
@@ -78,16 +80,22 @@ def test_helm_finds_nothing_wrong(helm: Any, what: Deployment, tmp_path: Path) -
 
 
 def test_values_change_what_is_made(helm: Any, tmp_path: Path) -> None:
-    what = Deployment(serve=SERVE, workers=2, gateway=())
+    what = Deployment(serve=(*SERVE, "--api-prefix", "/llm"), workers=2, gateway=())
     values = {
         "image": "registry.example/llamado:7",
         "models": "claim",
-        "server": {"args": ["-m", "other.gguf"], "replicas": 2, "maxReplicas": 3, "resources": {"limits": {"cpu": 2}}},
+        "server": {"args": ["-m", "other.gguf"], "replicas": 3, "resources": {"limits": {"cpu": 2}}},
         "worker": {"count": 3, "storage": "7Gi"},
     }
     with helm.Chart.load(chart_of(what, tmp_path / "chart")) as chart:
         found = by_name([*chart.render(values, name="my", namespace="n").values()])
-        for wrong in ({"workers": 3}, {"server": {"replicas": 0}}, {"worker": {"count": "3"}}, {"image": ""}):
+        for wrong in (
+            {"workers": 3},
+            {"server": {"replicas": 0}},
+            {"server": {"maxReplicas": 4}},
+            {"worker": {"count": "3"}},
+            {"image": ""},
+        ):
             with pytest.raises(helm.HelmValuesError):
                 chart.validate_schema(wrong)
     server, worker, gateway = (
@@ -98,19 +106,30 @@ def test_values_change_what_is_made(helm: Any, tmp_path: Path) -> None:
     assert arguments[:3] == ["serve", "-m", "other.gguf"]
     assert arguments[-1] == "my-worker-0.my-worker:50052,my-worker-1.my-worker:50052,my-worker-2.my-worker:50052"
     replicas = gateway["containers"][0]["args"][-1]
-    assert replicas == ",".join(f"http://my-server-{i}.my-server:8080" for i in range(3))
+    assert replicas == ",".join(f"http://my-server-{i}.my-server:8080/llm" for i in range(3))
     assert server["containers"][0]["resources"] == {"limits": {"cpu": 2}} and "resources" not in worker["containers"][0]
     assert {pod["containers"][0]["image"] for pod in (server, worker, gateway)} == {"registry.example/llamado:7"}
     assert server["volumes"][0]["persistentVolumeClaim"]["claimName"] == "claim"
     assert found["StatefulSet my-worker"]["spec"]["replicas"] == 3
-    assert found["HorizontalPodAutoscaler my-server"]["spec"]["maxReplicas"] == 3
+    assert found["StatefulSet my-server"]["spec"]["replicas"] == 3
+
+
+def test_values_change_the_autoscaler(helm: Any, tmp_path: Path) -> None:
+    what = Deployment(serve=SERVE, gateway=())
+    with helm.Chart.load(chart_of(what, tmp_path / "chart")) as chart:
+        values = {"server": {"replicas": 2, "maxReplicas": 3}}
+        found = by_name([*chart.render(values, name="my", namespace="n").values()])
+    scaler = found["HorizontalPodAutoscaler my-server"]["spec"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 3)
+    replicas = found["Deployment my-gateway"]["spec"]["template"]["spec"]["containers"][0]["args"][-1]
+    assert replicas.count("http://") == 3
 
 
 def test_the_values_keep_to_their_schema(what: Deployment) -> None:
     files = files_for("helm", what)
     schema, values = json.loads(files["values.schema.json"]), yaml.safe_load(files["values.yaml"])
     jsonschema_rs.validate(schema, values)
-    assert ("worker" in values) == (what.workers > 0) and ("secrets" in values) == (what.tls or what.key)
+    assert ("worker" in values) == (what.workers > 0) and ("secrets" in values) == bool(secrets(what))
     assert not jsonschema_rs.is_valid(schema, {**values, "workers": 2})
     assert yaml.safe_load(files["Chart.yaml"])["name"] == what.name
 

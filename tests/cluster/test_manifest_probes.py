@@ -19,7 +19,7 @@ MINUTE = 60
 
 
 class Kubelet:
-    """What a node's agent makes of a container's probes (kubernetes.io, "Configure Liveness, Readiness and Startup
+    """A node's agent that acts on a container's probes (kubernetes.io, "Configure Liveness, Readiness and Startup
     Probes"): until the startup probe has succeeded no other is asked; each acts after so many failures in a row.
     """
 

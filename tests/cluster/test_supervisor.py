@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 from ports import free_port
-from waiting import GUARD
+from waiting import GUARD, until_async
 
 from llamado.cluster.file import RestartConfig
-from llamado.cluster.services import CLUSTER_TOKEN, Addresses, Reservation, Service, ServiceRole
+from llamado.cluster.services import ADMIN_KEY, CLUSTER_TOKEN, Addresses, Reservation, Service, ServiceRole
 from llamado.cluster.supervisor import (
     DRAINED,
     DRAINING,
@@ -289,6 +289,55 @@ def test_a_drained_one_stays_ended(run_fakes: Run) -> None:
     run_fakes(worker_and_server, test)
 
 
+def test_a_drained_server_is_started_again(run_fakes: Run) -> None:
+    """Also if it is asked for while it is drained; a service that is no drained server is left as it is."""
+
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: fakes.supervisor.ready)
+        for name in ("no such one", "worker", "server"):
+            fakes.supervisor.resume(name)
+        for at_once in (False, True):
+            fakes.supervisor.drain("server")
+            if not at_once:
+                await fakes.until(lambda: fakes.phase("server") == DRAINED)
+            fakes.supervisor.resume("server")
+            fakes.supervisor.resume("server")
+            await fakes.until(lambda: fakes.phase("server") == READY)
+        assert [line[:6] for line in fakes.events() if line.endswith("ended")] == ["server"] * 2
+
+    run_fakes(worker_and_server, test)
+
+
+def test_a_drained_server_that_does_not_start_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state has the reason; what else runs goes on. The gateway is asked to take it back before."""
+    asked: list[tuple[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append((request.headers["authorization"], json.loads(request.content)))
+        return httpx.Response(200, json={})
+
+    async def keep(one: Standing) -> None:
+        raise StartFailed("server ended with exit code 1")
+
+    async def test() -> None:
+        gateway = replace(SERVER, name="gateway", role=ServiceRole.GATEWAY, environment={ADMIN_KEY: "k"})
+        supervisor = Supervisor([SERVER, gateway], QUICK, GUARD, tmp_path, lambda one: None)
+        one = supervisor.standings["server"]
+        one.drained, one.state.phase = True, DRAINED
+        monkeypatch.setattr(supervisor, "_keep", keep)
+        supervisor.resume("server")
+        while supervisor._tasks:
+            await asyncio.gather(*supervisor._tasks)
+        assert one.drained and one.state.phase == DRAINED
+        assert one.state.message == "cannot be started again: server ended with exit code 1"
+
+    transport, real = httpx.MockTransport(answer), httpx.AsyncClient
+    monkeypatch.setattr(httpx, "AsyncClient", lambda **given: real(**{**given, "transport": transport}))
+    asyncio.run(test())
+    ((key, body),) = asked
+    assert key == "Bearer k" and body["replica"] == SERVER.address and body["drain"] is False
+
+
 def supervisor_of(service: Service, folder: Path, restart: RestartConfig = QUICK) -> tuple[Supervisor, Standing]:
     """A supervisor that runs nothing, and its only service."""
     supervisor = Supervisor([service], restart, GUARD, folder, lambda one: None)
@@ -555,5 +604,57 @@ def test_services_that_come_back_elsewhere_are_told_of(tmp_path: Path, monkeypat
         assert standings["a"].state.address in nodes.commands[-1][1][2]
         fakes.supervisor.stop()
         await running
+
+    asyncio.run(main())
+
+
+def test_a_server_gets_the_addresses_that_changed_while_it_waited_for_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[str, str | None, str]] = []
+
+    async def tell(service: Service, before: str | None, now: str) -> bool:
+        sent.append((service.name, before, now))
+        return True
+
+    monkeypatch.setattr("llamado.cluster.supervisor.tell_address", tell)
+
+    class Started:
+        pid = 1
+        last_lines: Sequence[str] = ()
+
+        def signal(self, sig: int) -> None:
+            raise AssertionError(sig)
+
+    def worker(name: str, port: int) -> Service:
+        return Service(name=name, role=ServiceRole.WORKER, host="127.0.0.1", port=port)
+
+    async def main() -> None:
+        class Place:
+            """One place, which becomes free after worker `b` moved and `c` became ready."""
+
+            async def start(self, service: Service, words: Sequence[str], **callbacks: Any) -> tuple[Service, Started]:
+                assert words == ["serve", "--rpc", "127.0.0.1:1,127.0.0.1:2"]
+                standings["b"].service = replace(standings["b"].service, port=4)
+                standings["c"].ready.set()
+                finish.append(callbacks["ended"])
+                return replace(service, host="127.0.0.1", port=9), Started()
+
+        finish: list[Callable[[int], None]] = []
+        server = Service(
+            name="s", role=ServiceRole.SERVER, host="", port=0, reserves=Reservation(1),
+            command=("serve", Addresses("--rpc", ("a", "b", "c"))),
+        )  # fmt: skip
+        services = [worker("a", 1), worker("b", 2), worker("c", 3), server]
+        supervisor = Supervisor(services, QUICK, GUARD, tmp_path, lambda one: None, Place())
+        standings = supervisor.standings
+        standings["a"].ready.set()
+        standings["b"].ready.set()
+        life = asyncio.create_task(supervisor._life(standings["s"]))
+        await until_async(lambda: bool(finish))
+        await until_async(lambda: len(sent) >= 2)
+        finish[0](0)
+        await life
+        assert set(sent) == {("s", None, "127.0.0.1:3"), ("s", "127.0.0.1:2", "127.0.0.1:4")}
 
     asyncio.run(main())

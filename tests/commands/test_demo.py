@@ -235,7 +235,7 @@ def test_a_download_that_broke_off_goes_on_and_is_kept(run: Run, clone: Path, tm
         site.ranges = False
         script(tmp_path / "hasty" / "sitecustomize.py", "from llamado.gguf.sources import fetch\n\nfetch.PAUSE = 0.01")
         broken = run("glm", **variables, PYTHONPATH=f"{clone / 'src'}:{tmp_path / 'hasty'}")
-        assert broken.returncode == 1 and "run the same command again, it goes on where it stopped" in broken.stdout
+        assert broken.returncode == 1 and "run the same command again, it resumes the download" in broken.stdout
         (part,) = folder.glob("*.part")
         site.cuts, site.ranges = 0, True
         site.asked.clear()

@@ -393,6 +393,7 @@ ROWS: dict[str, Row] = {
     "serve --models-preset": router("@folder/presets.ini", models=("preset",)),
     "serve --llama-swap": router("@folder/swap.yaml", models=("swapped",)),
     "serve --models-max": Row("2", {"router.limits.models_max": 2}, base="--models-dir @folder/models"),
+    "serve --models-memory": Row("2G", {"router.limits.memory": 2 << 30}, base="--models-dir @folder/models"),
     "serve --models-autoload": Row(None, {"router.autoload": False}, base="--models-dir @folder/models"),
     # the log
     "serve --verbose": Row(None, {"logs.verbosity": 9, "state.switches.verbose": True}, elsewhere={
@@ -459,6 +460,7 @@ ROWS: dict[str, Row] = {
     "tap --trace": tap("trace", "f", "f"),
     "wait --timeout": Row("5", {"wait.timeout": 5.0}),
     "wait --interval": Row("1", {"wait.interval": 1.0}),
+    "wait --pid": Row("5", {"wait.pid": 5}, base=""),
     "doctor --model": Row("m.gguf", {"doctor.what.models": ("m.gguf",)}),
     "doctor --rpc": Row("h:1,h:2", {"doctor.split.rpc": ("h:1", "h:2")}, part=True),
     "doctor --rpc-ca": Row("a.pem", {"doctor.split.ca": "a.pem", "doctor.options.split.ca": "a.pem"}, "--rpc h:1"),

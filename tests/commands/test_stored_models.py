@@ -18,7 +18,7 @@ from waiting import GUARD
 
 from llamado.commands import cli
 from llamado.commands.up.servers import _rate
-from llamado.gguf.edit.parts import PartSize, divided, write_parts
+from llamado.gguf.edit.parts import PartSize, plan_parts, write_parts
 from llamado.gguf.errors import SourceError
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.sources.catalogue import CATALOGUE
@@ -58,7 +58,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (blobs.parent / "refs").mkdir()
     (blobs.parent / "refs" / "main").write_text("abc")
     with GGUFFile.open(models / "own.gguf") as file:
-        for i, path in enumerate(write_parts(file, divided(file, "good-Q4_0", PartSize(tensors=12)), snapshot) or ()):
+        parts = plan_parts(file, "good-Q4_0", PartSize(tensors=12))
+        for i, path in enumerate(write_parts(file, parts, snapshot) or ()):
             assert path, i
     for part in snapshot.iterdir():
         part.rename(blobs / f"b{part.name[10:15]}")
@@ -140,9 +141,9 @@ def test_all_files_of_a_model_are_deleted(capsys: pytest.CaptureFixture[str], ma
 
 def test_only_what_we_fetched_is_deleted(capsys: pytest.CaptureFixture[str], machine: Path) -> None:
     assert cli.main(["rm", "ollama:tiny:latest", "-y", "--force"]) == 1
-    assert "left alone" in capsys.readouterr().err and find_stored("ollama:tiny:latest").whole
+    assert "is not deleted" in capsys.readouterr().err and find_stored("ollama:tiny:latest").is_complete
     assert cli.main(["rm", str(machine / "elsewhere.gguf"), "-y"]) == 1
-    with pytest.raises(SourceError, match="left alone"):
+    with pytest.raises(SourceError, match="is not deleted"):
         remove(find_stored("ollama:tiny:latest"))
 
 

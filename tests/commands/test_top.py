@@ -10,16 +10,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
 import pytest
+from odd_json import FEW, HTML, TOO_DEEP, bent
 from rich.console import Console
 from terminals import Terminal
 
 from llamado.commands import cli
-from llamado.commands.top import screen
+from llamado.commands.top import gateway, screen, top
 
 DEVICE = {
     "device": "RPC0[10.0.0.2:50052]", "endpoint": "10.0.0.2:50052", "state": "ready", "why": None, "layers": [0, 1],
@@ -144,6 +147,75 @@ def test_what_is_no_cluster(
     answering(status, body)
     assert cli.main(["top", "h:1", "--once"]) == 1
     assert said in capsys.readouterr().err
+
+
+REPLICA = {
+    "name": "a", "ready": True, "backup": False, "weight": 1, "state": "ready", "message": "ready", "since": 1.0,
+    "circuit": "closed", "in_flight": 2, "others": 1, "slots": 4, "requests": 17, "requests_per_second": 1.5,
+    "answers": {"200": 14, "503": 2}, "losses": {"lost": 1}, "models": ["smol"], "build": "b1",
+}  # fmt: skip
+AWAY = {
+    **REPLICA, "name": "b", "ready": False, "state": "connecting", "message": "cannot connect: [refused]",
+    "in_flight": 0, "others": 0, "slots": None, "requests": 40, "requests_per_second": 0.0, "circuit": "open",
+    "losses": {}, "models": [],
+}  # fmt: skip
+
+
+def test_replicas_of_a_gateway(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shown like a server's machines, by the same command; a router has neither."""
+    bodies = {"/gateway/status": {"replicas": [REPLICA, AWAY]}}
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200 if request.url.path in bodies else 404, json=bodies.get(request.url.path, {}))
+
+    transport, real = httpx.MockTransport(handle), httpx.Client
+    monkeypatch.setattr("llamado.commands.top.top.httpx.Client", lambda **given: real(transport=transport, **given))
+    assert cli.main(["top", "h:1", "--once"]) == 0
+    title, _, a, b = capsys.readouterr().out.splitlines()
+    assert title.split() == [
+        "gateway",
+        "1",
+        "of",
+        "2",
+        "replicas",
+        "ready",
+        "2",
+        "requests",
+        "at",
+        "work",
+        "1.50",
+        "requests/s",
+    ]
+    assert a.split() == ["a", "ready", "3", "of", "4", "17", "3", "1.50", "smol"]
+    assert b.split() == [
+        *["b", "connecting:", "cannot", "connect:", "[refused]", "(circuit", "open)", "0", "40", "2", "0.00"]
+    ]
+    assert cli.main(["top", "h:1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == bodies["/gateway/status"]
+    bodies.clear()
+    assert cli.main(["top", "h:1", "--once"]) == 1 and "no server of one model" in capsys.readouterr().err
+
+
+def test_replicas_are_sorted_by_any_column() -> None:
+    for sort, reverse, first in (("replica", True, "b"), ("requests", False, "b"), ("at work", False, "a")):
+        console = Console(width=220, record=True, file=io.StringIO())
+        console.print(gateway.gateway_screen([REPLICA, AWAY], {"a": 12.0}, sort=sort, reverse=reverse))
+        title, header, row, _ = console.export_text().splitlines()
+        assert row.split()[0] == first and ("▲" if reverse else "▼") in header and "12.0 tokens/s" in title
+
+
+def test_tokens_a_second_of_replicas() -> None:
+    """Two models of one replica add up; a process that was started again begins anew."""
+    rates = gateway.TokenRates()
+    name = "llamacpp:tokens_predicted_total"
+
+    def text(a: int, b: int) -> str:
+        return f'{name}{{replica="a",model="x"}} {a}\n{name}{{replica="a",model="y"}} 5\n{name}{{replica="b"}} {b}\n'
+
+    assert rates.update(text(10, 100), 1.0) == {}
+    assert rates.update(text(30, 110), 3.0) == {"a": 10.0, "b": 5.0}
+    assert rates.update(text(30, 4), 4.0) == {"a": 0.0}
+    assert rates.update("no metrics {", 5.0) == {}
 
 
 SLOTS = [
@@ -294,3 +366,41 @@ def test_a_pipe_gets_it_once(server: Server) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "41.3 tokens/s" in done.stdout and "\x1b" not in done.stdout and server.asked == 1
     assert "requests: 5 cancelled" in done.stdout
+
+
+SLOT = {
+    "id": 0, "n_ctx": 4096, "is_processing": True, "n_prompt_tokens": 7, "n_prompt_tokens_processed": 3,
+    "n_prompt_tokens_cache": 2, "next_token": [{"n_decoded": 5}],
+}  # fmt: skip
+COUNTS = {"running": 1, "waiting": 2, "ended": 30, "errors": 4, "cancelled": 5}
+
+
+@pytest.mark.slow
+def test_whatever_a_server_answers_is_shown() -> None:
+    body = {**BODY, "devices": [{**DEVICE, "passes_to": ["CPU"]}]}
+    bodies = [*((one, [SLOT], COUNTS) for one in bent(body, FEW)), *((BODY, one, COUNTS) for one in bent([SLOT], FEW)),
+              *((BODY, [SLOT], one) for one in bent(COUNTS, FEW))]  # fmt: skip
+    console = Console(width=220, file=io.StringIO())
+    for n, (cluster, slots, counts) in enumerate(bodies):
+        column = screen.COLUMNS[n % len(screen.COLUMNS)].name
+        shown = screen.screen(cluster, 1e9, slots, counts, sort=column)
+        for part in shown.renderables:
+            if isinstance(part, screen._Devices):
+                part._table(screen.COLUMNS)  # makes all cells; to lay them out takes long
+            elif n % 4 == 0:  # to print takes long
+                console.print(part)
+
+
+@pytest.mark.parametrize("path", ["/cluster", "/slots", "/live/requests"])
+@pytest.mark.parametrize("body", [HTML, TOO_DEEP, b"", b"\xff", b'"\\ud800"', b"[1]", b"1e999", b'{"error": "no"}'])
+@pytest.mark.parametrize("status", [200, 401, 500])
+def test_what_is_no_body_of_a_server_has_a_name(path: str, body: bytes, status: int) -> None:
+    answers = {"/cluster": json.dumps(BODY).encode(), "/slots": b"[]", "/live/requests": b"{}", path: body}
+    transport = httpx.MockTransport(
+        lambda request: httpx.Response(status if request.url.path == path else 200, content=answers[request.url.path])
+    )
+    with httpx.Client(transport=transport) as http:
+        look = partial(top.cluster, http, "http://h"), partial(top.slots, http, "http://h")
+        for ask in (*look, partial(top.requests, http, "http://h")):
+            with suppress(top.TopError):
+                ask()

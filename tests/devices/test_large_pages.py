@@ -16,7 +16,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.memory import CpuBuffer
 from llamado.devices.limits import MachineMemory
 from llamado.gguf import pages
-from llamado.gguf.pages import LARGE, STEP, own_pages, write_in_steps
+from llamado.gguf.pages import LARGE, STEP, allocate_pages, write_in_steps
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 
@@ -78,7 +78,7 @@ def test_pages_given_back_are_zeros() -> None:
     buffer.memory[:] = 7
     buffer.discard(LARGE + 1)
     assert buffer.memory[: LARGE + 1].min() == 7 and buffer.memory[-1] == 0 == buffer.memory[2 * LARGE]
-    assert not own_pages(10)[:].strip(b"\0")
+    assert not allocate_pages(10)[:].strip(b"\0")
 
 
 @linux

@@ -22,7 +22,7 @@ from llamado.engine.forward.contract import CellKind, Cells, Scales
 from llamado.engine.request import Away, Done, EngineSnapshot, Event, Failed, Progress, Request, Result, Token
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
-from llamado.models.memory import Latent, LayerMemory, Memory, Placed, RecurrentState, RowSpan, Span
+from llamado.models.memory import BatchPlacement, Latent, LayerMemory, Memory, RecurrentState, RowSpan, Span
 from llamado.models.memory.parts import BLOCK
 from llamado.models.memory.states import States
 
@@ -39,10 +39,10 @@ def mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 class FakeMemory(Memory):
     """Any bytes can be those of its rows."""
 
-    def sound(self, data: Cells, n: int) -> bool:
+    def is_valid(self, data: Cells, n: int) -> bool:
         return data.size == n * self.token_bytes
 
-    def sound_tail(self, data: Cells, n: int) -> bool:
+    def is_valid_tail(self, data: Cells, n: int) -> bool:
         return data.size == self.tail_bytes(n)
 
 
@@ -124,7 +124,7 @@ class FakeForward:
     def run(
         self,
         tokens: NDArray[np.int32],
-        parts: Sequence[Placed],
+        parts: Sequence[BatchPlacement],
         outputs: NDArray[np.int32],
         scales: Scales = (),
     ) -> NDArray[np.float32]:
@@ -141,7 +141,7 @@ class FakeForward:
         return found
 
     def _run(
-        self, tokens: NDArray[np.int32], placed: Placed, outputs: NDArray[np.int32], scales: Scales
+        self, tokens: NDArray[np.int32], placed: BatchPlacement, outputs: NDArray[np.int32], scales: Scales
     ) -> NDArray[np.float32]:
         n = tokens.size
         assert 0 < n <= self.max_batch and placed.positions.size == n
@@ -149,12 +149,12 @@ class FakeForward:
         assert np.all(np.diff(outputs) > 0) and (outputs.size == 0 or outputs[-1] < n)
         for rows in placed.rows:
             assert rows.written.min() >= 0 and rows.written.max() < rows.spare
-            for beginning in rows.beginnings:
-                ends = [0, *(row + n for row, n in beginning.stretches)]
-                starts = [*(row for row, _ in beginning.stretches), int(rows.first[beginning.start])]
+            for prefix in rows.prefixes:
+                ends = [0, *(row + n for row, n in prefix.row_ranges)]
+                starts = [*(row for row, _ in prefix.row_ranges), int(rows.first[prefix.start])]
                 assert all(end <= start for end, start in zip(ends, starts, strict=True)), "rows ascend"
-                assert all(n % BLOCK == row % BLOCK == 0 for row, n in beginning.stretches)
-        below = [{i: b for b in rows.beginnings for i in range(b.start, b.stop)} for rows in placed.rows]
+                assert all(n % BLOCK == row % BLOCK == 0 for row, n in prefix.row_ranges)
+        below = [{i: b for b in rows.prefixes for i in range(b.start, b.stop)} for rows in placed.rows]
         for layer in range(len(self.memory)):
             if not isinstance(self.memory[layer].part, States):
                 written = placed.rows[self.memory[layer].number].written
@@ -179,9 +179,9 @@ class FakeForward:
                         if kept.window:
                             first = max(first, written - kept.window + 1)
                         seen, last = self._states(layer, first, written - first), position
-                        beginning = below[kept.number].get(i)
-                        if beginning is not None:
-                            whole = [self._states(layer, *stretch) for stretch in beginning.stretches]
+                        prefix = below[kept.number].get(i)
+                        if prefix is not None:
+                            whole = [self._states(layer, *stretch) for stretch in prefix.row_ranges]
                             seen = np.concatenate([*whole, seen])
                         if kept.window:
                             seen = seen[max(seen.size - kept.window + 1, 0) :]

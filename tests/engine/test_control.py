@@ -44,9 +44,9 @@ def test_what_is_steered(model: Path, tmp_path: Path) -> None:
 def test_files_that_are_none(model: Path, tmp_path: Path) -> None:
     for path, reason in (
         (make_control(tmp_path / "narrow.gguf", 64, (1,)), "directions of this model are F32, 256"),
-        (make_control(tmp_path / "first.gguf", 256, (0, 1)), "direction.0' is no part"),
+        (make_control(tmp_path / "first.gguf", 256, (0, 1)), "direction.0' is not part"),
         (make_control(tmp_path / "none.gguf", 256, ()), "no direction"),
-        (make_adapter(tmp_path / "lora.gguf", model), "is no part of a control vector"),
+        (make_adapter(tmp_path / "lora.gguf", model), "is not part of a control vector"),
     ):
         with pytest.raises(InvalidAdapter, match=reason):
             load_control(256, 3, [(path, 1.0)])

@@ -21,7 +21,7 @@ from waiting import until
 
 from llamado.engine.cache import blocks, disk_cache
 from llamado.engine.cache.blocks import BadBlock, read_data, read_head, regroup, write_block
-from llamado.engine.cache.disk_cache import DiskCache, DiskCacheUnusable
+from llamado.engine.cache.disk_cache import DiskCache, DiskCacheUnusable, check_folder
 from llamado.engine.cache.prompt_cache import CellReader, ReadRate, StoredSequence
 from llamado.engine.cache.snapshots import NEAR
 from llamado.engine.engine import Engine
@@ -186,11 +186,20 @@ def test_numbers_that_are_none_are_not_used(
     ask(engine, req(prompt, 1))
     engine.close()
     forward = new(layers, n_cells=8192)
-    forward.memory.sound = forward.memory.sound_tail = lambda data, n: False  # type: ignore[method-assign]
+    forward.memory.is_valid = forward.memory.is_valid_tail = lambda data, n: False  # type: ignore[method-assign]
     engine, disk = start(forward)
     result = ask(engine, req(prompt, 9))
     assert result.tokens == plain(prompt, 9) and result.n_cached == 0
     assert disk.counters.failures > 0 and "NaN or infinity" in caplog.text
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are Unix's")
+@pytest.mark.parametrize("mode", [0o700, 0o740, 0o701])
+def test_a_folder_that_others_may_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(mode)
+    check_folder(tmp_path / "cache")
+    assert ("chmod 700" in caplog.text) == (mode != 0o700)
 
 
 @pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
@@ -352,14 +361,14 @@ def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 WRITER = """
-import sys
+import sys, time
 from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
 from engine.test_disk_cache import cache, sequence
 disk = cache(Path(sys.argv[1]))
 print("up", flush=True)
 for seed in range(100_000):
-    while disk._pending > 1 << 20: pass
+    while disk._pending > 1 << 20: time.sleep(0.001)
     disk.put(sequence(seed, 600, (599,)))
 """
 

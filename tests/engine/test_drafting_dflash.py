@@ -127,7 +127,7 @@ def test_a_file_says_what_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"attention.sliding_window": 64}, "DFlash heads with sliding windows do not run here"),
+        ({"attention.sliding_window": 64}, "DFlash heads with sliding windows are not supported"),
         ({"hyper_connection.count": 4}, "DFlash heads with hyper-connections"),
         ({"hidden_activation": "relu"}, "'relu'; silu, gelu"),
         ({"tokenizer.ggml.mask_token_id": 512}, "is 512 of 512 tokens"),

@@ -254,7 +254,7 @@ def test_a_smaller_model_with_a_block_of_its_own_drafts_as_a_whole(tmp_path: Pat
 
 def test_what_has_no_head_is_refused(tmp_path: Path) -> None:
     llama = make_llama(tmp_path / "l.gguf", n_vocab=320)
-    with pytest.raises(UnsupportedModel, match="no tokens are drafted with blocks behind the layers of 'llama'"):
+    with pytest.raises(UnsupportedModel, match="the MTP blocks of architecture 'llama' are not supported"):
         load(llama, "draft-mtp")
     glm, deepseek = make_headed(tmp_path / "g.gguf", "glm4moe"), make_headed(tmp_path / "d.gguf", "deepseek2")
     with pytest.raises(InvalidModel, match="the block that drafts is of a deepseek2 model"):

@@ -120,7 +120,9 @@ def test_tokens_of_a_prompt_have_their_probabilities(make: Make, n_prompt: int, 
     engine, _ = make(max_batch=max_batch)
     prompt = [3 * i % 50 for i in range(n_prompt)]
     for _ in range(2):  # the second time all of it would be in the cache
-        result = ask(engine, req(prompt, 2, n_probs=2, prompt_probs=True, cache_prompt=False))
+        client = send(engine, req(prompt, 2, n_probs=2, prompt_probs=True, cache_prompt=False))
+        result = client.result
+        assert [[one.token.id for one in event.prompt_probs] for event in client.tokens] == [prompt, []]
         assert [one.token.id for one in result.prompt_probs] == prompt and len(result.probs) == 2
         assert math.isnan(result.prompt_probs[0].token.logprob) and len(result.prompt_probs[0].top) == 0
         for place, one in enumerate(result.prompt_probs[1:], 1):

@@ -120,7 +120,7 @@ def test_what_it_costs(start: Open, kind: Kind, path: Path) -> None:
     else:
         state, row = 4 * (3 * N_MIXED + WIDE * N_INNER), 2 * 4 * HEAD
         assert sizes.kv == (3 * 4 * state, 1536 * row) * 2 and memory.token_bytes == 2 * row
-        assert memory.has_tails and not memory.drafts and memory.tail_bytes(7) == 2 * state
+        assert memory.has_tails and not memory.supports_drafts and memory.tail_bytes(7) == 2 * state
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def test_bytes_that_were_read_are_written_elsewhere(start: Open, right: Array) -
     feed(runner, handle, text()[:200])
     for n in memory.tails(handle):
         tail, cells = memory.read_tail(handle, n), memory.read(handle, 0, n)
-        assert memory.sound(cells, n) and memory.sound_tail(tail, n)
+        assert memory.is_valid(cells, n) and memory.is_valid_tail(tail, n)
         copied = allocated(other)
         other.memory.write_tail(copied, n, tail)
         other.memory.write(copied, n, cells)

@@ -17,7 +17,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import DeviceLost
 from llamado.engine.cache import prompt_cache
-from llamado.engine.cache.prompt_cache import CellReader, PromptStore, ReadCost
+from llamado.engine.cache.prompt_cache import CellReader, PromptStore, ReadCost, StoredSequence
 from llamado.engine.engine import Engine
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.request import Request
@@ -249,6 +249,20 @@ def test_a_read_that_fails_changes_nothing() -> None:
     with pytest.raises(DeviceLost):
         store.put(np.arange(20, dtype=np.int32), fail)
     assert store.nbytes == before and store.holds(short)
+
+
+@pytest.mark.parametrize("limit", [7 * 20, 7 * 12, 1])
+def test_what_is_larger_than_memory_goes_to_disk(limit: int) -> None:
+    dropped: list[StoredSequence] = []
+    store = PromptStore(limit, 3, 4, dropped=dropped.append)
+    tokens = np.arange(30, dtype=np.int32)
+    for n in (10, 25):
+        assert store.put(tokens[:n], lambda start, k: cells_of(tokens, start, k))
+        assert store.nbytes <= limit and store.nbytes == sum(one.nbytes for one in store._kept)
+    large = dropped[-1]
+    assert np.array_equal(large.tokens, tokens[:25])
+    assert np.array_equal(np.concatenate([data for _, data in large.cells]), cells_of(tokens, 0, 25))
+    assert not PromptStore(limit, 3, 4).put(tokens, lambda start, n: cells_of(tokens, start, n))
 
 
 # -- real forward passes ---------------------------------------------------------------------------------------------

@@ -162,4 +162,4 @@ def _fingerprint(
 ) -> bytes:
     with GGUFFile.open(path) as file:
         model = load_model(file, rope)
-        return fingerprint(file, model, model.memory(256, type, type, n_ctx=n_ctx, turned=turned))
+        return fingerprint(file, model, model.memory(256, type, type, n_ctx=n_ctx, rotated=turned))

@@ -414,7 +414,7 @@ def test_numbers_that_are_none(model: Path, jit: Jit) -> None:
             n_scales = {TensorType.Q4_1: 2, TensorType.Q5_1: 2}.get(type, 1)
             if type.block_size > 1:
                 cells.reshape(-1, type.block_bytes)[:, 2 * n_scales :] = 0xFF  # any whole numbers are sound
-            assert forward.memory.sound(cells, 3), type
+            assert forward.memory.is_valid(cells, 3), type
             none = {
                 TensorType.F16: [0, 0, 0, 0xFC],
                 TensorType.F32: [0, 0, 0xC0, 0x7F],
@@ -424,8 +424,8 @@ def test_numbers_that_are_none(model: Path, jit: Jit) -> None:
             for at in (0, cells.size // 2 // size * size, cells.size - size):
                 spoilt = cells.copy()
                 spoilt[at : at + len(none)] = none
-                assert not forward.memory.sound(spoilt, 3), type
-            assert not forward.memory.sound(cells[:-1], 3)
+                assert not forward.memory.is_valid(spoilt, 3), type
+            assert not forward.memory.is_valid(cells[:-1], 3)
             forward.close()
 
 

@@ -75,12 +75,12 @@ def test_architectures_and_experts() -> None:
     for name in ARCHITECTURES:
         check_supported(Header("it", Metadata({"general.architecture": name}), {}))
     for name, says in (
-        ("glm4moelite", "take the file of the Hugging Face hub"),
-        ("dream", r"A text is filled in steps.*llama-diffusion-cli.* All that do: python -m"),
-        ("gemma33", r"Of names like it gemma3[,;].* all that do, \d+"),
-        ("zebra", r"All that do, \d+ architectures, among them .*: python -m llamado\.models\.architectures\.page"),
+        ("glm4moelite", "use the file from the Hugging Face hub"),
+        ("dream", r"A diffusion model.*llama-diffusion-cli.* All supported architectures: python -m"),
+        ("gemma33", r"Similar names: gemma3[,.].* All \d+ supported"),
+        ("zebra", r"All \d+ supported architectures, among them .*: python -m llamado\.models\.architectures\.page"),
     ):
-        with pytest.raises(UnsupportedModel, match=f"it: .*'{name}' do not run here. .*{says}"):
+        with pytest.raises(UnsupportedModel, match=f"it: .*'{name}' is not supported. .*{says}"):
             check_supported(Header("it", Metadata({"general.architecture": name}), {}))
 
 
@@ -126,7 +126,7 @@ def fetched_bytes(site: loopback.Site) -> int:
     return sum(n for path, n in site.sent.items() if path.endswith(".gguf"))
 
 
-SAYS = "'zebra' do not run here. All that do"
+SAYS = "'zebra' is not supported. All "
 
 
 def test_serving(site: loopback.Site) -> None:

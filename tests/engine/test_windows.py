@@ -160,7 +160,7 @@ def test_bytes_that_were_read_are_written_elsewhere(start: Open, right: Array) -
     assert memory.tails(handle) == [350, 600]
     for n in (350, 600):
         tail, cells = memory.read_tail(handle, n), memory.read(handle, 0, n)
-        assert memory.sound(cells, n) and memory.sound_tail(tail, n) and tail.size == memory.tail_bytes(n)
+        assert memory.is_valid(cells, n) and memory.is_valid_tail(tail, n) and tail.size == memory.tail_bytes(n)
         copied = allocated(other)
         feed(other, copied, text(3)[:450], 32)
         other.memory.rewind(copied, 0)

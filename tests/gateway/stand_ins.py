@@ -198,6 +198,7 @@ class RunningGateway:
         self.url = url
         self.server = server
         self.http = httpx.Client(base_url=url, timeout=60)
+        self.admin_key = admin_key
         self._admin = {"Authorization": f"Bearer {admin_key}"}
 
     def ask(self, **body: Any) -> httpx.Response:

@@ -12,8 +12,10 @@ import pytest
 from stand_ins import Ask, RunningGateway, StandIn
 from waiting import until
 
+from llamado.commands import cli
 from llamado.gateway import breaker
 from llamado.gateway.balance import REQUEST_BYTES
+from llamado.gateway.replica import Rate
 from llamado.http.access import AccessRules
 
 Make = Callable[..., StandIn]
@@ -315,6 +317,48 @@ def test_draining_finishes_streams_and_takes_nothing_new(stand_in: Make, start_g
     assert gateway.admin("POST", "/gateway/drain", replica=one.url, wait=60).json()["in_flight"] == 0
     assert gateway.admin("POST", "/gateway/drain", replica=name, drain=False).json()["state"] == "ready"
     assert name in {gateway.ask(messages=talk(f"x{i}")).json()["name"] for i in range(4)}
+
+
+def test_a_replica_is_drained_and_comes_back_by_command(
+    stand_in: Make, start_gateway: Start, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = start_gateway(stand_in("a"), stand_in("b"))
+    words = ["drain", "a", "--gateway", gateway.url]
+    assert cli.main(words) == 2 and "--admin-key" in capsys.readouterr().err
+    monkeypatch.setenv("LLAMADO_ADMIN_KEY", gateway.admin_key)
+    assert cli.main(words) == 0 and capsys.readouterr().out == "a is drained\n"
+    assert gateway.states()["a"]["state"] == "draining" and {gateway.ask().json()["name"] for _ in range(4)} == {"b"}
+    assert cli.main([*words, "--undo"]) == 0 and capsys.readouterr().out == "a gets requests again\n"
+    assert gateway.states()["a"]["state"] == "ready"
+    assert cli.main(["drain", "c", *words[2:]]) == 1 and "expected the name or URL of one" in capsys.readouterr().err
+
+
+def test_status_of_replicas_for_everyone(stand_in: Make, start_gateway: Start) -> None:
+    """What each does and how fast, without the addresses, which are the administrator's."""
+    a, b = stand_in("a"), stand_in("b")
+    gateway = start_gateway(a, b)
+    b.kill()
+    gateway.until("b", ready=False)
+    for _ in range(3):
+        gateway.ask()
+    text = gateway.http.get("/gateway/status").text
+    one, other = json.loads(text)["replicas"]
+    assert (one["name"], one["ready"], one["requests"], one["answers"]) == ("a", True, 3, {"200": 3})
+    assert 0 < one["requests_per_second"] <= 3 and (other["ready"], other["requests"]) == (False, 0)
+    assert a.url not in text and "llamado_gateway_http_requests_total" in gateway.http.get("/metrics").text
+
+
+def test_a_rate_is_that_of_the_last_minute() -> None:
+    rate = Rate()
+    assert rate.per_second(5.0) == 0
+    for second in range(100):
+        rate.note(second + 0.5)
+        rate.note(second + 0.6)
+    assert rate.per_second(99.9) == 2.0 and rate.per_second(130.0) == pytest.approx(29 * 2 / 60)
+    assert rate.per_second(300.0) == 0
+    fresh = Rate()
+    fresh.note(10.0)
+    assert fresh.per_second(10.5) == 1.0 and fresh.per_second(14.0) == 0.25
 
 
 def test_a_draining_replica_gets_nothing_however_idle_it_is(stand_in: Make, start_gateway: Start) -> None:

@@ -187,7 +187,7 @@ def test_parameter_bytes(result: Tensor, expected: bytes) -> None:
             lambda: g.rope_ext(
                 new(64, 9, 5), new(5, type=T.I32), None, 48, 0, 0, 1e4, 1.0, 0.0, 1.0, 32.0, 1.0, offset=18
             ),
-            "from number 18",
+            "from element 18",
         ),
         (
             lambda: g.rope_ext(new(64, 9, 5), new(5, type=T.I32), new(31), 64, 0, 0, 1e4, 1.0, 0.0, 1.0, 32.0, 1.0),

@@ -87,7 +87,7 @@ def test_of_a_split_model_on_the_hub_all_headers_are_looked_at(hub_site: loopbac
     def check(seen: Header) -> None:
         assert [(info.name, info.shard) for info in seen.tensors.values()] == [("a", 0), ("b", 1)]
         assert seen.n_shards == 2 and seen.nbytes == 2 * WEIGHTS < seen.file_bytes
-        assert seen.others == {"hf:me/split:Q2_K": len(model())}, "those whose sizes are known"
+        assert seen.alternatives == {"hf:me/split:Q2_K": len(model())}, "those whose sizes are known"
         raise Refused(seen.source)
 
     for _ in range(2):
@@ -142,7 +142,7 @@ def test_a_large_model_with_a_short_name(
 
     with pytest.raises(Refused):
         resolve("qwen3", check=refuse_later)
-    assert seen[0].others == {f"hf:{entry.repo}:Q2_K": 50} and not (home / ".models").exists()
+    assert seen[0].alternatives == {f"hf:{entry.repo}:Q2_K": 50} and not (home / ".models").exists()
     hub_site.cut_after, hub_site.cuts = 2 << 20, 2  # the connection breaks twice, and it goes on
     hub_site.asked.clear()
     path = resolve("qwen3", check=seen.append)
@@ -152,7 +152,7 @@ def test_a_large_model_with_a_short_name(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert resolve("qwen3", check=refuse_later) == path, "what is there is not asked for"
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(SourceError, match=r"\.models.GLM-4\.7-Flash-Q4_K_M\.gguf is not there.*--offline"):
+    with pytest.raises(SourceError, match=r"\.models.GLM-4\.7-Flash-Q4_K_M\.gguf is not fetched.*--offline"):
         resolve("glm")
 
 

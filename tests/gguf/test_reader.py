@@ -195,7 +195,7 @@ def test_metadata_says_which_key_is_wrong() -> None:
     ]:  # fmt: skip
         with pytest.raises(GgufError, match=f"'{key}' must be"):
             access(key)
-    with pytest.raises(GgufError, match="2 values where 3 are due"):
+    with pytest.raises(GgufError, match="2 values; expected 3"):
         m.ints("n", n=3)
     with pytest.raises(GgufError, match="must be"):
         m.ints("b", n=3)
@@ -218,7 +218,7 @@ def test_split_model(tmp_path: Path) -> None:
     with pytest.raises(GgufError, match=r"missing beside it: m-00002-of-00002\.gguf"):
         GGUFFile.open(tmp_path / names[0])
     (tmp_path / names[1]).write_bytes((tmp_path / names[0]).read_bytes())
-    with pytest.raises(GgufError, match=r"split\.no is 0 where 1 is due"):
+    with pytest.raises(GgufError, match=r"split\.no is 0, expected 1"):
         GGUFFile.open(tmp_path / names[0])
     (tmp_path / names[1]).write_bytes(good[:-64])
     with pytest.raises(GgufError, match=r"m-00002-of-00002\.gguf.*the file has"):
@@ -240,7 +240,7 @@ def split_keys(number: int, count: int, tensors: int) -> list[bytes]:
     ("second", "said", "complaint"),
     [
         ("a", 2, "tensor 'a' is already in"),
-        ("b", 3, "hold 2 tensors where 3 are due"),
+        ("b", 3, "hold 2 tensors; expected 3"),
     ],
 )
 def test_shards_that_do_not_fit(tmp_path: Path, second: str, said: int, complaint: str) -> None:

@@ -8,15 +8,21 @@ import io
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import gguf_bytes as by
+import httpx
 import pytest
 import stand_in_sites as loopback
+from odd_json import HTML, TOO_DEEP, bent
 from rich.console import Console
 
 from llamado.gguf import SourceError
 from llamado.gguf.sources import hub, resolve
+from llamado.gguf.sources.hub import listed_files, pick_file
+from llamado.gguf.sources.ollama import find_ollama_model
+from llamado.outgoing import AnswerTooLarge, open_client
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +128,51 @@ def test_broken_ollama_stores(ollama: Path, content: bytes | None, layers: objec
         resolve.resolve("ollama:x")
 
 
+MANIFEST = {"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:" + "0" * 64, "size": 1}]}
+
+
+def test_no_manifest_of_ollama_leads_to_a_fault_without_a_name(ollama: Path) -> None:
+    manifest = add_to_ollama(ollama, "registry.ollama.ai/library/x/latest", b"").parents[1] / "manifests"
+    manifest /= "registry.ollama.ai/library/x/latest"
+    bodies = [HTML, TOO_DEEP, b"\xff", b" " * (2 << 20), *(json.dumps(body).encode() for body in bent(MANIFEST))]
+    for body in bodies:
+        manifest.write_bytes(body)
+        with pytest.raises(SourceError):
+            find_ollama_model("x")
+
+
+LISTED = {"siblings": [{"rfilename": "m-Q4_K_M.gguf", "size": 5}, {"rfilename": "m-Q8_0.gguf", "size": 7}]}
+
+
+def listing(body: bytes, status: int = 200) -> dict[str, int]:
+    transport = httpx.MockTransport(lambda request: httpx.Response(status, content=body))
+    with open_client(transport=transport) as client:
+        return listed_files(client, "http://hub", "me/m")
+
+
+def test_no_listing_of_the_hub_leads_to_a_fault_without_a_name() -> None:
+    assert listing(json.dumps(LISTED).encode()) == {"m-Q4_K_M.gguf": 5, "m-Q8_0.gguf": 7}
+    for body in (HTML, TOO_DEEP, b"", b"\xff"):
+        with pytest.raises(ValueError):
+            listing(body)
+    for value in bent(LISTED):
+        with suppress(ValueError):  # halves of surrogate pairs are no JSON
+            found = listing(json.dumps(value).encode())
+            assert pick_file([*found], None) in (None, *found)
+
+
+def test_long_listings_of_the_hub_are_not_read() -> None:
+    with pytest.raises(AnswerTooLarge):
+        listing(b'{"siblings": [' + b'{"rfilename": "m.gguf"}, ' * 200_000 + b"{}]}")
+
+
+@pytest.mark.parametrize(
+    "name", ["../m.gguf", "/etc/m.gguf", "a/../../m.gguf", "a\\..\\m.gguf", "a//m.gguf", "m\n.gguf", ""]
+)
+def test_names_that_lead_out_of_a_repository_are_left_out(name: str) -> None:
+    assert listing(json.dumps({"siblings": [{"rfilename": name, "size": 5}]}).encode()) == {}
+
+
 def test_choice_of_file() -> None:
     files = [
         "README.md",
@@ -211,7 +262,7 @@ def test_hub_fetches_all_parts_of_a_split_model(hub_site: loopback.Site, tmp_pat
 
 
 def test_hub_says_what_is_there(hub_site: loopback.Site, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"quantisation Q3_K in me/model-GGUF; it has model-F16\.gguf, "):
+    with pytest.raises(SourceError, match=r"quantization Q3_K in me/model-GGUF; it has model-F16\.gguf, "):
         resolve.resolve("hf:me/model-GGUF:Q3_K", cache_dir=tmp_path)
     with pytest.raises(SourceError, match=r"2 files of me/model-GGUF match model-\*: model-F16\.gguf, model-Q4_K_M"):
         resolve.resolve(hf_repo="me/model-GGUF", hf_file="model-*", cache_dir=tmp_path)

@@ -145,7 +145,7 @@ def test_a_file_has_the_size_that_its_header_says(
 
 def test_a_file_of_unknown_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urls.UrlModel, "_client", lambda self: outgoing.open_client(transport=serving(b"GGUF")))
-    with pytest.raises(SourceError, match="does not say how many bytes"):
+    with pytest.raises(SourceError, match="does not announce the size"):
         resolve("http://x/m.gguf", cache_dir=tmp_path)
 
 

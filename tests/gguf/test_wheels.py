@@ -12,13 +12,16 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 import stand_in_sites as loopback
+from odd_json import HTML, TOO_DEEP
 
 from llamado.gguf import SourceError
-from llamado.gguf.sources import fetch, index, resolve
+from llamado.gguf.sources import fetch, index, resolve, wheels
 from llamado.gguf.sources.catalogue import CATALOGUE, Wheel, WheelModel
 from llamado.gguf.sources.index import PipConfig
 
@@ -165,7 +168,7 @@ def test_damaged_part_file_is_refused_and_forgotten(site: loopback.Site, tmp_pat
 def test_content_that_is_not_the_indexs_is_refused(site: loopback.Site, tmp_path: Path) -> None:
     path = next(path for path in site.files if path.endswith("part1-1.0-py3-none-any.whl"))
     site.files[path] = HALVES[0][:-1] + b"?"
-    with pytest.raises(SourceError, match="SHA-256 is not the one the index gives"):
+    with pytest.raises(SourceError, match="SHA-256 does not match the index"):
         resolve.resolve("pypi:tiny", cache_dir=tmp_path)
     assert left_over(tmp_path) == set()
 
@@ -184,6 +187,39 @@ def test_wheel_without_the_model_is_refused(site: loopback.Site, tmp_path: Path,
     with pytest.raises(SourceError, match="damaged"):
         resolve.resolve("pypi:tiny", cache_dir=tmp_path)
     assert left_over(tmp_path) == set()
+
+
+def test_no_wheel_leads_to_a_fault_without_a_name(tmp_path: Path) -> None:
+    """A short wheel with each of its bytes another one."""
+    member = "m/data/m.gguf"
+    good = bytearray(wheel_of({member: b"GGUF" * 40}))
+    model = WheelModel(about="", file_name="m.gguf", size=160, sha256=hashlib.sha256(b"GGUF" * 40).hexdigest(),
+                       wheels=(Wheel("m", "1", len(good), member),))  # fmt: skip
+    for at in range(len(good)):
+        for value in (0, 255 ^ good[at]):
+            bad = good.copy()
+            bad[at] = value
+            path = tmp_path / "m.whl"
+            path.write_bytes(bad)
+            with suppress(SourceError):
+                wheels._unpack(model, [path], tmp_path / "m.gguf")
+            assert {one.name for one in tmp_path.iterdir()} <= {"m.whl", "m.gguf"}, "nothing is written elsewhere"
+
+
+def test_an_index_in_a_network_names_no_files_of_this_machine() -> None:
+    page = b'<a href="file:///dev/zero">tiny_part1-1.0-py3-none-any.whl</a><a href="/dev/zero#x">b.whl</a>'
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=page))
+    with httpx.Client(transport=transport) as client:
+        links = index._read_place(client, "http://index/simple/tiny-part1/")
+    assert [link.url for link in links] == ["http://index/dev/zero"]
+
+
+@pytest.mark.parametrize("body", [HTML, TOO_DEEP, b"", b"\xff"])
+def test_no_page_of_an_index_leads_to_a_fault_without_a_name(body: bytes) -> None:
+    kind = {"content-type": "application/vnd.pypi.simple.v1+json"}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=body, headers=kind))
+    with httpx.Client(transport=transport) as client, pytest.raises(SourceError, match="no wheel m 1"):
+        index.find_wheel(PipConfig(indexes=("http://index/simple",)), client, "m", "1")
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def test_trailing_ones_are_no_dimensions() -> None:
 def test_what_fails_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     path.write_bytes(b"old")
-    with pytest.raises(GgufError, match="4 bytes came for 8"):
+    with pytest.raises(GgufError, match="got 4 bytes of data; expected 8"):
         write_gguf(path, {}, [NewTensor("t", TensorType.F32, (2,))], [b"abcd"])
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a.gguf"]
     with pytest.raises(GgufError, match=r"cannot be written: No such file"):

@@ -38,7 +38,10 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 OWN = ("localhost", "LocalHost:8080", "localhost.", "a.localhost:1", "127.0.0.1:8080", "[::1]:8080", "192.168.1.5", "")
-STRANGE = ("evil.com", "evil.com:8080", "localhost.evil.com", "127.0.0.1.evil.com", "evil", "[::1", "a b", "\xe9.com")
+STRANGE = (
+    "evil.com", "evil.com:8080", "localhost.evil.com", "127.0.0.1.evil.com", "evil", "[::1", "a b", "\xe9.com",
+    "[::1].evil.com", "evil.com@localhost", "localhost/evil.com", "[::1]evil.com:80", "localhost:80:80",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "DELETE"])

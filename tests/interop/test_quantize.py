@@ -58,7 +58,7 @@ def compare_types(programs: Path, model: Path, kind: str, imatrix: Path) -> None
     assert found is not None and len(lines) > 50
     with GGUFFile.open(model) as file:
         (one,) = plan(file, QuantizeRequest(found, imatrix=read_imatrix(imatrix))).files
-    assert {step.target.name: step.target.type.name for step in one.steps if step.changes} == {
+    assert {step.target.name: step.target.type.name for step in one.tensor_plans if step.is_changed} == {
         name: type_.upper() for name, type_ in lines
     }
 

@@ -153,9 +153,6 @@ def test_sampling_arguments(llm: Llama) -> None:
             assert text(logit_bias=biases, **penalty) != "!" * 10
     with pytest.raises(TypeError, match="temprature"):
         text(temprature=0.5)
-    for name in ("logits_processor", "stopping_criteria"):
-        with pytest.raises(LibraryError, match=name):
-            text(**{name: [lambda ids, scores: scores]})
 
 
 def test_seeds_of_requests_come_from_the_model_s(llm: Llama) -> None:

@@ -147,7 +147,7 @@ Options = dict[str, Any]
 WRONG: dict[str, tuple[Options, str]] = {
     "architecture": ({"architecture": "gemma3"}, "'general.architecture' is 'gemma3'; 'llama' is expected"),
     "nothing": ({"parts": ()}, "no tensor"),
-    "suffix": ({"edit": with_tensor("blk.0.attn_q.weight", 2, 2)}, "'blk.0.attn_q.weight' is no part of a LoRA"),
+    "suffix": ({"edit": with_tensor("blk.0.attn_q.weight", 2, 2)}, "'blk.0.attn_q.weight' is not part of a LoRA"),
     "lonely a": ({"parts": (), "edit": with_tensor(A, 8, 64)}, f"'{B}' is missing"),
     "lonely b": ({"parts": (), "edit": with_tensor(B, 64, 8)}, f"'{A}' is missing"),
     "unknown weight": ({"edit": lambda w: (with_tensor("blk.7.x.weight.lora_a", 8, 64)(w),
@@ -189,7 +189,7 @@ def test_no_such_file(tmp_path: Path, llama: Path) -> None:
 
 def test_an_embedding_that_is_the_head_too(tmp_path: Path, tied: Path) -> None:
     path = make_adapter(tmp_path / "a.gguf", tied, weights=("token_embd.weight",))
-    with GGUFFile.open(tied) as file, pytest.raises(InvalidAdapter, match="is the output matrix too"):
+    with GGUFFile.open(tied) as file, pytest.raises(InvalidAdapter, match="is also the output matrix"):
         load_adapters(load_model(file), [path])
 
 

@@ -33,7 +33,7 @@ QUICK = {"deepseek2", "gemma3", "gpt2", "granitehybrid", "llama", "qwen3moe"}
 FIRST: dict[str, str] = {}
 """The architecture that stands for all of its class."""
 for _tiny in TINY.values():
-    FIRST.setdefault(ARCHITECTURES[_tiny.architecture].place, _tiny.architecture)
+    FIRST.setdefault(ARCHITECTURES[_tiny.architecture].path, _tiny.architecture)
 # Those of a large vocabulary, or of many layers of the same kind, have the graph of others, and take long.
 NAMES = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow if name in REPRESENTATIVE else pytest.mark.full)
@@ -41,7 +41,7 @@ NAMES = [
     if not issubclass(ARCHITECTURES[tiny.architecture].load(), Encoder)
     and tiny.n_vocab == N_VOCAB
     and tiny.variant != "27b"
-    and FIRST[ARCHITECTURES[tiny.architecture].place] == tiny.architecture
+    and FIRST[ARCHITECTURES[tiny.architecture].path] == tiny.architecture
 ]
 
 

@@ -22,7 +22,7 @@ from llamado.models.hparams import Experts, Gating, read_experts
 from llamado.models.inputs import ForwardGraph
 from llamado.models.keys import Keys
 from llamado.models.parts.experts import ExpertLinear, ExpertRouter, Mixture
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 
 Array = np.ndarray[Any, Any]
 
@@ -32,7 +32,7 @@ RNG = np.random.default_rng(3)
 
 def hp(**changed: Any) -> Experts:
     plain: dict[str, Any] = {
-        "n": 8, "n_used": 3, "n_ff": N_FF, "gating": Gating.SOFTMAX, "normalised": False, "scale": 1.0, "n_groups": 0,
+        "n": 8, "n_used": 3, "n_ff": N_FF, "gating": Gating.SOFTMAX, "normalized": False, "scale": 1.0, "n_groups": 0,
         "n_groups_used": 0, "n_shared": 0, "n_ff_shared": 0, "n_dense_layers": 0,
     }  # fmt: skip
     return Experts(**(plain | changed))
@@ -71,26 +71,26 @@ def sigmoid(x: Array) -> Array:
 
 
 @pytest.mark.parametrize("gating", Gating)
-@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("by_logits", [False, True])
-def test_how_experts_are_chosen_and_weighted(gating: Gating, normalised: bool, biased: bool, by_logits: bool) -> None:
+def test_how_experts_are_chosen_and_weighted(gating: Gating, normalized: bool, biased: bool, by_logits: bool) -> None:
     run = Run()
     matrix, weights = run.tensor(N, 8, scale=0.5)
     shift, shifts = run.tensor(8)
     bias, biases = run.tensor(8)
     router = ExpertRouter(
-        Linear(matrix, shift), hp(gating=gating, normalised=normalised, scale=2.5), bias if biased else None, by_logits
+        Linear(matrix, shift), hp(gating=gating, normalized=normalized, scale=2.5), bias if biased else None, by_logits
     )
     chosen, weighted = router(run.step, 0, run.x)
     logits = run.values @ weights.T + shifts
-    probs = {Gating.SOFTMAX: softmax, Gating.SIGMOID: sigmoid, Gating.SOFTMAX_OF_CHOSEN: lambda x: x}[gating](logits)
+    probs = {Gating.SOFTMAX: softmax, Gating.SIGMOID: sigmoid, Gating.SOFTMAX_WEIGHT: lambda x: x}[gating](logits)
     scores = (logits if by_logits else probs) + (biases if biased else 0)
     right = np.argsort(-scores, axis=-1, kind="stable")[:, :3]
     picked = np.take_along_axis(probs, right, -1)
-    if gating is Gating.SOFTMAX_OF_CHOSEN:
+    if gating is Gating.SOFTMAX_WEIGHT:
         picked = softmax(picked)
-    if normalised:
+    if normalized:
         picked = picked / np.maximum(picked.sum(-1, keepdims=True), 6.103515625e-5)
     found = run.get(weighted)
     assert np.array_equal(run.device.get(chosen)[0, 0], right)
@@ -167,7 +167,7 @@ def test_what_a_mixture_computes() -> None:
         (plain._replace(weigh_input=True), {"bias": none, "factor": ones, "before": True}, lambda a, b: silu(a) * b),
     ]
     results = [mixture(run.step, i, run.x) for i, (mixture, _, _) in enumerate(parts)]
-    gated = Gated(*(Linear(tensor) for tensor, _ in shared), GluOp.SWIGLU)
+    gated = GatedFeedForward(*(Linear(tensor) for tensor, _ in shared), GluOp.SWIGLU)
     with_shared = plain._replace(shared=gated, shared_gate=gate_vector)(run.step, 9, run.x)
     shared_alone = plain._replace(shared=gated)(run.step, 10, run.x)
     for tensor in (*results, with_shared):
@@ -198,16 +198,16 @@ def test_what_is_read() -> None:
     given = {"expert_gating_func": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True}
     assert read_experts(keys(**given), 99) == hp(n_used=2, n_ff=99)
     told = read_experts(keys(**given, expert_feed_forward_length=7), 99, from_file=True)
-    assert told == hp(n_used=2, n_ff=7, gating=Gating.SIGMOID, scale=2.5, normalised=True)
-    assert read_experts(keys(), 99, gating=Gating.SIGMOID, normalised=True, from_file=True) == hp(
-        n_used=2, n_ff=99, gating=Gating.SIGMOID, normalised=True
+    assert told == hp(n_used=2, n_ff=7, gating=Gating.SIGMOID, scale=2.5, normalized=True)
+    assert read_experts(keys(), 99, gating=Gating.SIGMOID, normalized=True, from_file=True) == hp(
+        n_used=2, n_ff=99, gating=Gating.SIGMOID, normalized=True
     )
 
 
 @pytest.mark.parametrize(
     ("values", "error", "says"),
     [
-        ({"expert_used_count": 9}, InvalidModel, "are 8 and 9; a token goes through at least one"),
+        ({"expert_used_count": 9}, InvalidModel, "are 8 and 9; a token uses between one and all"),
         ({"expert_used_count": 0}, InvalidModel, "are 8 and 0"),
         ({"expert_count": 2000}, InvalidModel, "'some.expert_count' is 2000"),
         ({"expert_group_count": 3, "expert_group_used_count": 1}, InvalidModel, "are 3 and 1 for 8 experts"),
@@ -218,7 +218,7 @@ def test_what_is_read() -> None:
             InvalidModel,
             "the groups that are used have 2 experts",
         ),
-        ({"expert_gating_func": 9}, UnsupportedModel, "'some.expert_gating_func' is 9; known are 1 .softmax., 2"),
+        ({"expert_gating_func": 9}, UnsupportedModel, "'some.expert_gating_func' is 9; supported are 1 .softmax., 2"),
     ],
 )
 def test_impossible_mixtures_are_refused(values: dict[str, Any], error: type[Exception], says: str) -> None:

@@ -160,7 +160,7 @@ def test_hyper_parameters(files: dict[str, GGUFFile], read: dict[str, None], nam
             full = key if key.startswith("tokenizer.") else f"{name}.{key}"
             for value in VALUES:
                 for others in ({}, yarn) if key.startswith("rope") else ({},):
-                    file.metadata = good.replaced({**others, full: value})
+                    file.metadata = good.with_values({**others, full: value})
                     try:
                         compile_(file, seen)
                     except NAMED:
@@ -182,7 +182,7 @@ def test_the_vocabulary(tmp_path: Path, name: str) -> None:
     for key in (*keys, "tokenizer.ggml.eom_token_id", "tokenizer.ggml.add_eos_token", "tokenizer.ggml.eog_token_ids"):
         for value in VALUES:
             try:
-                tokenizer = load_tokenizer(good.replaced({key: value}))
+                tokenizer = load_tokenizer(good.with_values({key: value}))
                 tokenizer.decode(tokenizer.encode("Who? Me.", add_special=True))
             except NAMED:
                 continue

@@ -17,7 +17,7 @@ from llamado.ggml.ops import MatrixHint
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.models import BatchShape, load_model
-from llamado.models.hadamard import hadamard, turned_keys, turned_values
+from llamado.models.hadamard import hadamard, key_rotation, value_rotation
 from llamado.models.memory import KeysValues, Latent, Memory, Span
 
 TOKENS = np.random.default_rng(5).integers(3, 300, 150).astype(np.int32)
@@ -53,22 +53,22 @@ def test_the_matrix(n: int) -> None:
     ],
 )
 def test_what_is_turned(type: T, heads: set[int], k: int, v: int) -> None:
-    assert (turned_keys(type, heads), turned_values(type, heads)) == (k, v)
+    assert (key_rotation(type, heads), value_rotation(type, heads)) == (k, v)
 
 
 def test_layers_with_windows_and_those_without_are_told_apart() -> None:
     layers = [KeysValues(128, 64, 32, head_k=128, head_v=64), KeysValues(256, 256, head_k=256, head_v=256), Latent(64)]
     memory = Memory(layers, 1024, type_k=T.Q4_0, type_v=T.Q8_0)
-    assert [memory[layer].turns for layer in range(3)] == [(128, 64), (256, 64), (0, 0)]
+    assert [memory[layer].rotations for layer in range(3)] == [(128, 64), (256, 64), (0, 0)]
     other = Memory(layers, 1024, type_k=T.Q4_0, type_v=T.F16)
-    assert [other[layer].turns for layer in range(3)] == [(128, 0), (256, 0), (0, 0)]
+    assert [other[layer].rotations for layer in range(3)] == [(128, 0), (256, 0), (0, 0)]
 
 
 def test_turning_can_be_left_out() -> None:
     layers = [KeysValues(128, 64, 32, head_k=128, head_v=64), KeysValues(256, 256, head_k=256, head_v=256)]
-    memory = Memory(layers, 1024, type_k=T.Q4_0, type_v=T.F16, turned=False)
-    assert memory.unturned and [memory[layer].turns for layer in range(2)] == [(0, 0), (0, 0)]
-    assert not Memory(layers, 1024, turned=False).unturned and not Memory(layers, 1024, type_k=T.Q4_0).unturned
+    memory = Memory(layers, 1024, type_k=T.Q4_0, type_v=T.F16, rotated=False)
+    assert memory.unrotated and [memory[layer].rotations for layer in range(2)] == [(0, 0), (0, 0)]
+    assert not Memory(layers, 1024, rotated=False).unrotated and not Memory(layers, 1024, type_k=T.Q4_0).unrotated
 
 
 @pytest.fixture(scope="module")

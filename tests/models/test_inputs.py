@@ -15,7 +15,7 @@ from tiny_models import make_gemma3, make_llama
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.models import BatchShape, Output, load_model
-from llamado.models.batch import Batch, Beginning, MemoryRows, Stretch
+from llamado.models.batch import Batch, MemoryRows, PrefixRows, RowRange
 from llamado.models.inputs import (
     AttentionTemperature,
     Embeddings,
@@ -28,7 +28,7 @@ from llamado.models.inputs import (
     StateRows,
     TokenIds,
 )
-from llamado.models.parts.pooled_indexer import Pools, RunPositions
+from llamado.models.parts.pooled_indexer import RunMask, RunPositions
 
 Array = np.ndarray[Any, Any]
 
@@ -265,8 +265,8 @@ def _apart() -> tuple[Batch, Batch, Array]:
     moved[0:32], moved[32:96] = range(32), range(192, 256)
     own = np.array([320, 320, 192, 192, 192], np.int64)
     written = moved[together.written]
-    beginnings = (Beginning(0, 2, (Stretch(32, 32), Stretch(96, 32))), Beginning(2, 5, (Stretch(0, 32),)))
-    apart = MemoryRows(written, own, written, SPARE, beginnings)
+    prefixes = (PrefixRows(0, 2, (RowRange(32, 32), RowRange(96, 32))), PrefixRows(2, 5, (RowRange(0, 32),)))
+    apart = MemoryRows(written, own, written, SPARE, prefixes)
     tokens = np.zeros(5, np.int32)
     return (
         batch(positions=places, memory=(together,), tokens=tokens),
@@ -312,11 +312,11 @@ def test_buckets_of_sequences_that_lie_in_several_places() -> None:
 def test_runs_of_sequences_that_lie_in_several_places() -> None:
     together, apart, moved = _apart()
     for own in (False, True):
-        plain = filled(Pools(256, 5, 4, 0, own=own), together)
+        plain = filled(RunMask(256, 5, 4, 0, own=own), together)
         right = np.zeros((5, 128), np.float32)
         for token, run in zip(*np.nonzero(plain), strict=True):
             right[token, moved[4 * run] // 4] = 1
-        np.testing.assert_array_equal(filled(Pools(512, 5, 4, 0, own=own), apart), right)
+        np.testing.assert_array_equal(filled(RunMask(512, 5, 4, 0, own=own), apart), right)
     one = [Batch(b.positions[:2], b.outputs[:0], (rows(b, 2),), b.positions[:2], n_seqs=1) for b in (together, apart)]
     plain, found = (filled(RunPositions(2, 1, 4, 0), b) for b in one)
     assert plain.tolist() == found.tolist() == [96, 96]
@@ -325,5 +325,5 @@ def test_runs_of_sequences_that_lie_in_several_places() -> None:
 def rows(given: Batch, n: int) -> MemoryRows:
     """Those of the first `n` tokens."""
     all_ = given.memory[0]
-    kept = tuple(beginning for beginning in all_.beginnings if beginning.start < n)
+    kept = tuple(prefix for prefix in all_.prefixes if prefix.start < n)
     return MemoryRows(all_.written[:n], all_.first[:n], all_.last[:n], SPARE, kept)

@@ -52,8 +52,8 @@ class Cells:
             self.content[new] = self.content[run][:n]
         return new
 
-    def back(self, run: Run, n: int) -> None:
-        self.pool.back(run, n)
+    def rewind(self, run: Run, n: int) -> None:
+        self.pool.rewind(run, n)
         del self.content[run][n:]
 
     def read(self, run: Run) -> list[int]:
@@ -77,9 +77,9 @@ class Cells:
         assert end <= pool.n_cells
         for run in own:
             assert self.read(run) == self.content[run]
-            stretches = run.stretches()
-            assert sum(n for _, n in stretches) == run.limit
-            assert all(a.row + a.n < b.row for a, b in itertools.pairwise(stretches))
+            row_ranges = run.row_ranges()
+            assert sum(n for _, n in row_ranges) == run.limit
+            assert all(a.row + a.n < b.row for a, b in itertools.pairwise(row_ranges))
         assert pool.free_cells == pool.n_cells - sum(run.capacity for run in runs)
         held = [row for run in own for start, n in run.rows(0, run.used) for row in range(start, start + n)]
         _, times = np.unique(held, return_counts=True)
@@ -120,7 +120,7 @@ def act(cells: Cells, action: int, a: int, b: int) -> None:
             run.need = 0
         cells.write(run, min(b, run.limit - run.used))
     elif action == 4:
-        cells.back(run, b % (run.used + 1))
+        cells.rewind(run, b % (run.used + 1))
     else:
         n = min(b, run.used)
         shared = min(n, run.limit - 1) // BLOCK * BLOCK
@@ -179,12 +179,12 @@ def test_a_sequence_that_goes_back_where_another_one_goes_on() -> None:
     cells.write(first, 200)
     second = cells.fork(first, 160, 200)
     assert second is not None and second.first == 160
-    cells.back(second, 100)
+    cells.rewind(second, 100)
     cells.check()
     assert second.first == 96 and cells.pool.n_shared == 96, "what is shared is whole blocks"
     cells.write(second, 50)
     cells.check()
-    cells.back(first, 0)
+    cells.rewind(first, 0)
     cells.check()
     assert first.first == 0 and cells.pool.n_shared == 0 and second.parent is not None
 
@@ -201,12 +201,12 @@ def test_shared_cells_move_for_all() -> None:
     assert all(forked)
     cells.pool.free(gone)
     del cells.content[gone]
-    row = first.stretches()[0].row
+    row = first.row_ranges()[0].row
     large = cells.pool.allocate(cells.pool.free_cells)
     assert large is not None
     cells.content[large] = []
     cells.check()
-    assert first.stretches()[0].row < row
+    assert first.row_ranges()[0].row < row
     for run in forked:
         assert run is not None
         cells.pool.free(run)
@@ -226,7 +226,7 @@ def test_a_sequence_in_very_many_places_is_copied() -> None:
         assert after is not None
         run = after
     cells.check()
-    assert max(len(run.stretches()) for run in cells.content) < 40
+    assert max(len(run.row_ranges()) for run in cells.content) < 40
 
 
 def test_best_fit_and_growth_in_place() -> None:

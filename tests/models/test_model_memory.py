@@ -16,9 +16,9 @@ from llamado.gguf.types import TensorType
 from llamado.models.errors import UnsupportedModel
 from llamado.models.memory import (
     Handle,
-    Kept,
     KeysValues,
     Latent,
+    LayerCache,
     LayerMemory,
     Memory,
     RecurrentState,
@@ -109,7 +109,7 @@ class Recorded:
             self.said[handle] = self.said[handle][: handle.used] + tokens
             handle.used += len(tokens)
 
-    def carry(self, kept: Kept, rows: Any, number: int, position: int, numbers: Array, *, first: bool) -> None:
+    def carry(self, kept: LayerCache, rows: Any, number: int, position: int, numbers: Array, *, first: bool) -> None:
         """A state is that of the token before; of a batch only the last one lies where it was left."""
         written = int(rows.written[number])
         for tensor in kept.tensors:
@@ -118,9 +118,9 @@ class Recorded:
             assert (before == (numbers[position - 1] if position else 0)).all()
             data[written] = numbers[position]
 
-    def look(self, kept: Kept, rows: Any, i: int, position: int, numbers: Array) -> None:
+    def look(self, kept: LayerCache, rows: Any, i: int, position: int, numbers: Array) -> None:
         written, first, last = int(rows.written[i]), int(rows.first[i]), int(rows.last[i])
-        (before,) = [b.stretches for b in rows.beginnings if b.start <= i < b.stop] or [()]
+        (before,) = [b.row_ranges for b in rows.prefixes if b.start <= i < b.stop] or [()]
         assert last == written and first % BLOCK == 0, "blocks of attention begin where rows do"
         assert all(row % BLOCK == n % BLOCK == 0 for row, n in before)
         seen = [row + i for row, n in (*before, (first, written + 1 - first)) for i in range(n)]
@@ -183,8 +183,8 @@ def act(record: Recorded, kind: str, number: int, action: int, a: int, b: int) -
             tail = tails[b % len(tails)]
             n = memory.tail_reach(tail, max(tail - a % 3, 0))
             kept, cells = memory.read_tail(handle, tail), memory.read(handle, 0, tail)
-            assert kept.size == memory.tail_bytes(tail) and memory.sound_tail(kept, tail)
-            assert memory.sound(cells, tail) and n <= tail
+            assert kept.size == memory.tail_bytes(tail) and memory.is_valid_tail(kept, tail)
+            assert memory.is_valid(cells, tail) and n <= tail
             known = 0 if memory.has_tails else b % (n + 1)
             memory.rewind(handle, known)
             if n and memory.grow(handle, n):
@@ -293,7 +293,7 @@ def test_what_cannot_be() -> None:
         record.memory.write_tail(handle, 5, np.zeros(3, np.uint8))
     with pytest.raises(ValueError, match="3 tokens"):
         record.memory.write(handle, 3, np.zeros(7, np.uint8))
-    for head_dim, type, message in ((40, TensorType.Q8_0, "whole blocks"), (32, TensorType.Q4_K, "known are")):
+    for head_dim, type, message in ((40, TensorType.Q8_0, "whole blocks"), (32, TensorType.Q4_K, "supported are")):
         with pytest.raises(UnsupportedModel, match=message):
             check_types(head_dim, [type])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tiny import TINY
 
 from llamado.models.architectures.page import markdown
-from llamado.models.registry import ARCHITECTURES, NOT_HERE
+from llamado.models.registry import ARCHITECTURES, UNSUPPORTED
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "models.md"
@@ -25,12 +25,12 @@ def test_the_page_of_architectures_is_made_of_the_registry() -> None:
 def test_every_architecture_is_a_row_of_the_page() -> None:
     rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     rows = [row for row in rows if row[0] != "| `general.architecture`"]
-    of_kinds = [name for name in sorted(ARCHITECTURES) for _ in range(1 + len(ARCHITECTURES[name].kinds))]
+    of_kinds = [name for name in sorted(ARCHITECTURES) for _ in range(1 + len(ARCHITECTURES[name].variants))]
     assert [row[0] for row in rows] == [f"| `{name}`" for name in of_kinds]
     assert all(models and compared in ("answers", "vectors") for _, models, compared, _ in rows)
     # What is compared is made by the tests.
     made = {(tiny.architecture, tiny.variant) for tiny in TINY.values()}
     assert {name for name, _ in made} >= set(ARCHITECTURES)
-    assert made >= {(name, kind) for name, row in ARCHITECTURES.items() for kind in row.kinds}
-    assert not NOT_HERE.keys() & ARCHITECTURES.keys()
+    assert made >= {(name, kind) for name, row in ARCHITECTURES.items() for kind in row.variants}
+    assert not UNSUPPORTED.keys() & ARCHITECTURES.keys()
     assert sum(bool(row.tested) for row in ARCHITECTURES.values()) == 3

@@ -70,13 +70,13 @@ def test_a_tied_embedding_has_two_roles(tmp_path: Path, make: object) -> None:
 def test_experts_say_how_many_they_are(tmp_path: Path) -> None:
     with GGUFFile.open(make_llama(tmp_path / "m.gguf", n_embd=128, n_ff=256)) as file:
         weights = Weights(file)
-        up = weights.layer(1).experts(8, 2).need("ffn_up.weight", 128, 256)
+        up = weights.layer(1).experts(8, 2).require("ffn_up.weight", 128, 256)
         assert weights.taken == {"blk.1.ffn_up.weight": up}
         assert weights.roles[up.name] == (Role(LAYER, up.name, 1, experts=8, used=2),)
         # Asked for again in the same role it has one.
-        assert weights.layer(1).experts(8, 2).need("ffn_up.weight", 128, 256) is up
+        assert weights.layer(1).experts(8, 2).require("ffn_up.weight", 128, 256) is up
         assert len(weights.roles[up.name]) == 1
         with pytest.raises(InvalidModel, match=r"tensor 'blk\.1\.ffn_up_exps\.weight' is missing"):
-            weights.layer(1).experts(8, 2).need("ffn_up_exps.weight", 128, 256, 8)
+            weights.layer(1).experts(8, 2).require("ffn_up_exps.weight", 128, 256, 8)
         with pytest.raises(InvalidModel, match=r"'blk\.0\.ffn_up\.weight' has shape \[128, 256\]; expected \[1, 2\]"):
-            weights.layer(0).need("ffn_up.weight", 1, 2)
+            weights.layer(0).require("ffn_up.weight", 1, 2)

@@ -15,16 +15,16 @@ from llamado.ggml import Graph
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType
 from llamado.quantize.errors import QuantizeError
-from llamado.quantize.imatrix import Imatrix, Sums, merged, read_imatrix, write_imatrix
+from llamado.quantize.imatrix import ColumnSums, Imatrix, merge, read_imatrix, write_imatrix
 from llamado.quantize.statistics import TensorSums, statistics
 
 
 def example(seed: int = 0) -> Imatrix:
     rng = np.random.default_rng(seed)
 
-    def sums(n: int, experts: int, counts: list[int]) -> Sums:
+    def sums(n: int, experts: int, counts: list[int]) -> ColumnSums:
         squares = rng.random((experts, n), np.float32)
-        return Sums(squares, np.array(counts), squares - np.float32(0.5))
+        return ColumnSums(squares, np.array(counts), squares - np.float32(0.5))
 
     entries = {"blk.0.a.weight": sums(8, 1, [64]), "blk.0.e.weight": sums(4, 3, [64, 0, 32])}
     return Imatrix(Path("x.gguf"), entries, ("text.txt",), 2, 32)
@@ -48,34 +48,34 @@ def test_what_is_written_is_read(tmp_path: Path, legacy: bool) -> None:
 
 def test_sums_add_up(tmp_path: Path) -> None:
     one, other = example(), example(1)
-    both = merged([one, other], 32)
+    both = merge([one, other], 32)
     name = "blk.0.e.weight"
     np.testing.assert_array_equal(both.entries[name].squares, one.entries[name].squares + other.entries[name].squares)
     assert both.entries[name].counts.tolist() == [128, 0, 64] and both.chunk_count == 4
     write_imatrix(tmp_path / "i.dat", one, legacy=True)
-    again = merged([read_imatrix(tmp_path / "i.dat")], 32)
+    again = merge([read_imatrix(tmp_path / "i.dat")], 32)
     np.testing.assert_allclose(again.weights["blk.0.a.weight"], one.weights["blk.0.a.weight"], rtol=1e-6)
-    wrong = Imatrix(Path("y"), {name: Sums(np.ones((3, 5), np.float32), np.ones(3, np.int64))})
+    wrong = Imatrix(Path("y"), {name: ColumnSums(np.ones((3, 5), np.float32), np.ones(3, np.int64))})
     with pytest.raises(QuantizeError, match="other columns"):
-        merged([one, wrong], 32)
+        merge([one, wrong], 32)
 
 
 @pytest.mark.parametrize(("rows", "chunks"), [(64, 2), (63, 2), (49, 2), (48, 2), (47, 1), (33, 1)])
 def test_chunks_are_counted_to_the_nearest(rows: int, chunks: int) -> None:
     """A tensor may be given a few rows less than the chunks have."""
-    one = Imatrix(Path("x.gguf"), {"blk.0.a.weight": Sums(np.ones((1, 8), np.float32), np.array([rows]))})
-    assert merged([one], 32).chunk_count == chunks
+    one = Imatrix(Path("x.gguf"), {"blk.0.a.weight": ColumnSums(np.ones((1, 8), np.float32), np.array([rows]))})
+    assert merge([one], 32).chunk_count == chunks
 
 
 def test_another_models_matrix_is_refused(tmp_path: Path) -> None:
     given = example()
     assert given.of("blk.0.a.weight", 8, 1) is not None and given.of("blk.9.a.weight", 8, 1) is None
-    with pytest.raises(QuantizeError, match="of another model"):
+    with pytest.raises(QuantizeError, match="for another model"):
         given.of("blk.0.a.weight", 16, 1)
     (tmp_path / "no.dat").write_bytes(b"\x05\x00\x00\x00\xff\xff\xff\xffabc")
     with pytest.raises(QuantizeError, match="not an importance matrix"):
         read_imatrix(tmp_path / "no.dat")
-    with pytest.raises(QuantizeError, match="no importance matrix"):
+    with pytest.raises(QuantizeError, match="but not an importance matrix"):
         read_imatrix(make_llama(tmp_path / "m.gguf"))
 
 

@@ -10,8 +10,8 @@ from llamado.gguf import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.quantize.errors import QuantizeError
 from llamado.quantize.file_types import COPY, find_file_type
-from llamado.quantize.imatrix import Imatrix, Sums
-from llamado.quantize.mixture import Wishes
+from llamado.quantize.imatrix import ColumnSums, Imatrix
+from llamado.quantize.mixture import TypeOptions
 from llamado.quantize.plan import FilePlan, QuantizeRequest, plan
 from llamado.quantize.rows import convert
 from llamado.quantize.write import output_paths, write
@@ -31,7 +31,7 @@ def request(kind: str, **more: object) -> QuantizeRequest:
 
 
 def types(what: FilePlan) -> dict[str, T]:
-    return {step.target.name: step.target.type for file in what.files for step in file.steps}
+    return {step.target.name: step.target.type for file in what.files for step in file.tensor_plans}
 
 
 def test_some_tensors_get_more_bits(path: Path) -> None:
@@ -40,13 +40,15 @@ def test_some_tensors_get_more_bits(path: Path) -> None:
         assert [i for i in range(8) if found[f"blk.{i}.ffn_down.weight"] is T.Q6_K] == [0, 3, 6, 7]
         assert found["output.weight"] is T.Q6_K and found["token_embd.weight"] is T.Q4_K
         assert found["blk.0.attn_norm.weight"] is T.F32
-        assert Counter(types(plan(file, request("Q4_K_M", wishes=Wishes(pure=True)))).values())[T.Q6_K] == 0
+        assert Counter(types(plan(file, request("Q4_K_M", type_options=TypeOptions(pure=True)))).values())[T.Q6_K] == 0
 
 
 def test_wishes_win(path: Path) -> None:
-    wishes = Wishes(output=T.Q8_0, embedding=T.F16, types=[("blk\\.[12]\\..*attn_k", T.Q5_0), ("attn_k", T.IQ4_XS)])
+    type_options = TypeOptions(
+        output=T.Q8_0, embedding=T.F16, types=[("blk\\.[12]\\..*attn_k", T.Q5_0), ("attn_k", T.IQ4_XS)]
+    )
     with GGUFFile.open(path) as file:
-        found = types(plan(file, request("Q3_K_S", wishes=wishes)))
+        found = types(plan(file, request("Q3_K_S", type_options=type_options)))
     assert found["output.weight"] is T.Q8_0 and found["token_embd.weight"] is T.F16
     assert [found[f"blk.{i}.attn_k.weight"] for i in range(4)] == [T.IQ4_XS, T.Q5_0, T.Q5_0, T.IQ4_XS]
 
@@ -74,7 +76,7 @@ def test_pieces_and_threads_change_nothing(path: Path, tmp_path: Path, monkeypat
     seen = []
     with GGUFFile.open(path) as file:
         entries = {
-            t.name: Sums(rng.random((1, t.ne[0]), np.float32), np.array([1]))
+            t.name: ColumnSums(rng.random((1, t.ne[0]), np.float32), np.array([1]))
             for t in file.tensors.values()
             if t.ne[1] > 1
         }
@@ -90,7 +92,7 @@ def test_each_expert_is_quantized_by_its_own_importance(tmp_path: Path) -> None:
     name, n = "blk.0.ffn_up_exps.weight", 128
     importance = np.random.default_rng(4).random((8, n), np.float32) ** 4
     with GGUFFile.open(make(TINY["llama-experts"], tmp_path / "e.gguf")) as file:
-        given = request("Q4_0", imatrix=Imatrix(Path("i.gguf"), {name: Sums(importance, np.ones(8, np.int64))}))
+        given = request("Q4_0", imatrix=Imatrix(Path("i.gguf"), {name: ColumnSums(importance, np.ones(8, np.int64))}))
         write(file, plan(file, given), given, [tmp_path / "o.gguf"])
         rows = file.data(name).reshape(8, -1, 4 * n).copy()
     with GGUFFile.open(tmp_path / "o.gguf") as file:
@@ -105,9 +107,9 @@ def test_each_expert_is_quantized_by_its_own_importance(tmp_path: Path) -> None:
 def test_what_cannot_be_done_is_said(path: Path, tmp_path: Path) -> None:
     small = tmp_path / "small.gguf"
     with GGUFFile.open(path) as file:
-        with pytest.raises(QuantizeError, match="llamado imatrix makes one"):
+        with pytest.raises(QuantizeError, match="compute one with llamado imatrix"):
             write(file, plan(file, request("IQ2_XXS")), request("IQ2_XXS"), [small])
-        with pytest.raises(QuantizeError, match="the model itself is there"):
+        with pytest.raises(QuantizeError, match="this is the model itself"):
             write(file, plan(file, request("Q8_0")), request("Q8_0"), [path])
         write(file, plan(file, request("Q8_0")), request("Q8_0"), [small])
     with GGUFFile.open(small) as file:
@@ -130,7 +132,7 @@ def test_damage_stops_it_and_leaves_no_file(tmp_path: Path) -> None:
     data[at + 1] = 0x7C
     data[at] = 0
     bad.write_bytes(data)
-    with GGUFFile.open(bad) as file, pytest.raises(QuantizeError, match=r"blk\.1\.ffn_up\.weight.*no numbers"):
+    with GGUFFile.open(bad) as file, pytest.raises(QuantizeError, match=r"blk\.1\.ffn_up\.weight.*not finite"):
         write(file, plan(file, request("Q4_0")), request("Q4_0"), [tmp_path / "out.gguf"])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b.gguf"]
 

@@ -120,7 +120,7 @@ def test_a_group_count_that_fills_no_vector() -> None:
 
 
 def test_a_type_that_is_not_written() -> None:
-    with pytest.raises(QuantizeError, match="Q8_1 is not a type that can be written"):
+    with pytest.raises(QuantizeError, match="Q8_1 is not a supported target type"):
         quantize(odd_rows(), T.Q8_1)
 
 

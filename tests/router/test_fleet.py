@@ -33,11 +33,16 @@ def model(name: str, *options: str, **more: Any) -> RoutedModel:
     return RoutedModel(name=name, source="preset", launch=launch, **more)
 
 
-def run(models: list[RoutedModel], work: Callable[[Fleet], Coroutine[Any, Any, None]], **limits: Any) -> None:
+def run(
+    models: list[RoutedModel],
+    work: Callable[[Fleet], Coroutine[Any, Any, None]],
+    need_of: Callable[[RoutedModel], int] = lambda model: 0,
+    **limits: Any,
+) -> None:
     """Run work with a fleet, which is closed at the end."""
 
     async def all_of_it() -> None:
-        fleet = Fleet(Catalogue(models), FleetLimits(**limits))
+        fleet = Fleet(Catalogue(models), FleetLimits(**limits), need_of=need_of)
         try:
             await asyncio.wait_for(work(fleet), GUARD)
         finally:
@@ -70,6 +75,63 @@ def test_waiting_is_bounded() -> None:
         assert b.in_flight == 0
 
     run([model("a"), model("b")], work, models_max=1, waiting=3)
+
+
+def running(fleet: Fleet) -> str:
+    return "".join(name for name, instance in fleet.instances.items() if instance.running)
+
+
+@pytest.mark.slow
+def test_models_make_room_by_the_memory_they_need(caplog: pytest.LogCaptureFixture) -> None:
+    needs = {"a": 60, "b": 30, "c": 50, "d": 500, "e": 0}
+    asked: list[str] = []
+
+    def need_of(model: RoutedModel) -> int:
+        asked.append(model.name)
+        return needs[model.name] << 20
+
+    async def work(fleet: Fleet) -> None:
+        async def use(name: str) -> str:
+            (await fleet.acquire(fleet.instances[name])).release()
+            return running(fleet)
+
+        assert [await use(name) for name in "abec"] == ["a", "ab", "abe", "bce"]  # `a` was unused for longest
+        assert fleet.instances["c"].need == 50 << 20
+        assert await use("b") == "bce"
+        assert await use("a") == "abe"  # 30 + 60 fit; `c` had to go, though `e` was unused for longer
+        assert await use("d") == "de"
+        assert await use("a") == "ae"
+        assert sorted(asked) == list("abcde")
+
+    run([model(name) for name in needs], work, need_of, models_max=0, memory=100 << 20)
+    assert "model d: needs 500 MiB, and all models together may take 100 MiB: it is loaded alone" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_busy_model_keeps_its_memory() -> None:
+    async def work(fleet: Fleet) -> None:
+        lease = await fleet.acquire(fleet.instances["a"])
+        waiting = asyncio.ensure_future(fleet.acquire(fleet.instances["b"]))
+        while fleet.instances["b"].need is None or not fleet.instances["a"].leaving:
+            await asyncio.sleep(0.001)
+        assert running(fleet) == "a" and not waiting.done()
+        lease.release()
+        (await waiting).release()
+        assert running(fleet) == "b"
+
+    run([model("a"), model("b")], work, lambda model: 60, memory=100, quantum=0.0)
+
+
+def test_a_need_that_cannot_be_told_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(fleet: Fleet) -> None:
+        (await fleet.acquire(fleet.instances["a"])).release()
+        assert fleet.instances["a"].need == 0
+
+    def fails(model: RoutedModel) -> int:
+        raise RuntimeError("no such thing")
+
+    run([model("a")], work, fails, memory=100)
+    assert "model a: its memory cannot be told" in caplog.text
 
 
 def test_patience_has_an_end() -> None:

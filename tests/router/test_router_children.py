@@ -41,6 +41,8 @@ def test_our_own_servers(start_router: Start, tmp_path: Path, caplog: pytest.Log
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(ask, "two") for _ in range(3)]
         assert [one.result() for one in asked] == [(5, "two")] * 3
+    # What a process has not written yet when it is killed, its log lacks.
+    until(lambda: sum("[two]" in one.message and "completion 200, " in one.message for one in caplog.records) == 3)
     os.kill(router.running()["two"]["pid"], signal.SIGKILL)
     assert ask("two") == (5, "two")
     # The log says who asked, and what the router refuses by itself; a model's own errors have one line, its own.

@@ -40,6 +40,7 @@ from llamado.rpc.wire import (
     SetTensor,
     SetTensorHash,
     TensorData,
+    Upgrade,
     WireError,
     WireTensor,
     spoken,
@@ -87,7 +88,8 @@ class ScriptedWorker:
         self._threads: list[threading.Thread] = []
         self._released = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = Endpoint(*self._listener.getsockname()[:2], tls is not None)
+        host, port = self._listener.getsockname()[:2]
+        self.endpoint = Endpoint(host, port, tls is not None)
 
     def __enter__(self) -> ScriptedWorker:
         self._start(self._accept)
@@ -120,6 +122,7 @@ class ScriptedWorker:
                 sock = self._listener.accept()[0]
             except OSError:
                 return
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sockets.append(sock)
             self.connections += 1
             self._start(self._serve, sock, self.connections)
@@ -145,7 +148,7 @@ class ScriptedWorker:
                     if not taken:
                         reader.feed(sock.recv(65536))
                     view = view[taken:]
-                if not isinstance(request, Hello | DeviceCount):
+                if not isinstance(request, Hello | Upgrade | DeviceCount):
                     self.asked.append(request)
                     self.data.append(bytes(bulk))
                 said = None if self.before is None else self.before(request, number)
@@ -180,6 +183,8 @@ class ScriptedWorker:
         match request:
             case Hello():
                 return say(HelloResponse(*self.version, LLAMADO if self.own else 0))
+            case Upgrade():
+                return None
             case DeviceCount():
                 return say(Number(self.devices))
             case GetAlignment():

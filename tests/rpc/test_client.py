@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from scripted_worker import Hang, ScriptedWorker
 from waiting import until
 
 from llamado.devices.device import DeviceError, DeviceLost
+from llamado.devices.split.measure import figures_of
 from llamado.ggml import Graph, TensorFlag
 from llamado.ggml import graph as g
 from llamado.ggml.tensor import Tensor
@@ -31,17 +33,28 @@ from llamado.rpc.hashing import fnv1a
 from llamado.rpc.known_hashes import KnownHashes
 from llamado.rpc.transport import ConnectError
 from llamado.rpc.wire import (
+    COMMANDS,
+    Allocated,
+    AllocBuffer,
+    BufferGetBase,
     CopyTensor,
     DeviceCount,
+    DeviceMemory,
+    GetAlignment,
     GetAllocSize,
+    GetDeviceMemory,
+    GetMaxSize,
     GetTensor,
     GraphCompute,
     GraphRecompute,
     Hello,
     InitTensor,
+    Number,
     Request,
+    Response,
     SetTensor,
     SetTensorHash,
+    write_response,
 )
 
 Before = Callable[[Request, int], bytes | None]
@@ -501,16 +514,19 @@ def test_activations_lie_in_a_buffer_of_the_client_unless_the_worker_is_ours(own
         assert by_id[int(request.nodes[-1])]["buffer"] == tensors[1].buffer.ptr
         assert [t["use_count"] for t in inner] == [1] * 4
         assert {int(t["flags"]) for t in inner} == {int(TensorFlag.COMPUTE)}
-        # a larger graph gets a larger buffer, and the small one goes on with that
+        # A larger graph gets a larger buffer, and the small one goes on with that. Our worker still has the small one.
         large, more = sums(4000)
         device.place(more)
         device.submit(large)
         device.submit(small)
         device.memory()
         again = worker.of(GraphCompute)[-1]
-        assert (again.payload == request.payload) == own
         live = {int(p) for p in worker.buffers}
         assert {int(t["buffer"]) for t in again.tensors} <= live | ({0} if own else set())
+        if own:
+            assert [r.uid for r in worker.of(GraphRecompute)] == [request.uid]
+        else:
+            assert again.payload != request.payload and len(worker.of(GraphCompute)) == 3
 
 
 def test_outputs_must_be_bound() -> None:
@@ -607,6 +623,77 @@ def test_known_hashes_last_as_long_as_the_files(tmp_path: Path) -> None:
         assert not KnownHashes([model], tmp_path / "hashes")
 
 
+# --- a worker that lies -----------------------------------------------------------------------------------------------
+
+NUMBERS = (0, 1, 3, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
+LIES: dict[type[Request], Callable[[int], Response]] = {
+    DeviceCount: lambda n: Number(n % 2**32),
+    GetAlignment: Number,
+    GetMaxSize: Number,
+    GetDeviceMemory: lambda n: DeviceMemory(n, n // 3),
+    GetAllocSize: Number,
+    AllocBuffer: lambda n: Allocated(n, n),
+    BufferGetBase: Number,
+    CopyTensor: lambda n: Number(n % 2**8),
+    SetTensorHash: lambda n: Number(n % 2**8),
+}
+"""What a worker may answer to each question with a number."""
+
+
+class LyingWorker(ScriptedWorker):
+    """Closes connections whose requests its own lies have led astray."""
+
+    def _answer(self, request: Request, bulk: bytes) -> bytes | None:
+        try:
+            return super()._answer(request, bulk)
+        except (AssertionError, LookupError):
+            raise EOFError from None
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("kind", LIES, ids=lambda kind: kind.__name__)
+def test_no_number_of_a_worker_leads_to_a_fault_without_a_name(
+    kind: type[Request], own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_ASK_FIRST", 1)
+    monkeypatch.setattr(client, "OWN_HASH_THRESHOLD", 1 << 10)
+    for number in NUMBERS:
+        answer = write_response(COMMANDS[kind], LIES[kind](number))
+        worker = LyingWorker(own=own, before=when(kind, partial(bytes, answer)))
+        with worker, suppress(DeviceError):
+            device = connect(worker.endpoint)[0]
+            try:
+                for work in (_place_and_compute, _load, _copy, figures_of):
+                    with suppress(DeviceError):
+                        work(device)
+            finally:
+                device.close()
+
+
+def _place_and_compute(device: RemoteDevice) -> None:
+    a, b = g.new_tensor(T.F32, 33, 3), g.new_tensor(T.F32, 33, 3)
+    device.place([a, b])
+    graph = Graph()
+    graph.output("y", y := g.mul_mat(a, b))
+    device.place([y])
+    device.write(a, np.ones(99, np.float32))
+    device.submit(graph)
+    device.read(y, 0, 4).result(60)
+
+
+def _load(device: RemoteDevice) -> None:
+    weight = g.new_tensor(T.F32, 1000, name="w")
+    device.load([(weight, np.zeros(4000, np.uint8))])
+
+
+def _copy(device: RemoteDevice) -> None:
+    a, b = g.new_tensor(T.I8, 100), g.new_tensor(T.I8, 100)
+    device.place([a, b])
+    device.copy(a, b)
+    device.copy(a, b)
+    device.read(b, 0, 1).result(60)
+
+
 # --- loss -------------------------------------------------------------------------------------------------------------
 
 
@@ -661,6 +748,15 @@ def test_loss_while_an_answer_is_due(action: Callable[[], bytes | None], why: st
         for future in futures:
             with pytest.raises(DeviceLost, match=why):
                 future.result(60)
+
+
+def test_an_answer_that_comes_byte_by_byte_is_not_waited_for_for_ever() -> None:
+    with losing(when(GetTensor, lambda: (100_000).to_bytes(8, "little") + bytes(500))) as (device, tensor, _):
+        future = device.read(tensor, 0, 100_000)
+        until(lambda: not device._connection._reader.n_expected, "some of the bytes come")
+        device._connection._awaited = device._connection._sent = -1000.0
+        with pytest.raises(DeviceLost, match="it has not answered for 120 s"):
+            future.result(60)
 
 
 def test_the_end_in_the_middle_of_an_answer() -> None:

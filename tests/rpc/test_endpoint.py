@@ -49,6 +49,14 @@ def test_what_is_no_address(text: str) -> None:
     assert repr(text) in str(error.value)
 
 
+@pytest.mark.parametrize("host", ["h" * 100_000, "h" * 64, "a..b", "h\0", "h\x1b[0m", "ä" * 60, "a." * 127 + "b"])
+@pytest.mark.parametrize("form", ["{}", "tls://{}:7", "[{}]:7", "x://{}", "h:{}"])
+def test_names_that_dns_cannot_have(host: str, form: str) -> None:
+    with pytest.raises(EndpointError) as error:
+        Endpoint.parse(form.format(host))
+    assert len(str(error.value)) < 2000
+
+
 class Authority:
     """A certificate authority with files for one server and one client."""
 

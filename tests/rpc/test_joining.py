@@ -9,12 +9,15 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import GUARD, until
+from zeroconf import ServiceStateChange
 
 from llamado.devices.cpu.device import CpuDevice
-from llamado.rpc.discovery import Announcement, Discovery
+from llamado.rpc.discovery import Announcement, Discovery, read_share
 from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.worker.join import JoinError, ServerMembership, described, server_url
 
@@ -124,7 +127,7 @@ def test_a_worker_that_is_announced_is_found_and_seen_to_leave(caplog: pytest.Lo
     gone: queue.Queue[str] = queue.Queue()
     own = ("127.0.0.1:50123", "tls://127.0.0.1:50124")  # other tests' workers may be on the same machine
     discovery = Discovery(
-        lambda *one: one[0] in own and found.put(one), lambda one: one in own and gone.put(one), LOOPBACK
+        lambda *one: one[0] in own and found.put(one) is None, lambda one: one in own and gone.put(one), LOOPBACK
     )
     try:
         caplog.clear()
@@ -146,3 +149,60 @@ def test_a_worker_that_is_announced_is_found_and_seen_to_leave(caplog: pytest.Lo
         assert gone.get(timeout=60) == "tls://127.0.0.1:50124"
     finally:
         discovery.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("2.5", 2.5), ("0", 0.0), (None, 1.0), ("", 1.0), ("x", 1.0), ("inf", 1.0), ("nan", 1.0), ("-1", 1.0),
+     ("1e300", 1.0)],
+)  # fmt: skip
+def test_shares_that_are_announced(text: str | None, share: float) -> None:
+    assert read_share(text) == share
+
+
+class FakeNetwork:
+    """Services of a network that tells of them only when asked."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Semaphore(0)
+        self.answers = threading.Event()
+
+    def get_service_info(self, *_: object, **__: object) -> Any:
+        self.asked.release()
+        assert self.answers.wait(GUARD)
+        return SimpleNamespace(
+            port=7, parsed_scoped_addresses=lambda: ["10.0.0.2"], decoded_properties={"share": "inf"}
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def test_thousands_that_announce_themselves_hold_up_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, found, gone = FakeNetwork(), queue.Queue[tuple[str, float]](), queue.Queue[str]()
+    monkeypatch.setattr("llamado.rpc.discovery._open", lambda interfaces: network)
+    monkeypatch.setattr("zeroconf.ServiceBrowser", lambda *_, **__: SimpleNamespace(cancel=lambda: None))
+    taken = False
+
+    def find(endpoint: str, share: float) -> bool:
+        found.put((endpoint, share))
+        return taken
+
+    discovery = Discovery(find, gone.put)
+    before = threading.active_count()
+    for n in range(1000):
+        discovery._changed(None, "", f"w{n}", ServiceStateChange.Added)  # type: ignore[arg-type]
+        discovery._changed(None, "", f"w{n}", ServiceStateChange.Added)  # type: ignore[arg-type]
+    assert threading.active_count() <= before + 64
+    network.answers.set()
+    for _ in range(64):
+        assert found.get(timeout=GUARD) == ("10.0.0.2:7", 1.0)
+    until(lambda: not discovery._known, "those that cannot be taken in make room")
+    taken = True
+    discovery._changed(None, "", "w", ServiceStateChange.Added)  # type: ignore[arg-type]
+    assert found.get(timeout=GUARD)
+    until(lambda: threading.active_count() == before)
+    discovery._changed(None, "", "stranger", ServiceStateChange.Removed)  # type: ignore[arg-type]
+    discovery._changed(None, "", "w", ServiceStateChange.Removed)  # type: ignore[arg-type]
+    assert gone.get(timeout=GUARD) == "10.0.0.2:7" and gone.empty()
+    discovery.close()

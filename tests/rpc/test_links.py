@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,10 @@ from llamado.rpc.wire import (
     OpenInlet,
     Push,
     WireTensor,
+    write_request,
 )
 from llamado.rpc.worker import links
+from llamado.rpc.worker.budgets import Budgets
 from llamado.rpc.worker.server import Worker
 
 SIZE = 1000
@@ -312,8 +315,30 @@ def test_nobody_else_is_dialled(pair: tuple[Worker, Worker], monkeypatch: pytest
     assert len(heard[0]) == 33 and heard[0][0] == Command.HELLO  # a greeting, and nothing that a client chose
 
 
+def test_failed_attempts_of_a_client_are_limited() -> None:
+    dialling = links.Dialling(failures=Budgets(most=2, a_second=0.0))
+    for _ in range(2):
+        with pytest.raises(OSError), dialling.attempt("client"):
+            raise OSError
+    with pytest.raises(links.LinkRefused, match="too many attempts"), dialling.attempt("client"):
+        pass
+    with dialling.attempt("another"):
+        pass
+
+
+def test_seconds_of_computing_are_sent_in_microseconds() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        links.Outlet(ours).send(7, 0.25, SimpleNamespace(read=lambda start, size: iter([b"ab"])), 0, 2)
+        sent = write_request(Deliver(7, 250_000, 2)) + b"ab"
+        ours.shutdown(socket.SHUT_WR)
+        assert theirs.makefile("rb").read() == sent
+
+
 def test_strangers_learn_little(pair: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """A refusal takes as long whatever its reason, and after some there are no more attempts."""
+    for worker in pair:
+        monkeypatch.setattr(worker._line_limit, "_most", 100)
     monkeypatch.setattr(links, "REFUSAL_SECONDS", 0.1)
     began = time.monotonic()
     assert refused(pair[0], "127.0.0.1:1")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError, DeviceLost
 from llamado.devices.split.placement import NotEnoughMemory, SplitOptions
 from llamado.engine.cluster.layout import BadLayout, LayoutPart
-from llamado.engine.cluster.membership import UnknownWorker
+from llamado.engine.cluster.membership import BadShare, Membership, UnknownWorker
 from llamado.engine.forward import device_pool
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions
@@ -393,3 +395,45 @@ def test_layouts_that_cannot_be_change_nothing(model: Path, right: list[int]) ->
                 cluster.lay_out(parts(llama, (), (0, 1, 2, 3), head=1))
             assert cluster.predict(parts(llama, (), (0, 1, 2, 3), head=1)).parts[1].missing > 0
             assert has(llama) == before and answer(llama) == right
+
+
+class FrozenPool:
+    """A pool that reaches no worker until it is told to."""
+
+    members: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self.asked, self.thawed = threading.Event(), threading.Event()
+
+    def reach(self, endpoint: str, speeds: object) -> list[Any]:
+        self.asked.set()
+        assert self.thawed.wait(GUARD)
+        raise DeviceError("it does not answer")
+
+
+def test_a_worker_that_freezes_while_it_joins_holds_up_nothing() -> None:
+    pool = FrozenPool()
+    membership = Membership(pool, SimpleNamespace(recovery=None), None)  # type: ignore[arg-type]
+    failed: list[LlamadoError] = []
+
+    def join() -> None:
+        try:
+            membership.join("h:1")
+        except LlamadoError as error:
+            failed.append(error)
+
+    joining = threading.Thread(target=join, daemon=True)
+    joining.start()
+    assert pool.asked.wait(GUARD)
+    with pytest.raises(UnknownWorker):
+        membership.drain("h:2")
+    pool.thawed.set()
+    joining.join(GUARD)
+    assert "it does not answer" in str(failed[0])
+
+
+@pytest.mark.parametrize("share", [math.inf, math.nan, -1.0, 1e300])
+def test_shares_that_are_no_proportions_are_refused(share: float) -> None:
+    membership = Membership(FrozenPool(), SimpleNamespace(recovery=None), None)  # type: ignore[arg-type]
+    with pytest.raises(BadShare, match="h:1 asks for a share of"):
+        membership.join("h:1", share)

@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,12 @@ from translator import GRAPH_COMPUTE, GRAPH_RECOMPUTE, Translator
 from waiting import GUARD, until
 from wire_client import layout, records, running
 
+from llamado.client.health import Phase
+from llamado.cluster.doctor.probes import hello
+from llamado.cluster.greeting import greet
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceLost
+from llamado.flags import FLAGS
 from llamado.ggml import Graph
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
@@ -28,7 +33,7 @@ from llamado.rpc.client.sent_graphs import SentGraphs
 from llamado.rpc.worker import comm, graphs
 from llamado.rpc.worker.comm import bf16
 from llamado.rpc.worker.greetings import Greetings
-from llamado.rpc.worker.server import Worker
+from llamado.rpc.worker.server import Worker, WorkerOptions
 
 ALLOC, BASE, FREE, SET, GET, COMPUTE, HELLO, COUNT, RECOMPUTE = 0, 3, 4, 6, 8, 10, 14, 15, 16
 SET_2D, GET_2D, COMM_INIT, COMM_ALLREDUCE, COMM_FREE = 18, 19, 20, 21, 22
@@ -211,7 +216,7 @@ def test_who_hangs_up_is_greeted_in_the_other_version(worker: Worker, caplog: py
     """As long as it says more than HELLO, it goes on being greeted in that."""
     caplog.set_level(logging.INFO, "llamado.rpc.worker.server")
     Described(worker, major=7).sock.close()
-    until(lambda: "next time it is 7.0.0" in caplog.text)
+    until(lambda: "next greeting is 7.0.0" in caplog.text)
     for _ in range(2):
         with Described(worker, major=7) as client:
             assert client.hello[0] == 7 and client.ask(COUNT) == struct.pack("<I", 1)
@@ -219,7 +224,67 @@ def test_who_hangs_up_is_greeted_in_the_other_version(worker: Worker, caplog: py
             assert client.closed()
     Described(worker, major=7).sock.close()  # one of several, and of no use
     until(lambda: worker.clients == 0)
-    assert caplog.text.count("next time") == 1
+    assert caplog.text.count("next greeting") == 1
+
+
+def test_unknown_clients_are_greeted_as_before_b11450() -> None:
+    (flag,) = (flag for flag in FLAGS if "--protocol" in flag.names)
+    assert WorkerOptions().protocol == 7 and flag.default == "7"
+
+
+def test_our_client_raises_the_version(device: CpuDevice) -> None:
+    """The worker learns nothing of ggml's clients from it, whether it stays or leaves at once."""
+    with running(device) as worker:
+        (remote,) = connect(f"127.0.0.1:{worker.port}")
+        assert remote._connection.protocol is wire.V8
+        remote.close()
+        assert greet(("127.0.0.1", worker.port), GUARD).phase is Phase.READY
+        assert hello("127.0.0.1", worker.port, GUARD).version == (7, 0, 0)
+        until(lambda: worker.clients == 0)
+        assert not worker.shared.greetings._of
+
+
+def test_an_upgrade_out_of_turn_or_to_an_unknown_version_is_refused() -> None:
+    for requests in (
+        [wire.Upgrade(8)],
+        [wire.Hello(), wire.Upgrade(9)],
+        [wire.Hello(), wire.DeviceCount(), wire.Upgrade(8)],
+        [wire.Hello(), wire.Upgrade(8), wire.Upgrade(7)],
+    ):
+        reader = wire.RequestReader(protocol=wire.V7)
+        reader.feed(b"".join(map(wire.write_request, requests)))
+        with pytest.raises(wire.WireError, match="HELLO"):
+            while reader.next() is not None:
+                pass
+
+
+def test_versions_of_clients_survive_a_restart(tmp_path: Path) -> None:
+    """Only a client that went on has shown its version; addresses with the default need no entry."""
+    file = tmp_path / "cache" / "clients.json"
+    greetings = Greetings(wire.V7, file)
+    greetings.refused("a", wire.V7, 0)
+    assert not file.exists()
+    greetings.understood("a", wire.V8, 1)
+    assert Greetings(wire.V7, file).of("a") is wire.V8
+    greetings.refused("a", wire.V8, 100)
+    greetings.understood("a", wire.V7, 101)
+    again = Greetings(wire.V7, file)
+    assert again.of("a") is wire.V7 and file.read_text() == "{}"
+    for damaged in ("", "[1]", '{"a": 99}', '{"a": [1]}'):
+        file.write_text(damaged)
+        assert Greetings(wire.V8, file).of("a") is wire.V8
+    (tmp_path / "file").write_text("")
+    Greetings(wire.V7, tmp_path / "file" / "x").understood("a", wire.V8, 1)  # it cannot be written
+
+
+def test_clients_cannot_have_the_file_written_all_the_time(tmp_path: Path) -> None:
+    file = tmp_path / "clients.json"
+    greetings = Greetings(wire.V7, file)
+    greetings.understood("a", wire.V8, 1)
+    greetings.understood("b", wire.V8, 2)
+    assert file.read_text() == '{"a": 8}'
+    greetings.understood("b", wire.V8, 7)
+    assert file.read_text() == '{"a": 8, "b": 8}'
 
 
 def test_greetings_change_with_the_client() -> None:
@@ -242,16 +307,19 @@ def test_greetings_change_with_the_client() -> None:
 
 
 @pytest.mark.interop
-def test_an_older_llama_cpp_gets_through_the_second_time(worker: Worker, peer_bin: Path) -> None:
-    """Its devices are those of the worker; the first time it ends itself."""
-    said = [
-        subprocess.run(
-            [peer_bin / "llama-bench", "-rpc", f"127.0.0.1:{worker.port}", "--list-devices"],
-            capture_output=True, text=True, timeout=60,
-        ).stdout
-        for _ in range(2)
-    ]  # fmt: skip
-    assert ["RPC0: 127.0.0.1" in one for one in said] == [False, True]
+@pytest.mark.parametrize("protocol", [None, 8], ids=["as started", "greeted in the other version"])
+def test_an_older_llama_cpp_gets_through(device: CpuDevice, peer_bin: Path, protocol: int | None) -> None:
+    """With the worker's own settings the first time; the other way it ends itself once."""
+    options = {} if protocol is None else {"protocol": protocol}
+    with running(device, **{"protocol": WorkerOptions().protocol, **options}) as worker:
+        said = [
+            subprocess.run(
+                [peer_bin / "llama-bench", "-rpc", f"127.0.0.1:{worker.port}", "--list-devices"],
+                capture_output=True, text=True, timeout=60,
+            ).stdout
+            for _ in range(2)
+        ]  # fmt: skip
+    assert ["RPC0: 127.0.0.1" in one for one in said] == [protocol is None, True]
 
 
 # --- two workers that add up ------------------------------------------------------------------------------------------
@@ -283,6 +351,29 @@ def test_two_workers_add_up(worker: Worker, device: CpuDevice, n: int) -> None:
         if n >= 32768:
             came = rounded(came)
         assert found.tobytes() == (given[rank] + came).tobytes()
+
+
+def test_strangers_do_not_keep_the_other_worker_away(
+    worker: Worker, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is silent, one hangs up, and one sends a byte of its greeting."""
+    monkeypatch.setattr(comm, "_SECONDS", GUARD)
+    monkeypatch.setattr(comm, "_GREETING_SECONDS", 0.05)
+    port = free_port()
+
+    def connected() -> socket.socket | None:
+        with suppress(OSError):
+            return socket.create_connection(("127.0.0.1", port))
+        return None
+
+    with running(device, protocol=8) as other, Described(worker) as zero, Described(other) as one, ExitStack() as stack:
+        zero.tell(COMM_INIT, struct.pack("<IIII64s", 0, 0, 2, port, b""))
+        strangers = [stack.enter_context(until(connected)) for _ in range(3)]
+        strangers[1].close()
+        strangers[2].sendall(b"\0")
+        one.tell(COMM_INIT, struct.pack("<IIII64s", 0, 1, 2, port, b"127.0.0.1"))
+        for client in (zero, one):
+            assert client.exactly(9) == struct.pack("<QB", 1, 1)
 
 
 def rounded(values: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:

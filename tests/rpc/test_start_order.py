@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,12 +25,16 @@ from waiting import until
 from wire_client import running
 
 from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.device import DeviceLost
 from llamado.devices.registry import DeviceOptions, Unreachable, backend
 from llamado.devices.split.placement import SplitOptions
+from llamado.engine.forward import device_pool
+from llamado.engine.forward.device_pool import DevicePool
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
+from llamado.rpc.client.connection import REPLY_TIMEOUT
 from llamado.rpc.client.device import connect
 from llamado.rpc.client.heartbeat import Patience
 from llamado.rpc.client.workers import WorkersUnreachable
@@ -121,6 +126,47 @@ def load(path: Path, endpoint: str, progress: Callable[[str, int, int], None] | 
     options = EngineOptions(n_ctx=128, n_slots=1, n_threads=1, split=split)
     with LoadedModel.load(path, options, progress=progress) as llama:
         return [*llama.complete([1, 2, 3], n_predict=12, temperature=0.0, ignore_eos=True).tokens]
+
+
+class SilentWorkers:
+    """A back end whose only worker greets and answers nothing more."""
+
+    def __init__(self) -> None:
+        self.expected: list[float | None] = []
+
+    def devices(self, wait: float, waiting: object) -> list[Any]:
+        return [SimpleNamespace(close=lambda: None)]
+
+    def expect_answers(self, seconds: float | None) -> None:
+        self.expected.append(seconds)
+
+
+@pytest.mark.parametrize(("wait", "expected"), [(60.0, 60.0), (1e-9, 5.0), (0.0, None)])
+def test_answers_of_workers_are_waited_for_as_long_as_workers(
+    wait: float, expected: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers, at = SilentWorkers(), iter((0.0, wait, wait))
+
+    def measured(*_: object, **__: object) -> None:
+        raise DeviceLost("RPC0", "it has not answered in time")
+
+    monkeypatch.setattr(device_pool, "backend", lambda *_: workers)
+    monkeypatch.setattr(device_pool, "_measured", measured)
+    monkeypatch.setattr(device_pool.time, "monotonic", lambda: next(at))
+    split, file = SplitOptions(rpc=("h:1",), wait=wait), SimpleNamespace(shard_paths=())
+    with pytest.raises(DeviceLost, match="not answered in time"):
+        DevicePool(split, None, file, None, None)  # type: ignore[arg-type]
+    assert workers.expected == [expected]
+
+
+def test_what_answers_may_take_reaches_the_workers() -> None:
+    with ScriptedWorker() as worker:
+        workers = backend("rpc", (str(worker.endpoint),))
+        (device,) = workers.devices()
+        for seconds in (7.0, None):
+            workers.expect_answers(seconds)
+            assert device._connection.reply_timeout == (seconds or REPLY_TIMEOUT)  # type: ignore[attr-defined]
+        device.close()
 
 
 @pytest.fixture(scope="module")

@@ -89,6 +89,7 @@ REQUESTS: dict[Command, st.SearchStrategy[Any]] = {
     Command.COMM_ALLREDUCE: st.builds(wire.CommAllReduce, u32, tensors),
     Command.COMM_FREE: st.builds(wire.CommFree, u32),
     Command.GET_NUMERICS: st.builds(wire.GetNumerics, u32),
+    Command.UPGRADE: st.builds(wire.Upgrade, st.sampled_from([*wire.PROTOCOLS])),
     Command.OPEN_INLET: st.just(wire.OpenInlet()),
     Command.CONNECT_NEXT: st.builds(wire.ConnectNext, tickets, st.binary(min_size=1, max_size=wire.MAX_ENDPOINT)),
     Command.ATTACH: st.builds(wire.Attach, tickets),
@@ -136,7 +137,7 @@ RESPONSES: dict[Command, st.SearchStrategy[Any]] = {
 RESPONSES |= {command: st.builds(wire.Number, number) for command, number in _NUMBERS.items()}
 RESPONSES |= {command: st.builds(wire.TensorData, st.integers(0, 3000)) for command in wire.DATA}
 
-requests = st.one_of(*(s for command, s in REQUESTS.items() if command is not Command.HELLO))
+requests = st.one_of(*(s for command, s in REQUESTS.items() if command not in (Command.HELLO, Command.UPGRADE)))
 answers = st.one_of(*(st.tuples(st.just(command), s) for command, s in RESPONSES.items()))
 
 

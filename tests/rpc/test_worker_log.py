@@ -16,6 +16,7 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.ggml import graph as g
 from llamado.ggml.graph import Graph
 from llamado.gguf.types import TensorType as T
+from llamado.loglines import LINES_A_MINUTE, LineLimit
 from llamado.rpc.wire import AllocBuffer, GetMaxSize
 from llamado.rpc.worker import activity
 from llamado.rpc.worker.activity import WorkDone, WorkLog, tokens_of
@@ -133,3 +134,35 @@ def test_tokens_of_graphs() -> None:
     graph = Graph()
     graph.output("y", g.mul_mat_id(experts, x, chosen))
     assert tokens_of(graph) == 7 and tokens_of(Graph()) == 0
+
+
+def test_bad_connections_write_few_lines(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
+    with running(device) as worker:
+        for _ in range(3 * LINES_A_MINUTE):
+            with Client(worker, greet=False) as client:
+                client.sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                assert not client.sock.recv(1)
+    assert caplog.text.count("connection closed") == LINES_A_MINUTE
+
+
+def test_lines_that_were_left_out_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("llamado.loglines.time.monotonic", lambda: now)
+    limit, written = LineLimit(2), []
+
+    def line(text: str, kind: str = "%s came") -> None:
+        record = logging.makeLogRecord({"msg": kind, "args": (text,)})
+        if limit.filter(record):
+            written.append(record.getMessage())
+
+    for n in range(5):
+        line(str(n))
+    line("one", "%s went")
+    assert written == ["0 came", "1 came", "one went"] and limit.overdue() == {}
+    now = 60.0
+    line("x")
+    assert written[3:] == ["x came (3 lines like this one were left out)"]
+    for _ in range(3):
+        line("y")
+    now = 120.0
+    assert limit.overdue() == {"%s came": 2} and limit.overdue() == {}

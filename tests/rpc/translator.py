@@ -18,7 +18,7 @@ import threading
 from collections import Counter
 from types import TracebackType
 
-FREE_BUFFER, GRAPH_COMPUTE, HELLO, GRAPH_RECOMPUTE = 4, 10, 14, 16
+FREE_BUFFER, GRAPH_COMPUTE, HELLO, GRAPH_RECOMPUTE, UPGRADE = 4, 10, 14, 16, 0x4A
 MOST = 1024
 
 
@@ -79,6 +79,8 @@ class Translator:
             while True:
                 command, size = struct.unpack("<BQ", _exactly(client, 9))
                 payload = _exactly(client, size)
+                if command == UPGRADE:  # of our clients, which would leave the version that is made here
+                    continue
                 self.seen[command] += 1
                 if self.newer:
                     if command == FREE_BUFFER:

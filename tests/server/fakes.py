@@ -211,6 +211,11 @@ class FakeEngine:
         tokens = list(text.encode())
         if 0 <= request.n_predict < len(tokens):
             tokens, stop, word = tokens[: request.n_predict], "limit", ""
+        prompt_probs = [
+            TokenProbs(TokenProb(token, bytes([token]), math.nan, math.nan), ()) if not i
+            else TokenProbs(one := TokenProb(token, bytes([token]), 0.25, math.log(0.25)), (one,)[: request.n_probs])
+            for i, token in enumerate(request.prompt if request.prompt_probs else ())
+        ]  # fmt: skip
         sent, content, all_probs = b"", "", []
         for i, token in enumerate(tokens):
             if task in self.cancelled:
@@ -234,13 +239,8 @@ class FakeEngine:
                 probs = [TokenProbs(one, (one, TokenProb(7, b"\x07", 0.0, -math.inf))[: request.n_probs])]
                 all_probs += probs
             timings = Timings(n_cached, n_prompt - n_cached, 1.0, i + 1, 1.0) if request.timings_per_token else None
-            emit(Token(piece, [token], probs, i, timings))
+            emit(Token(piece, [token], probs, i, timings, () if i else prompt_probs))
         kind: StopType = stop  # type: ignore[assignment]
-        prompt_probs = [
-            TokenProbs(TokenProb(token, bytes([token]), math.nan, math.nan), ()) if not i
-            else TokenProbs(one := TokenProb(token, bytes([token]), 0.25, math.log(0.25)), (one,)[: request.n_probs])
-            for i, token in enumerate(request.prompt if request.prompt_probs else ())
-        ]  # fmt: skip
         timings = Timings(n_cached, n_prompt - n_cached, 2.0, len(tokens), 3.0)
         seed = request.sampling.seed
         emit(

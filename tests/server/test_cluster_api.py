@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import orjson
 import pytest
 from fakes import FakeEngine, run, served
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import GUARD
 
 from llamado.devices.split.placement import NotEnoughMemory
 from llamado.engine.cluster.layout import BadLayout, LayoutPart, LayoutPrediction, PartPrediction
@@ -78,14 +80,17 @@ class Server:
             access=AccessRules(api_keys=keys),
         )
 
-    def ask(self, method: str, path: str, body: Any = None, token: str | None = "secret") -> httpx.Response:
+    def ask(
+        self, method: str, path: str, body: Any = None, token: str | None = "secret",
+        client: str = "10.0.0.9", more: Mapping[str, str] | None = None,
+    ) -> httpx.Response:  # fmt: skip
         found: list[httpx.Response] = []
 
         async def asking() -> None:
-            transport = httpx.ASGITransport(app=create_app(self.state), client=("10.0.0.9", 1234))
-            headers = {} if token is None else {"X-Cluster-Token": token}
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                found.append(await client.request(method, path, json=body, headers=headers))
+            transport = httpx.ASGITransport(app=create_app(self.state), client=(client, 1234))
+            headers = {**(more or {}), **({} if token is None else {"X-Cluster-Token": token})}
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as one:
+                found.append(await one.request(method, path, json=body, headers=headers))
 
         run(asking())
         return found[0]
@@ -190,11 +195,52 @@ def test_a_worker_is_where_it_says_or_asks_from(engine: FakeEngine, body: dict[s
     {}, {"endpoint": 1}, {"endpoint": ""}, {"port": 0}, {"port": 65536}, {"port": True}, {"port": "1"},
     {"port": 1, "tls": 1}, {"port": 1, "share": -1}, {"port": 1, "share": "1"}, {"port": 1, "share": True},
     {"port": 1, "devices": {}}, {"port": 1, "devices": [1]}, {"port": 1, "devices": [{}] * 257},
+    {"endpoint": "h" * 100_000}, {"endpoint": "h\n:1"}, {"port": 1, "share": 1e300},
 ])  # fmt: skip
 def test_bodies_that_say_nothing_are_refused(engine: FakeEngine, body: dict[str, Any]) -> None:
     server = Server(engine)
     assert server.ask("POST", "/cluster/join", body).status_code == 400
     assert not server.cluster.joined
+
+
+def test_speeds_that_no_device_has_are_not_known(engine: FakeEngine) -> None:
+    server = Server(engine)
+    speeds = [1e9, 0, -1, 1e-300, 1e300, "1e9", None, True]
+    assert server.ask("POST", "/cluster/join", {"port": 1, "devices": [{"decode": s} for s in speeds]}).is_success
+    assert server.cluster.joined == [("10.0.0.9:1", 1.0, [1e9, *[None] * 7])]
+
+
+def test_workers_that_freeze_while_they_join_hold_up_nothing(engine: FakeEngine) -> None:
+    server, frozen = Server(engine), threading.Event()
+
+    def join(endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[JoinedWorker]:
+        assert frozen.wait(GUARD)
+        return []
+
+    server.cluster.join = join  # type: ignore[method-assign]
+    answers: list[httpx.Response] = []
+
+    async def asking() -> None:
+        transport = httpx.ASGITransport(app=create_app(server.state))
+        headers = {"X-Cluster-Token": "secret"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
+
+            async def ask(path: str, endpoint: str) -> httpx.Response:
+                return await client.post(path, json={"endpoint": endpoint})
+
+            joins = [asyncio.ensure_future(ask("/cluster/join", f"h:{n}")) for n in range(1, 61)]
+            refused, under_way = [], set(joins)
+            while len(under_way) > 8:
+                done, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                refused += done
+            answers.extend(one.result() for one in refused)
+            answers.append(await ask("/cluster/drain", "h:99"))
+            frozen.set()
+            answers.extend(await asyncio.gather(*under_way))
+
+    run(asking())
+    assert [answer.status_code for answer in answers] == [503] * 52 + [200] * 9
+    assert server.cluster.drained == ["h:99"]
 
 
 def test_what_fails_is_said(engine: FakeEngine) -> None:
@@ -209,13 +255,39 @@ def test_what_fails_is_said(engine: FakeEngine) -> None:
 LAYOUT = {"devices": [{"device": "CPU", "layers": [0], "head": True}, {"device": "RPC0[h:1]", "layers": [1, 2]}]}
 
 
-def test_layers_are_moved_with_the_key_alone(engine: FakeEngine) -> None:
+def test_layers_are_moved(engine: FakeEngine) -> None:
     server = Server(engine, keys=(b"a key",))
     assert server.ask("POST", "/cluster/layers", LAYOUT).status_code == 401, "the token of workers is no key"
-    server = Server(engine, token=None)
+    server = Server(engine)
     answer = server.ask("POST", "/cluster/layers", LAYOUT)
     assert answer.status_code == 200 and answer.json() == server.ask("GET", "/cluster").json()
     assert server.cluster.laid_out == [[LayoutPart("CPU", (0,), True), LayoutPart("RPC0[h:1]", (1, 2), False)]]
+
+
+@pytest.mark.parametrize("path", ["/cluster/layers", "/cluster/predict"])
+@pytest.mark.parametrize(
+    ("cluster_token", "token", "client", "forwarded", "status"),
+    [
+        ("secret", "secret", "10.0.0.9", None, 200),
+        ("secret", "wrong", "10.0.0.9", None, 401),
+        ("secret", None, "10.0.0.9", None, 401),
+        ("secret", None, "127.0.0.1", None, 200),
+        ("secret", None, "::1", "127.0.0.1", 200),  # through a router
+        ("secret", None, "127.0.0.1", "127.0.0.1, 10.0.0.9", 401),
+        (None, None, "127.0.0.1", None, 200),
+        (None, None, "10.0.0.9", None, 403),
+        (None, "", "10.0.0.9", None, 403),
+        (None, None, "127.0.0.1", "10.0.0.9", 403),
+    ],
+)
+def test_layers_are_moved_from_this_machine_or_with_the_token(
+    engine: FakeEngine, path: str, cluster_token: str | None, token: str | None, client: str, forwarded: str | None,
+    status: int,
+) -> None:  # fmt: skip
+    server = Server(engine, cluster_token)
+    headers = {} if forwarded is None else {"X-Forwarded-For": forwarded}
+    assert server.ask("POST", path, LAYOUT, token, client, headers).status_code == status
+    assert bool(server.cluster.laid_out) == (status == 200 and path == "/cluster/layers")
 
 
 def test_what_a_layout_would_take(engine: FakeEngine) -> None:

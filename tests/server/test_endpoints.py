@@ -165,6 +165,23 @@ def test_echo_shows_the_prompt_with_its_probabilities() -> None:
     assert alone["text"] == "cde" and alone["logprobs"]["token_logprobs"] == [None, quarter, quarter]
 
 
+def test_a_stream_begins_with_the_prompt_and_its_probabilities() -> None:
+    body = {"prompt": ["ab", "cde"], "echo": True, "logprobs": 1, "max_tokens": 2}
+    whole = post("/v1/completions", body, FakeEngine("yz"))[1]["choices"]
+    _, text = post("/v1/completions", {**body, "stream": True}, FakeEngine("yz"))
+    choices = [orjson.loads(part)["choices"][0] for part in events(text) if part != "[DONE]"]
+    for index in range(2):
+        parts = [choice for choice in choices if choice["index"] == index]
+        assert [part["text"] for part in parts] == [body["prompt"][index], "y", "z", ""]
+        lists = [part["logprobs"] for part in parts if part["logprobs"]]
+        assert {name: [one for part in lists for one in part[name]] for name in lists[0]} == whole[index]["logprobs"]
+        assert lists[0]["token_logprobs"][0] is None
+    _, text = post("/v1/completions", {**body, "stream": True, "max_tokens": 0}, FakeEngine(""))
+    choices = [orjson.loads(part)["choices"][0] for part in events(text) if part != "[DONE]"]
+    assert [choice["text"] for choice in choices] == ["ab", "", "cde", ""]
+    assert choices[0]["logprobs"]["tokens"] == ["a", "b"] and choices[1]["finish_reason"]
+
+
 def test_echo_without_probabilities() -> None:
     assert post("/v1/completions", {"prompt": "ab", "echo": True}, FakeEngine("y"))[1]["choices"][0]["text"] == "aby"
     _, text = post("/v1/completions", {"prompt": "ab", "echo": True, "stream": True}, FakeEngine("yz"))
@@ -173,11 +190,11 @@ def test_echo_without_probabilities() -> None:
     assert post("/completion", {"prompt": "ab", "echo": True}, FakeEngine("y"))[1]["content"] == "y"
 
 
-@pytest.mark.parametrize(("more", "named"), [({"stream": True}, "echo"), ({"prompt": "a" * 4000}, "logprobs")])
-def test_what_echo_cannot_show(more: dict[str, Any], named: str) -> None:
-    body = {"prompt": "ab", "echo": True, "logprobs": 257, "max_tokens": 1, **more}
-    status, answer = post("/v1/completions", body | ({"n": 2} if named == "logprobs" else {}))
-    assert status == 400 and f"'{named}'" in answer["error"]["message"]
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_shows_no_endless_number_of_probabilities(stream: bool) -> None:
+    body = {"prompt": "a" * 4000, "echo": True, "logprobs": 257, "max_tokens": 1, "n": 2}
+    status, answer = post("/v1/completions", {**body, "stream": stream})
+    assert status == 400 and "'logprobs'" in answer["error"]["message"]
 
 
 def test_one_model() -> None:

@@ -73,7 +73,7 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", first_of([HERMES, PLAIN]), ids=["hermes", "plain"])
+@pytest.mark.parametrize("source", first_of([HERMES, PLAIN], ids=["hermes", "plain"]))
 def test_odd_limits_are_served_or_refused(source: str) -> None:
     compiler = GrammarCompiler(bytes_tokenizer())
     chance = random.Random(8)

@@ -336,3 +336,35 @@ def sent_in_vain(sock: socket.socket) -> bool:
     except OSError:
         return True
     return False
+
+
+FRAMED = {
+    "an extension": (b"1;" + b"x" * 65_536, b"x" * 65_536),
+    "extensions": (b"", b"1;a=" + b"x" * 30_000 + b"\r\n \r\n"),
+    "trailers": (b"2\r\n{}\r\n0\r\n", b"X-Trailer: " + b"x" * 30_000 + b"\r\n"),
+    "lengths": (b"", b"0" * 65_536),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMED)
+def test_chunks_that_hold_more_than_a_body_are_refused(kind: str) -> None:
+    first, more = FRAMED[kind]
+    with serving() as wire, wire.connect() as sock:
+        sock.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + first)
+        sent = 0
+        with contextlib.suppress(OSError):
+            while not select.select([sock], [], [], 0)[0] and sent < 64 << 20:
+                sent += sock.send(more)
+        assert read_answers(sock, 1)[0][0] == 400 and sent < 32 << 20
+
+
+def test_chunks_as_clients_send_them(caplog: pytest.LogCaptureFixture) -> None:
+    """Of one byte each, with extensions, and with trailers that are no headers."""
+    text = json.dumps({"content": "x" * 2000}).encode()
+    chunks = b"".join(b"1;at=%d\r\n%c\r\n" % (n % 10, byte) for n, byte in enumerate(text))
+    trailers = b"0\r\nHost: evil.example\r\nAuthorization: Bearer x\r\n\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with serving() as wire, wire.connect() as sock:
+        for _ in range(2):
+            sock.sendall(head + chunks + trailers)
+            assert read_answers(sock, 1)[0][0] == 200

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, client, run
+from fakes import FakeEngine, client, run, served
 from prometheus_client.parser import text_string_to_metric_families
 
 from llamado import __version__
 from llamado.engine.request import Counters, EngineSnapshot, Histogram, KindCounts
+from llamado.http.access import HEALTH, LIVE, AccessRules, busy_app
+from llamado.http.answer import answer
 from llamado.http.metrics import BOUNDS, Traffic
+from llamado.http.monitoring.counted import Counted
+from llamado.http.monitoring.families import traffic_families
 from llamado.server.api.metrics import Scrape
 from llamado.server.state import ServerState
 
@@ -119,6 +125,102 @@ def test_requests_are_counted_by_endpoint() -> None:
     for seconds in (0.0, BOUNDS[0], BOUNDS[-1] + 1):
         traffic.count("GET", "/", 200, seconds)
     assert traffic.durations["/"].counts == (2, *[0] * (len(BOUNDS) - 1), 1)
+
+
+def test_metrics_of_a_server_that_loads() -> None:
+    """Monitoring sees a server that starts, and none of its probes as an error."""
+
+    async def work() -> tuple[Any, Any]:
+        async with client(loaded=False, metrics=True) as http:
+            for path in ("/health", "/v1/health", "/readyz", "/livez", "/healthz"):
+                for method in ("GET", "HEAD"):
+                    await http.request(method, path)
+            await http.post("/v1/chat/completions", json={})
+            await http.get("/slots/1?action=save")
+            await http.get("/props")
+            loading = await http.get("/metrics")
+            http.state.served = served(http.engine)
+            return loading, await http.get("/metrics")
+
+    loading, loaded = run(work())
+    assert loading.status_code == 200
+    values = samples(loading.text)
+    assert values["llamado_is_loading"] == {(): 1} and values["llamacpp:requests_processing"] == {(): 0}
+    requests = {tuple(dict(labels).values()): n for labels, n in values["llamacpp:http_requests_total"].items()}
+    assert requests == {
+        ("/v1/chat/completions", "POST", "503"): 1,
+        ("/props", "GET", "503"): 1,
+        ("other", "GET", "503"): 1,
+    }
+    assert not any(
+        dict(labels)["endpoint"] in HEALTH for labels in values["llamacpp:http_request_duration_seconds_sum"]
+    )
+    probes = {tuple(dict(labels).values()): n for labels, n in values["llamacpp:http_probes_total"].items()}
+    unready = {(path, "503"): 2 for path in HEALTH - LIVE}
+    assert probes == unready | {(path, "200"): 2 for path in LIVE}
+    assert samples(loaded.text)["llamado_is_loading"] == {(): 0}
+
+
+def test_metrics_of_a_server_that_loads_need_its_key() -> None:
+    async def work() -> list[int]:
+        async with client(loaded=False, metrics=True, access=AccessRules(api_keys=(b"k",))) as http:
+            asked = [await http.get("/metrics", headers=headers) for headers in ({}, {"Authorization": "Bearer k"})]
+            return [answer.status_code for answer in asked]
+
+    assert run(work()) == [401, 200]
+
+
+@pytest.mark.parametrize("refusal", ["key", "host", "end", "connections"])
+def test_requests_that_are_turned_away_count_under_their_endpoint(refusal: str) -> None:
+    async def work() -> dict[tuple[str, str, int], int]:
+        access = AccessRules(api_keys=(b"k",)) if refusal == "key" else AccessRules()
+        async with client(access=access, metrics=True, api_prefix="/llm") as http:
+            app = http._transport.app
+            app.access.draining = refusal == "end"
+            if refusal == "connections":
+                http._transport.app = busy_app(lambda: app, "/llm", app.refused)
+            host = {"host": "evil.example"} if refusal == "host" else {}
+            for method in ("POST", "GET"):
+                await http.request(method, "/llm/v1/completions", headers=host)
+            await http.get("/llm/v1/models", headers=host)
+            found: dict[tuple[str, str, int], int] = http.state.traffic.requests
+            return found
+
+    status = {"key": 401, "host": 403, "end": 503, "connections": 503}[refusal]
+    assert run(work()) == {
+        ("POST", "/v1/completions", status): 1,
+        ("GET", "other", status): 1,
+        ("GET", "/v1/models", status): 1,
+    }
+
+
+def test_a_router_and_a_gateway_count_their_own_answers() -> None:
+    """The same series as a server, whatever answers."""
+    traffic = Traffic()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"].endswith("/fails"):
+            raise RuntimeError
+        await answer(send, b"", 503)
+
+    async def work() -> None:
+        counted = Counted(app, traffic, lambda method, path: f"{method} {path}", "/llm")
+        for method, path in (("GET", "/health"), ("HEAD", "/v1/models"), ("POST", "/fails")):
+            sent: list[Any] = []
+
+            async def send(message: Any, sent: list[Any] = sent) -> None:
+                sent.append(message)
+
+            with contextlib.suppress(RuntimeError):
+                await counted({"type": "http", "method": method, "path": f"/llm{path}"}, None, send)  # type: ignore[arg-type]
+
+    run(work())
+    assert traffic.probes == {("GET /health", 503): 1}
+    assert traffic.requests == {("HEAD", "GET /v1/models", 503): 1, ("POST", "POST /fails", 500): 1}
+    names = {family.name for family in traffic_families(traffic, "llamado_router_")}
+    assert {name.replace("llamado_router_", "llamacpp:") for name in names} < set(
+        re.findall("^# TYPE (\\S+?)(?:_total)? ", scrape(), re.MULTILINE)
+    )
 
 
 @pytest.mark.slow

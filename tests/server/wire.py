@@ -62,7 +62,7 @@ def serving(
         server.access = apps[0].access
         return apps[0]
 
-    refuse: Any = busy_app(lambda: apps[0], state.switches.api_prefix)
+    refuse: Any = busy_app(lambda: apps[0], state.switches.api_prefix, lambda *refused: apps[0].refused(*refused))
     server = EndingServer(configure(make, gate, refuse, **(tls or {})))
     sockets = listen(("127.0.0.1",), 0)
     port = sockets[0].getsockname()[1]

@@ -101,7 +101,7 @@ def little_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow  # all together
 @pytest.mark.usefixtures("little_time")
-@pytest.mark.parametrize("source", first_of(HOSTILE, 10), ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("source", first_of(HOSTILE, 10, ids=map(str, range(len(HOSTILE)))))
 def test_hostile_templates_end_as_an_error(source: str) -> None:
     with pytest.raises(TemplateError, match="chat template") as caught:
         ChatTemplate(source, bos="", eos="").render(USER)

@@ -1,4 +1,4 @@
-"""A client that knows when a server is ready: ours or the real llama-server.
+"""Clients that wait until a server is ready; for llamado and llama-server.
 
 >>> from llamado.client import LlamaServerClient
 >>> with LlamaServerClient("http://127.0.0.1:8080") as server:

@@ -1,4 +1,4 @@
-"""The client for programs with an event loop."""
+"""The asyncio client."""
 
 from __future__ import annotations
 
@@ -19,27 +19,24 @@ __all__ = ["AsyncLlamaServerClient"]
 
 
 class AsyncLlamaServerClient(ServerAddress):
-    """One server, ours or the real llama-server; its methods are coroutines, else as LlamaServerClient.
-
-    See ServerAddress for what can be set.
-    """
+    """LlamaServerClient with coroutines as methods. Parameters: those of ServerAddress."""
 
     def _open(self) -> None:
         self._http = httpx.AsyncClient(
             base_url=self.base_url, timeout=self._request_timeout, headers=self._headers, verify=self._verify
         )
 
-    # -- how it stands -------------------------------------------------------------------------------------------------
+    # -- status --------------------------------------------------------------------------------------------------------
 
     async def check(self) -> State:
-        """Look at `/health` once."""
+        """Request `/health` once and return the state."""
         self.state = await self._look(self.health_check_timeout)
         return self.state
 
-    async def wait_until_ready(self, told: Callable[[State, float], None] | None = None) -> bool:
-        """Wait until requests are answered; False when `startup_timeout` is over, and `state` then says why.
+    async def wait_until_ready(self, on_check: Callable[[State, float], None] | None = None) -> bool:
+        """Wait until the server is ready; return False after `startup_timeout`, with the reason in `state`.
 
-        `told(state, seconds)` is called after each look.
+        `on_check(state, seconds)` is called after each check.
         """
         began = time.monotonic()
         watch = StartupWatch(self.startup_timeout)
@@ -47,8 +44,8 @@ class AsyncLlamaServerClient(ServerAddress):
             timeout = watch.look_timeout(time.monotonic() - began, self.health_check_timeout)
             self.state = watch.note(await self._look(timeout))
             elapsed = time.monotonic() - began
-            if told is not None:
-                told(self.state, elapsed)
+            if on_check is not None:
+                on_check(self.state, elapsed)
             if self.state.ready:
                 return True
             pause = watch.pause(elapsed)
@@ -57,15 +54,15 @@ class AsyncLlamaServerClient(ServerAddress):
             await asyncio.sleep(pause)
 
     async def is_alive(self) -> bool:
-        """Liveness: whether a server answers, be it that it is loading."""
+        """Liveness: return True if the server answers, even while it loads."""
         return (await self.check()).alive
 
     async def is_healthy(self) -> bool:
-        """Readiness: whether requests are answered now."""
+        """Readiness: return True if the server accepts requests now."""
         return (await self.check()).ready
 
     async def workload(self) -> State:
-        """Readiness and workload: READY, or BUSY when no slot is free; otherwise as `check`."""
+        """Like `check`, but BUSY instead of READY if no slot is free."""
         state = await self.check()
         if state.phase is Phase.READY:
             slots = await self.get_slot_status()
@@ -74,23 +71,21 @@ class AsyncLlamaServerClient(ServerAddress):
         return state
 
     async def get_slot_status(self) -> list[Json] | None:
-        """The server's slots; None where it does not tell (`--no-slots`, a key is missing, nobody answers)."""
+        """Return the server's slots, or None if they are not available (`--no-slots`, missing key, no answer)."""
         try:
-            slots = (await self._get("/slots", self.health_check_timeout)).json()
-        except (RequestFailed, ServerUnavailable, ValueError):
+            return requests.list_of(await self._get("/slots", self.health_check_timeout))
+        except (RequestFailed, ServerUnavailable):
             return None
-        return slots if isinstance(slots, list) else None
 
     async def metrics(self) -> dict[str, float]:
-        """The numbers of `/metrics`. Raises RequestFailed (501: the server runs without `--metrics`)."""
+        """Return the values of `/metrics`. Raises RequestFailed (501: the server runs without `--metrics`)."""
         return requests.metrics((await self._get("/metrics", self.health_check_timeout)).text)
 
     async def props(self) -> Json:
-        """`/props`: the model, its template, defaults. Raises RequestFailed."""
-        value: Json = (await self._get("/props", self.health_check_timeout)).json()
-        return value
+        """Return `/props`: the model, its chat template, default parameters. Raises RequestFailed."""
+        return requests.object_of(await self._get("/props", self.health_check_timeout))
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     @overload
     async def completion(
@@ -103,7 +98,7 @@ class AsyncLlamaServerClient(ServerAddress):
     async def completion(
         self, prompt: str | Sequence[int], *, stream: bool = False, **options: Any
     ) -> Json | AsyncIterator[Json]:
-        """Continue a prompt with `/completion`: its answer, or with `stream` its events (`content`, `stop` …).
+        """Continue a prompt with `/completion`: return the response, or with `stream` its events (`content`, `stop` …).
 
         >>> async for event in await server.completion("Once", stream=True): ...
 
@@ -121,9 +116,9 @@ class AsyncLlamaServerClient(ServerAddress):
     async def chat_completion(
         self, messages: Messages, *, stream: bool = False, **options: Any
     ) -> Json | AsyncIterator[Json]:
-        """The next message of a conversation by `/v1/chat/completions`, as OpenAI's API gives it; else as `completion`.
+        """Like `completion`, for `/v1/chat/completions`: return OpenAI's response, or with `stream` its chunks.
 
-        `messages`: OpenAI's list, or the text of one message.
+        `messages`: OpenAI's list, or the text of one user message.
         """
         path, body = requests.chat(messages, stream, options)
         return self._events(path, body) if stream else await self._post(path, body)
@@ -133,19 +128,19 @@ class AsyncLlamaServerClient(ServerAddress):
     @overload
     async def chat(self, messages: Messages, *, stream: Literal[True], **options: Any) -> AsyncIterator[str]: ...
     async def chat(self, messages: Messages, *, stream: bool = False, **options: Any) -> str | AsyncIterator[str]:
-        """The text of the next message, or with `stream` its pieces."""
+        """Return the text of the next message, or with `stream` its pieces."""
         path, body = requests.chat(messages, stream, options)
         if stream:
             return self._texts(path, body)
         return requests.text_of(await self._post(path, body))
 
     async def tokenize(self, text: str, *, add_special: bool = False) -> list[int]:
-        """The tokens of a text by `/tokenize`. Raises RequestFailed and ServerUnavailable."""
+        """Return the token ids of a text. Raises RequestFailed and ServerUnavailable."""
         path, body = requests.tokenize(text, add_special)
         return requests.tokens_of(await self._post(path, body))
 
     async def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -167,7 +162,7 @@ class AsyncLlamaServerClient(ServerAddress):
                     body += chunk
                     if len(body) > MAX_BODY:
                         return requests.too_long()
-                    if time.monotonic() > deadline:  # each byte in time, and the whole of them never
+                    if time.monotonic() > deadline:  # bytes may trickle in, each in time
                         raise TimeoutError
         except Exception as error:
             return requests.judge_failure(error, timeout)
@@ -188,8 +183,7 @@ class AsyncLlamaServerClient(ServerAddress):
                 await response.aread()
             except httpx.HTTPError as error:
                 raise self._unreachable(error) from None
-            value: Json = response.json()
-            return value
+            return requests.object_of(response)
 
     async def _events(self, path: str, body: Json) -> AsyncIterator[Json]:
         async with self._sent(path, body) as response:
@@ -208,7 +202,7 @@ class AsyncLlamaServerClient(ServerAddress):
 
     @asynccontextmanager
     async def _sent(self, path: str, body: Json) -> AsyncIterator[httpx.Response]:
-        """The answer to a request, 200; one that is answered by 503 is sent again."""
+        """Send a request and yield the 200 response; retry after 503. Raises RequestFailed and ServerUnavailable."""
         began = time.monotonic()
         backoff = Backoff(0.1, 5.0)
         while True:

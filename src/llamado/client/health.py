@@ -1,7 +1,7 @@
-"""What an answer of `/health` (or none) says about a server. No I/O.
+"""Server states derived from `/health` responses. No I/O.
 
-Three things are told apart. *Liveness*: something answers HTTP. *Readiness*: `/health` says 200 and `ok`. *Workload*:
-whether a slot is free. An accepted connection says none of them.
+Three properties are distinguished. *Liveness*: the server answers HTTP. *Readiness*: `/health` returns 200 and `ok`.
+*Workload*: a slot is free. An accepted connection proves none of them.
 """
 
 from __future__ import annotations
@@ -13,49 +13,51 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llamado.numerals import whole_number
+
 
 class Phase(enum.Enum):
-    """Where a server stands."""
+    """Phase of a server's life."""
 
     CONNECTING = "connecting"
-    """Nobody answers (yet)."""
+    """No answer yet."""
     LOADING = "loading"
     READY = "ready"
     BUSY = "busy"
-    """Ready, and every slot is at work."""
+    """Ready, but every slot is processing a request."""
     UNHEALTHY = "unhealthy"
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A phase and what is known about it."""
+    """A phase with its details."""
 
     phase: Phase
     message: str
-    """For people: what is the case, and what to do where that is known."""
+    """Human-readable description, with a remedy if one is known."""
     progress: float | None = None
-    """While loading, from 0 to 1, where the server tells."""
+    """Fraction of the model that is loaded, from 0 to 1; None if the server does not report it."""
     retry_after: float | None = None
-    """Seconds after which the server wants to be asked again."""
+    """Seconds to wait before the next request, from Retry-After."""
 
     @property
     def ready(self) -> bool:
-        """Whether requests are answered."""
+        """True if the server accepts requests."""
         return self.phase in (Phase.READY, Phase.BUSY)
 
     @property
     def alive(self) -> bool:
-        """Whether a server answers at all."""
+        """True if the server answers, even while it loads."""
         return self.ready or self.phase is Phase.LOADING
 
 
 CONNECTING = State(Phase.CONNECTING, "not asked yet")
 MAX_BODY = 1 << 16
-"""Bytes of an answer that are looked at: `/health` says less than one kilobyte."""
+"""Most bytes read of a response; a `/health` body is shorter than one kilobyte."""
 
 
 def judge(status: int, headers: Mapping[str, str], body: bytes) -> State:
-    """The state behind an answer of `/health`.
+    """Return the state that a `/health` response describes.
 
     Bodies are llama-server's: `{"status": "ok"}`; 503 `{"error": {"message": "Loading model", …}}`, to which ours adds
     `progress` and `stage`; those of older ones, `{"status": "loading model"}` and `{"status": "no slot available"}`.
@@ -96,14 +98,13 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds of a Retry-After header; the form with a date is rare and left out."""
-    if value is None or not value.strip().isdecimal():
-        return None
-    return float(min(int(value), 3600))
+    """Return the seconds of a Retry-After header. The form with a date is rare and not supported."""
+    seconds = None if value is None else whole_number(value.strip())
+    return None if seconds is None else float(min(seconds, 3600))
 
 
 class Backoff:
-    """Pauses between attempts: they double from `first` up to `longest`, each by a random quarter shorter."""
+    """Exponential backoff: pauses double from `first` to `longest` seconds, each shortened by up to a quarter."""
 
     def __init__(self, first: float, longest: float, rng: random.Random | None = None) -> None:
         self._first, self._longest = first, longest
@@ -111,20 +112,20 @@ class Backoff:
         self._rng = rng if rng is not None else random.Random()
 
     def pause(self, retry_after: float | None = None) -> float:
-        """Seconds to wait now; at least what the server asked for."""
+        """Return the seconds to wait before the next attempt, at least `retry_after`."""
         seconds = self._next * self._rng.uniform(0.75, 1.0)
         self._next = min(2 * self._next, self._longest)
         return max(seconds, retry_after or 0.0)
 
     def reset(self) -> None:
-        """Begin anew: something has changed."""
+        """Start again with the shortest pause."""
         self._next = self._first
 
 
 class StartupWatch:
-    """Goes over a server's states while it starts, and remembers what a single one does not say."""
+    """History of a server's states while it starts, which reveals what a single state cannot: a crash while loading."""
 
-    # A look at /health costs a server well under a millisecond, and nobody should wait long for one that is ready.
+    # Seconds. A /health request costs a server well under a millisecond, and a ready server should be noticed soon.
     FIRST, LONGEST = 0.02, 0.16
     LEAST = 1.0
 
@@ -135,7 +136,7 @@ class StartupWatch:
         self._was_loading = False
 
     def note(self, found: State) -> State:
-        """The state as it is to be told: a server that was loading and is gone has probably crashed."""
+        """Record a state and return it, as UNHEALTHY if a server that was loading has stopped answering."""
         if found.phase is Phase.LOADING:
             self._was_loading = True
         elif found.phase is Phase.CONNECTING and self._was_loading:
@@ -146,14 +147,14 @@ class StartupWatch:
         return found
 
     def look_timeout(self, elapsed: float, most: float) -> float:
-        """Seconds that the next look may take: no more than `most`, no longer than there is time.
+        """Return the timeout of the next check in seconds: at most `most`, and at most the time left.
 
-        The last one gets LEAST in any case: in less, a busy machine says nothing about its server.
+        The last check gets at least LEAST seconds: a shorter timeout fails on any busy machine.
         """
         return min(most, max(self.LEAST, self.timeout - elapsed))
 
     def pause(self, elapsed: float) -> float | None:
-        """Seconds until the next look; None when the time is over."""
+        """Return the seconds until the next check, or None if the time is over."""
         left = self.timeout - elapsed
         if left <= 0:
             return None

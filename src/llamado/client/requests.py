@@ -1,4 +1,4 @@
-"""Requests and answers of a llama server as data; sending them is done by the two clients."""
+"""Requests and responses of a llama server as data; the two clients send them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Messages = str | Sequence[Mapping[str, Any]]
 
 
 class RequestFailed(LlamadoError):
-    """The server answered with an error: `status`, and `type` as llama-server calls it."""
+    """The server returned an error, with its HTTP `status` and llama-server's error `type`."""
 
     def __init__(self, message: str, *, status: int, type: str) -> None:
         super().__init__(message)
@@ -26,11 +26,11 @@ class RequestFailed(LlamadoError):
 
 
 class ServerUnavailable(LlamadoError):
-    """The server does not answer, or has no place for the request for too long."""
+    """The server does not answer, or answered 503 for too long."""
 
 
 def base(url: str) -> str:
-    """A server's address without the slash at its end; `host:port` gets its scheme. Raises ServerUnavailable."""
+    """Return a server's URL without a trailing slash; `host:port` gets `http://`. Raises ServerUnavailable."""
     text = url.strip()
     if "://" not in text:
         text = f"http://{text}"
@@ -45,13 +45,12 @@ def base(url: str) -> str:
 
 
 class ServerAddress:
-    """What both clients know of their server.
+    """Address and timeouts of a server; base class of both clients.
 
-    `startup_timeout`: seconds `wait_until_ready` waits, `health_check_timeout`: seconds one look may take.
-    `busy_timeout`: for how long a request that is answered by 503 is sent again, with growing pauses or as the
-    server's Retry-After says. `request_timeout`: seconds without a byte after which an answer is given up. `verify`:
-    which certificates an https:// server may show (True: those that this machine trusts).
-    Raises ServerUnavailable for an address that is none.
+    `startup_timeout`: seconds that `wait_until_ready` waits. `health_check_timeout`: seconds that one check may take.
+    `busy_timeout`: seconds for which a request is retried after 503, with exponential backoff or as Retry-After says.
+    `request_timeout`: seconds without a byte after which a response is abandoned. `verify`: certificates that an
+    https:// server may present (True: those that this machine trusts). Raises ServerUnavailable for an invalid URL.
     """
 
     def __init__(
@@ -70,14 +69,14 @@ class ServerAddress:
         self.health_check_timeout = health_check_timeout
         self.busy_timeout = busy_timeout
         self.state: State = CONNECTING
-        """What the last look at the server found."""
+        """Result of the last check."""
         self._request_timeout = httpx.Timeout(request_timeout, connect=health_check_timeout)
         self._verify = verify
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._open()
 
     def _open(self) -> None:
-        """Make the connections' pool."""
+        """Create the connection pool."""
         raise NotImplementedError
 
     def _unreachable(self, error: httpx.HTTPError) -> ServerUnavailable:
@@ -86,7 +85,7 @@ class ServerAddress:
 
 
 def judge_failure(error: Exception, timeout: float) -> State:
-    """The state behind a look at /health that brought no answer."""
+    """Return the state for a /health request that failed with `error`; re-raise any other exception."""
     if isinstance(error, httpx.ConnectTimeout):
         return State(Phase.CONNECTING, f"no connection within {timeout:g} s; is the address right?")
     if isinstance(error, (httpx.TimeoutException, TimeoutError)):
@@ -101,16 +100,14 @@ def judge_failure(error: Exception, timeout: float) -> State:
 
 
 def too_long() -> State:
-    """The state behind an answer of /health that is far longer than one of a llama server."""
+    """Return the state for a /health response that is too long to come from a llama server."""
     return State(Phase.UNHEALTHY, f"something else answers there: /health is longer than {MAX_BODY} bytes")
 
 
 def failure(response: httpx.Response) -> RequestFailed:
-    """An error answer (its body read) as an exception."""
-    try:
-        error = response.json().get("error")
-    except (ValueError, AttributeError, RecursionError):
-        error = None
+    """Return an error response as an exception. Its body must have been read."""
+    error = _parsed(response)
+    error = error.get("error") if isinstance(error, dict) else None
     if isinstance(error, dict):
         message, type = str(error.get("message", "")), str(error.get("type", ""))
     else:
@@ -119,29 +116,53 @@ def failure(response: httpx.Response) -> RequestFailed:
     return RequestFailed(f"{where}: {response.status_code} {message}".rstrip(), status=response.status_code, type=type)
 
 
+def object_of(response: httpx.Response) -> Json:
+    """The JSON object of an answer. Raises RequestFailed for anything else."""
+    value = _parsed(response)
+    if not isinstance(value, dict):
+        where = f"{response.request.method} {response.request.url}"
+        raise RequestFailed(f"{where}: answers no JSON object: {response.text[:80]!r}", status=200, type="")
+    return value
+
+
+def list_of(response: httpx.Response) -> list[Json] | None:
+    """The JSON objects of an answer that is a list of them; None for anything else."""
+    value = _parsed(response)
+    return value if isinstance(value, list) and all(isinstance(one, dict) for one in value) else None
+
+
+def _parsed(response: httpx.Response) -> Any:
+    """The JSON of an answer, None for what is none or is nested too deep."""
+    try:
+        return json.loads(response.content)
+    except (ValueError, RecursionError):
+        return None
+
+
 def completion(prompt: str | Sequence[int], stream: bool, options: Mapping[str, Any]) -> tuple[str, Json]:
-    """Path and body of `/completion`."""
+    """Return path and body of a `/completion` request."""
     return "/completion", {**options, "prompt": prompt if isinstance(prompt, str) else list(prompt), "stream": stream}
 
 
 def chat(messages: Messages, stream: bool, options: Mapping[str, Any]) -> tuple[str, Json]:
-    """Path and body of `/v1/chat/completions`; a text is one message of the user."""
+    """Return path and body of a `/v1/chat/completions` request; a string is one user message."""
     said = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(m) for m in messages]
     return "/v1/chat/completions", {**options, "messages": said, "stream": stream}
 
 
 def tokenize(text: str, add_special: bool) -> tuple[str, Json]:
-    """Path and body of `/tokenize`."""
+    """Return path and body of a `/tokenize` request."""
     return "/tokenize", {"content": text, "add_special": add_special}
 
 
 def tokens_of(value: Mapping[str, Any]) -> list[int]:
-    """The tokens in an answer of `/tokenize`."""
-    return [int(token) for token in value.get("tokens", ())]
+    """Return the token ids of a `/tokenize` response."""
+    tokens = value.get("tokens")
+    return [token for token in tokens if isinstance(token, int)] if isinstance(tokens, list) else []
 
 
 def event(line: str) -> Json | None:
-    """The JSON of one line of a stream of events; None for what carries none. Raises RequestFailed."""
+    """Return the JSON object of one line of an event stream, or None if it has none. Raises RequestFailed."""
     if not line.startswith("data:"):
         return None
     text = line[5:].strip()
@@ -149,30 +170,35 @@ def event(line: str) -> Json | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RequestFailed(f"the stream holds what is no JSON: {text[:80]!r}", status=200, type="") from None
     if isinstance(value, dict) and isinstance(value.get("error"), dict):
         error = value["error"]
-        raise RequestFailed(str(error.get("message")), status=int(error.get("code", 500)), type=str(error.get("type")))
+        code = error.get("code")
+        status = code if isinstance(code, int) else 500
+        raise RequestFailed(str(error.get("message")), status=status, type=str(error.get("type")))
     return value if isinstance(value, dict) else None
 
 
 def text_of(value: Mapping[str, Any]) -> str:
-    """The text in an answer, or in one event of a stream, of either API."""
+    """Return the text of a response or stream event, of either API."""
     choices = value.get("choices")
     if not isinstance(choices, list):
         return str(value.get("content", ""))
-    if not choices:
-        return ""
-    said = choices[0].get("delta") or choices[0].get("message") or {}
-    return said.get("content") or ""
+    first = choices[0] if choices and isinstance(choices[0], dict) else {}
+    said = first.get("delta") or first.get("message")
+    text = said.get("content") if isinstance(said, dict) else None
+    return text if isinstance(text, str) else ""
 
 
 def metrics(text: str) -> dict[str, float]:
-    """Prometheus' text as a dictionary; labels are part of a name: `name{label="value"}`."""
+    """Parse Prometheus text into a dictionary. Keys include labels: `name{label="value"}`."""
     found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
-            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = float(sample.value)
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = float(sample.value)
+    except (ValueError, LookupError, TypeError) as error:
+        raise RequestFailed(f"/metrics answers what Prometheus cannot read: {error}", status=200, type="") from None
     return found

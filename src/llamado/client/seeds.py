@@ -1,4 +1,4 @@
-"""Seeds of jobs: the same for the same job, in every program, on every machine, after every restart."""
+"""Reproducible seeds: the same job id gives the same seed in every program, on every machine, after every restart."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import hashlib
 
 
 def seed_of(job_id: str | int | bytes) -> int:
-    """A seed for `seed=` of a request: SHA-256 of the job's name as 32 bits, big end first.
+    """Return a seed for `seed=` of a request: the first 32 bits of the SHA-256 of the job id, big-endian.
 
-    Python's own `hash(job_id)` is another one in each process. The value 0xFFFFFFFF, which asks for a random seed, does
-    not come.
+    Python's own `hash(job_id)` differs in each process. The value 0xFFFFFFFF, which requests a random seed, is never
+    returned.
 
     >>> seed_of("job-1")
     40547897

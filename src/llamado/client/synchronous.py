@@ -1,4 +1,4 @@
-"""The client for programs that wait."""
+"""The blocking client."""
 
 from __future__ import annotations
 
@@ -18,27 +18,24 @@ __all__ = ["LlamaServerClient"]
 
 
 class LlamaServerClient(ServerAddress):
-    """One server, ours or the real llama-server; methods may be called from several threads.
-
-    See ServerAddress for what can be set.
-    """
+    """Client of one llamado or llama-server; its methods are thread-safe. Parameters: those of ServerAddress."""
 
     def _open(self) -> None:
         self._http = httpx.Client(
             base_url=self.base_url, timeout=self._request_timeout, headers=self._headers, verify=self._verify
         )
 
-    # -- how it stands -------------------------------------------------------------------------------------------------
+    # -- status --------------------------------------------------------------------------------------------------------
 
     def check(self) -> State:
-        """Look at `/health` once."""
+        """Request `/health` once and return the state."""
         self.state = self._look(self.health_check_timeout)
         return self.state
 
-    def wait_until_ready(self, told: Callable[[State, float], None] | None = None) -> bool:
-        """Wait until requests are answered; False when `startup_timeout` is over, and `state` then says why.
+    def wait_until_ready(self, on_check: Callable[[State, float], None] | None = None) -> bool:
+        """Wait until the server is ready; return False after `startup_timeout`, with the reason in `state`.
 
-        `told(state, seconds)` is called after each look.
+        `on_check(state, seconds)` is called after each check.
         """
         began = time.monotonic()
         watch = StartupWatch(self.startup_timeout)
@@ -46,8 +43,8 @@ class LlamaServerClient(ServerAddress):
             timeout = watch.look_timeout(time.monotonic() - began, self.health_check_timeout)
             self.state = watch.note(self._look(timeout))
             elapsed = time.monotonic() - began
-            if told is not None:
-                told(self.state, elapsed)
+            if on_check is not None:
+                on_check(self.state, elapsed)
             if self.state.ready:
                 return True
             pause = watch.pause(elapsed)
@@ -56,15 +53,15 @@ class LlamaServerClient(ServerAddress):
             time.sleep(pause)
 
     def is_alive(self) -> bool:
-        """Liveness: whether a server answers, be it that it is loading."""
+        """Liveness: return True if the server answers, even while it loads."""
         return self.check().alive
 
     def is_healthy(self) -> bool:
-        """Readiness: whether requests are answered now."""
+        """Readiness: return True if the server accepts requests now."""
         return self.check().ready
 
     def workload(self) -> State:
-        """Readiness and workload: READY, or BUSY when no slot is free; otherwise as `check`."""
+        """Like `check`, but BUSY instead of READY if no slot is free."""
         state = self.check()
         if state.phase is Phase.READY:
             slots = self.get_slot_status()
@@ -73,30 +70,28 @@ class LlamaServerClient(ServerAddress):
         return state
 
     def get_slot_status(self) -> list[Json] | None:
-        """The server's slots; None where it does not tell (`--no-slots`, a key is missing, nobody answers)."""
+        """Return the server's slots, or None if they are not available (`--no-slots`, missing key, no answer)."""
         try:
-            slots = self._get("/slots", self.health_check_timeout).json()
-        except (RequestFailed, ServerUnavailable, ValueError):
+            return requests.list_of(self._get("/slots", self.health_check_timeout))
+        except (RequestFailed, ServerUnavailable):
             return None
-        return slots if isinstance(slots, list) else None
 
     def metrics(self) -> dict[str, float]:
-        """The numbers of `/metrics`. Raises RequestFailed (501: the server runs without `--metrics`)."""
+        """Return the values of `/metrics`. Raises RequestFailed (501: the server runs without `--metrics`)."""
         return requests.metrics(self._get("/metrics", self.health_check_timeout).text)
 
     def props(self) -> Json:
-        """`/props`: the model, its template, defaults. Raises RequestFailed."""
-        value: Json = self._get("/props", self.health_check_timeout).json()
-        return value
+        """Return `/props`: the model, its chat template, default parameters. Raises RequestFailed."""
+        return requests.object_of(self._get("/props", self.health_check_timeout))
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     @overload
     def completion(self, prompt: str | Sequence[int], *, stream: Literal[False] = False, **options: Any) -> Json: ...
     @overload
     def completion(self, prompt: str | Sequence[int], *, stream: Literal[True], **options: Any) -> Iterator[Json]: ...
     def completion(self, prompt: str | Sequence[int], *, stream: bool = False, **options: Any) -> Json | Iterator[Json]:
-        """Continue a prompt with `/completion`: its answer, or with `stream` its events (`content`, `stop` …).
+        """Continue a prompt with `/completion`: return the response, or with `stream` its events (`content`, `stop` …).
 
         Raises RequestFailed and ServerUnavailable.
         """
@@ -108,9 +103,9 @@ class LlamaServerClient(ServerAddress):
     @overload
     def chat_completion(self, messages: Messages, *, stream: Literal[True], **options: Any) -> Iterator[Json]: ...
     def chat_completion(self, messages: Messages, *, stream: bool = False, **options: Any) -> Json | Iterator[Json]:
-        """The next message of a conversation by `/v1/chat/completions`, as OpenAI's API gives it; else as `completion`.
+        """Like `completion`, for `/v1/chat/completions`: return OpenAI's response, or with `stream` its chunks.
 
-        `messages`: OpenAI's list, or the text of one message.
+        `messages`: OpenAI's list, or the text of one user message.
         """
         path, body = requests.chat(messages, stream, options)
         return self._events(path, body) if stream else self._post(path, body)
@@ -120,19 +115,19 @@ class LlamaServerClient(ServerAddress):
     @overload
     def chat(self, messages: Messages, *, stream: Literal[True], **options: Any) -> Iterator[str]: ...
     def chat(self, messages: Messages, *, stream: bool = False, **options: Any) -> str | Iterator[str]:
-        """The text of the next message, or with `stream` its pieces."""
+        """Return the text of the next message, or with `stream` its pieces."""
         path, body = requests.chat(messages, stream, options)
         if stream:
             return (text for event in self._events(path, body) if (text := requests.text_of(event)))
         return requests.text_of(self._post(path, body))
 
     def tokenize(self, text: str, *, add_special: bool = False) -> list[int]:
-        """The tokens of a text by `/tokenize`. Raises RequestFailed and ServerUnavailable."""
+        """Return the token ids of a text. Raises RequestFailed and ServerUnavailable."""
         path, body = requests.tokenize(text, add_special)
         return requests.tokens_of(self._post(path, body))
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -154,7 +149,7 @@ class LlamaServerClient(ServerAddress):
                     body += chunk
                     if len(body) > MAX_BODY:
                         return requests.too_long()
-                    if time.monotonic() > deadline:  # each byte in time, and the whole of them never
+                    if time.monotonic() > deadline:  # bytes may trickle in, each in time
                         raise TimeoutError
         except Exception as error:
             return requests.judge_failure(error, timeout)
@@ -175,8 +170,7 @@ class LlamaServerClient(ServerAddress):
                 response.read()
             except httpx.HTTPError as error:
                 raise self._unreachable(error) from None
-            value: Json = response.json()
-            return value
+            return requests.object_of(response)
 
     def _events(self, path: str, body: Json) -> Iterator[Json]:
         with self._sent(path, body) as response:
@@ -190,7 +184,7 @@ class LlamaServerClient(ServerAddress):
 
     @contextmanager
     def _sent(self, path: str, body: Json) -> Iterator[httpx.Response]:
-        """The answer to a request, 200; one that is answered by 503 is sent again."""
+        """Send a request and yield the 200 response; retry after 503. Raises RequestFailed and ServerUnavailable."""
         began = time.monotonic()
         backoff = Backoff(0.1, 5.0)
         while True:

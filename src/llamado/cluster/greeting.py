@@ -1,44 +1,48 @@
-"""Whether a worker greets: one HELLO, which says more than an accepted connection."""
+"""Readiness of a worker: one HELLO, which a frozen process with an open port does not answer."""
 
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 
 from llamado.client.health import Phase, State
 from llamado.rpc.wire import (
     COMMANDS,
+    LATEST,
     SPOKEN,
     DeviceCount,
     Hello,
     HelloResponse,
     ResponseReader,
+    Upgrade,
     WireError,
     spoken,
     write_request,
 )
 
 
-def greet(address: tuple[str, int], timeout: float) -> State:
-    """The state of a worker: whether it answers HELLO, which is more than accepting a connection."""
+def greet(address: tuple[str, int], timeout: float, tls: ssl.SSLContext | None = None) -> State:
+    """Return the state of a worker, by TLS if `tls` is given: ready if it answers HELLO."""
     deadline = time.monotonic() + timeout
     accepted = False
     try:
-        with socket.create_connection(address, timeout) as connection:
+        with socket.create_connection(address, timeout) as plain:
             accepted = True
-            reader = ResponseReader()
-            reader.expect(COMMANDS[Hello])
-            connection.sendall(write_request(Hello()))
-            while (found := reader.next()) is None:
-                connection.settimeout(max(0.001, deadline - time.monotonic()))
-                data = connection.recv(256)
-                if not data:
-                    return State(Phase.UNHEALTHY, "it ends the connection instead of greeting: no ggml RPC worker?")
-                reader.feed(data)
-            if isinstance(found[1], HelloResponse) and found[1].ours:
-                # One more question: who hangs up after the greeting alone seems to want another version.
-                connection.sendall(write_request(DeviceCount()))
-                connection.recv(256)
+            with plain if tls is None else tls.wrap_socket(plain, server_hostname=address[0]) as connection:
+                reader = ResponseReader()
+                reader.expect(COMMANDS[Hello])
+                connection.sendall(write_request(Hello()))
+                while (found := reader.next()) is None:
+                    connection.settimeout(max(0.001, deadline - time.monotonic()))
+                    data = connection.recv(256)
+                    if not data:
+                        return State(Phase.UNHEALTHY, "it ends the connection instead of greeting: no ggml RPC worker?")
+                    reader.feed(data)
+                if isinstance(found[1], HelloResponse) and found[1].ours:
+                    # A client that disconnects right after HELLO looks like one of ggml's that needs another version.
+                    connection.sendall(write_request(Upgrade(LATEST.major)) + write_request(DeviceCount()))
+                    connection.recv(256)
     except TimeoutError:
         if not accepted:
             return State(Phase.CONNECTING, f"no connection within {timeout:.2g} s; is the address right?")

@@ -82,7 +82,7 @@ class StateFolder:
         self.name = name
         self.path = root() / name
         self._state, self._lock = self.path / "state.json", self.path / "lock"
-        self._drains, self._kills = self.path / "drain", self.path / "kill"
+        self._drains, self._kills, self._resumes = (self.path / name for name in ("drain", "kill", "resume"))
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -92,14 +92,14 @@ class StateFolder:
                 "a cluster of processes needs Linux or macOS; here, start llamado worker and llamado serve --rpc, "
                 "each by itself"
             )
-        for asked in (self._drains, self._kills):
+        for asked in (self._drains, self._kills, self._resumes):
             asked.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(self._lock, "ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise self._taken() from None
-            for request in (*self._drains.iterdir(), *self._kills.iterdir()):
+            for request in (*self._drains.iterdir(), *self._kills.iterdir(), *self._resumes.iterdir()):
                 request.unlink()
             self._end_leftovers()
             try:
@@ -157,6 +157,14 @@ class StateFolder:
         """The services that others asked to drain; each is asked for until the next one is taken."""
         yield from _taken(self._drains)
 
+    def ask_resume(self, service: str) -> None:
+        """Ask the cluster's process to start a drained server again."""
+        (self._resumes / service).touch()
+
+    def resumes(self) -> Iterator[str]:
+        """Yield the servers that are to be started again."""
+        yield from _taken(self._resumes)
+
     def ask_kill(self, service: str) -> None:
         """Ask the cluster's process to kill a worker that it started."""
         (self._kills / service).touch()
@@ -165,9 +173,9 @@ class StateFolder:
         """The workers that others asked to kill."""
         yield from _taken(self._kills)
 
-    def asks_drain(self, service: str) -> bool:
-        """Whether a service is to be drained of which the cluster's process does not know yet."""
-        return (self._drains / service).exists()
+    def asks(self, service: str) -> bool:
+        """Return True if the cluster's process has not yet taken what was asked for a service."""
+        return (self._drains / service).exists() or (self._resumes / service).exists()
 
     def _end_leftovers(self) -> None:
         """End what a killed cluster of this name has left, if its watchdog was killed as well."""

@@ -38,6 +38,7 @@ STOPPING, DRAINING, DRAINED, ENDED = "stopping", "draining", "drained", "ended"
 _LOG_BYTES = 32 << 20  # of a service's log, and as much again of what came before
 _LOOK = 2.0  # seconds that one look at a service may take
 _PAUSES = 0.03, 0.5  # seconds between looks, the first and the longest
+FAILED = "cannot be started again"
 _DRAIN = 3600.0  # seconds that a drained server may take for what it has begun
 _TELL_PAUSE = 1.0  # seconds between two attempts to tell a service where another one is now
 _TELL = 60.0  # seconds after which it is started again instead
@@ -188,6 +189,15 @@ class Supervisor:
             one.drained = True
             self._task(self._drain(one))
 
+    def resume(self, name: str) -> None:
+        """Start a drained server again and give it back to the gateway. One that is not drained is left as it is."""
+        one = self.standings.get(name)
+        if one is None or one.service.role is not ServiceRole.SERVER or not one.drained:
+            return
+        if one.state.phase == DRAINED:
+            self._set(one, WAITING, "")
+        self._task(self._resume(one))
+
     def kill(self, name: str) -> None:
         """Kill a worker that was started here, as if its machine lost its power; it is started again."""
         one = self.standings.get(name)
@@ -236,19 +246,40 @@ class Supervisor:
         return str(failure(answer))
 
     async def _drain(self, one: Standing) -> None:
-        gateway = next((g.service for g in self.standings.values() if g.service.role is ServiceRole.GATEWAY), None)
-        if gateway is not None and one.service.role is ServiceRole.SERVER:
-            body = {"replica": one.service.address, "wait": _DRAIN}
-            key = {"Authorization": f"Bearer {gateway.environment[ADMIN_KEY]}"}
-            try:
-                async with open_async_client(timeout=_DRAIN + 10, verify=gateway.trust()) as http:
-                    answer = await http.post(f"{gateway.url}/gateway/drain", json=body, headers=key)
-                    answer.raise_for_status()
-            except (httpx.HTTPError, LlamadoError) as error:
-                # It is away, or asks for a key of its own: SIGTERM alone has it finish what it can in its time.
-                log.warning("%s: the gateway does not drain it: %s", one.service.name, error)
+        if one.service.role is ServiceRole.SERVER and (why := await self._tell_gateway(one, drain=True)):
+            # The gateway is away, or asks for a key of its own. After SIGTERM the server finishes what it can in time.
+            log.warning("%s: not drained at the gateway: %s", one.service.name, why)
         await self._end(one)
         self._set(one, DRAINED, "")
+
+    async def _resume(self, one: Standing) -> None:
+        while one.state.phase == DRAINING:
+            await asyncio.sleep(_PAUSES[0])
+        if not one.drained:  # asked twice
+            return
+        one.drained = False
+        if why := await self._tell_gateway(one, drain=False):
+            log.warning("%s: not taken back by the gateway: %s", one.service.name, why)
+        try:
+            await self._keep(one)
+        except StartFailed as error:
+            one.drained = True
+            self._set(one, DRAINED, f"{FAILED}: {error}")
+
+    async def _tell_gateway(self, one: Standing, *, drain: bool) -> str:
+        """Drain a server at the gateway and wait until it is idle, or take it back; return why that failed, or ""."""
+        gateway = next((g.service for g in self.standings.values() if g.service.role is ServiceRole.GATEWAY), None)
+        if gateway is None:
+            return ""
+        body = {"replica": one.service.address, "drain": drain, "wait": _DRAIN}
+        key = {"Authorization": f"Bearer {gateway.environment[ADMIN_KEY]}"}
+        try:
+            async with open_async_client(timeout=_DRAIN + 10, verify=gateway.trust()) as http:
+                answer = await http.post(f"{gateway.url}/gateway/drain", json=body, headers=key)
+                answer.raise_for_status()
+        except (httpx.HTTPError, LlamadoError) as error:
+            return str(error) or type(error).__name__
+        return ""
 
     def _task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -330,6 +361,9 @@ class Supervisor:
         one.exited = exited
         one.state.pid = one.process.pid
         self._changed(one)
+        for other in self.standings.values():
+            if other.ready.is_set():  # also one that became ready while this one waited for a place
+                self._tell_if_new(one, other)
         looking = asyncio.create_task(self._until_ready(one))
         try:
             code = await asyncio.shield(exited)
@@ -359,14 +393,19 @@ class Supervisor:
         return words
 
     def _tell_others(self, one: Standing) -> None:
-        """Those whose process knows another address of a service hear of the one that it has now."""
-        name = one.service.name
+        """Send the address of `one` to every running service that has an older one or none."""
         for other in self.standings.values():
-            for word in other.service.command:
-                if isinstance(word, Addresses) and name in word.services and other.running:
-                    now = word.of(one.service.address)
-                    if other.knows.get(name) != now:
-                        self._task(self._tell(other, one, now))
+            if other.running:
+                self._tell_if_new(other, one)
+
+    def _tell_if_new(self, other: Standing, one: Standing) -> None:
+        """Send `other` the address of `one`, if its command names that service and its process has another address."""
+        name = one.service.name
+        for word in other.service.command:
+            if isinstance(word, Addresses) and name in word.services:
+                now = word.of(one.service.address)
+                if other.knows.get(name) != now:
+                    self._task(self._tell(other, one, now))
 
     async def _tell(self, other: Standing, one: Standing, now: str) -> None:
         loop = asyncio.get_running_loop()

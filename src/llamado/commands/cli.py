@@ -25,6 +25,7 @@ from llamado.flags import (
     memory_size,
     parse,
 )
+from llamado.installation import PROGRAMS
 from llamado.loglines import LineFormatter
 from llamado.processes.secret_values import taken
 from llamado.terminal.text import print
@@ -78,9 +79,12 @@ def _wait(flags: Parsed, namespace: argparse.Namespace) -> int:
         if not 0 < flags.values[key] < math.inf:
             raise FlagError(f"--{key}: expected seconds, more than 0, got {flags.values[key]}")
 
+    if namespace.url and flags.pid is not None:
+        raise FlagError("a URL and --pid: give one of them")
+
     from llamado.commands.wait import run_wait
 
-    return run_wait(namespace.url, timeout=flags.timeout, interval=flags.interval)
+    return run_wait(namespace.url, timeout=flags.timeout, interval=flags.interval, pid=flags.pid)
 
 
 def _run(flags: Parsed, namespace: argparse.Namespace) -> int:
@@ -232,6 +236,7 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
     check_port("-p/--port", flags.port)
     _log_to_stderr(flags)
 
+    from llamado.gguf.sources.resolve import cache_dir
     from llamado.rpc.worker.server import WorkerOptions, run_worker
 
     options = WorkerOptions(
@@ -251,6 +256,7 @@ def _worker(flags: Parsed, _: argparse.Namespace) -> int:
         announce=flags.announce,
         ring=not flags.no_ring,
         protocol=int(flags.protocol),
+        clients=cache_dir() / "rpc-clients.json",
         own_files=not flags.no_own_files,
         models=_folders("--models-dir", flags.models_dir or []),
     )
@@ -329,7 +335,7 @@ def _cluster(flags: Parsed, _: argparse.Namespace) -> int:
 
 
 def _deploy(flags: Parsed, namespace: argparse.Namespace) -> int:
-    from llamado.commands.deploy import run_deploy
+    from llamado.commands.deploy.run import run_deploy
 
     return run_deploy(flags, namespace.target, namespace.file, namespace.behind)
 
@@ -358,10 +364,14 @@ def _logs(_: Parsed, namespace: argparse.Namespace) -> int:
     return run_logs(namespace.service, namespace.cluster, follow=namespace.follow)
 
 
-def _drain(_: Parsed, namespace: argparse.Namespace) -> int:
+def _drain(flags: Parsed, namespace: argparse.Namespace) -> int:
+    if namespace.gateway:
+        from llamado.commands.replicas import drain_replica
+
+        return drain_replica(namespace.gateway, namespace.service, flags.admin_key, undo=namespace.undo)
     from llamado.commands.up.running import run_drain
 
-    return run_drain(namespace.service, namespace.cluster)
+    return run_drain(namespace.service, namespace.cluster, undo=namespace.undo)
 
 
 def _completions(_: Parsed, namespace: argparse.Namespace) -> int:
@@ -372,7 +382,7 @@ def _print_completions(shell: str) -> int:
     if shell == "models":
         from llamado.gguf.sources.stored import stored_models
 
-        print("\n".join(model.argument for model in stored_models() if model.whole))
+        print("\n".join(model.argument for model in stored_models() if model.is_complete))
         return 0
     from llamado.commands.completions import completed, script
 
@@ -407,13 +417,9 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "ps": (_ps, "the servers of this machine, and what llamado up runs"),
     "down": (_down, "end what llamado up runs"),
     "logs": (_logs, "print the logs of what llamado up runs"),
-    "drain": (_drain, "have a service of llamado up finish what it is doing and end"),
+    "drain": (_drain, "have a service of llamado up, or a gateway's replica, finish what it is doing; --undo: go on"),
     "completions": (_completions, "a script with which bash, zsh or fish complete commands, flags and models"),
 }
-
-
-PROGRAMS = {"llama-server": "serve", "rpc-server": "worker", "ggml-rpc-server": "worker", "llama-gguf-split": "gguf"}
-"""llama.cpp's names of commands: as the first word, or as the name of a link to this program."""
 
 
 def _parser(command: str) -> FlagParser:
@@ -432,7 +438,11 @@ def _parser(command: str) -> FlagParser:
         parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, types_table()
         parser.usage = "llamado quantize [flags] IN.gguf [OUT.gguf] TYPE [THREADS]"
     elif command == "wait":
-        parser.add_argument("url", metavar="URL", help="http://host:port of a server, or tcp://host:port of a worker")
+        about = (
+            "http://host:port of a server, or tcp://host:port of a worker (default: the server, gateway or worker that "
+            "runs in this container)"
+        )
+        parser.add_argument("url", metavar="URL", nargs="?", help=about)
     elif command == "doctor":
         about = "http://host:port of servers, tcp://host:port of workers, logs, models (default: this machine)"
         parser.add_argument("targets", nargs="*", metavar="URL|LOG|MODEL", help=about)
@@ -488,6 +498,10 @@ def _parser(command: str) -> FlagParser:
         parser.add_argument("--cluster", metavar="NAME", help="of which cluster, where several run")
         many = {"nargs": "?"} if command == "logs" else {}
         parser.add_argument("service", metavar="SERVICE", help="as llamado ps names it", **many)  # type: ignore[arg-type]
+        if command == "drain":
+            parser.add_argument("--undo", action="store_true", help="a drained server starts, and gets requests, again")
+            parser.add_argument("--gateway", metavar="URL", help="SERVICE is a replica of this gateway, by its name or "
+                                "URL: it gets no new requests, and goes on running")  # fmt: skip
         if command == "logs":
             parser.add_argument("-f", "--follow", action="store_true", help="go on with what is added")
     if command in ("list", "show", "ps"):

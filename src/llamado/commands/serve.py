@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from llamado.commands.http_options import access_rules, configure_logs, hosts_of
 from llamado.commands.options import engine_options, model_source, read_file, sampling_defaults, use_hub
 from llamado.commands.split_options import listed
 from llamado.engine.options import ModelSource
-from llamado.flags import FlagError, Parsed, check_port
+from llamado.flags import FlagError, Parsed, api_prefix, check_port
 from llamado.http import sockets
 from llamado.server.settings import Settings
 from llamado.server.switches import PredictRoutes, Switches
@@ -48,9 +47,7 @@ def serve_settings(flags: Parsed) -> Settings:
         raise FlagError(f"AIP_HTTP_PORT: expected 0 to 65535, got {os.environ['AIP_HTTP_PORT']!r}") from error
     hosts = hosts_of(flags)
     _check_numbers(flags)
-    prefix = flags.api_prefix.rstrip("/")
-    if prefix and not re.fullmatch("(/[A-Za-z0-9._~-]+)+", prefix):
-        raise FlagError(f"--api-prefix: expected a path as /llama, got {flags.api_prefix!r}")
+    prefix = api_prefix(flags.api_prefix)
     many = serves_many(flags)
     if many:
         use_hub(flags)
@@ -244,10 +241,11 @@ def _run_serve(flags: Parsed) -> int:
         logging.getLogger("llamado.server").warning("%s", warning)
     listening = sockets.listen(settings.hosts, settings.port, reuse_port=settings.reuse_port)
     if serves_many(flags):
+        from llamado.commands.memory_need import memory_need
         from llamado.router.router import serve_router
 
         gc.enable()
-        return serve_router(settings, flags, listening)
+        return serve_router(settings, flags, listening, lambda model: memory_need(model.launch.args, model.launch.env))
 
     from llamado.server.load import load_served
     from llamado.server.run import serve

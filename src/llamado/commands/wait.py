@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -18,18 +19,25 @@ Told = Callable[[State, float], None]
 HELLO_TIMEOUT = 5.0
 
 
-def run_wait(url: str, *, timeout: float, interval: float) -> int:
+def run_wait(url: str | None, *, timeout: float, interval: float, pid: int | None = None) -> int:
     """Wait for `http(s)://host:port`, or `tcp://host:port` of a worker; the exit code: 0 ready, 1 not in time.
 
-    On a terminal a live line shows how far it is; elsewhere a line is written every `interval` seconds, and whenever
-    the state changes. Raises ServerUnavailable and EndpointError for an address that is none.
+    Without a URL it is that of the process `pid`, or of the one that runs in this container. On a terminal a live line
+    shows how far it is; elsewhere a line is written every `interval` seconds, and whenever the state changes. Raises
+    ServerUnavailable and EndpointError for an address that is none, and ListenerError.
     """
+    tls: ssl.SSLContext | None = None
+    if url is None:
+        from llamado.commands.listeners import listener_of
+
+        found = listener_of(pid)
+        url, tls = found.url, found.tls
     if url.startswith("tcp://"):
         from llamado.rpc.endpoint import Endpoint
 
         endpoint = Endpoint.parse(url)
-        return _report(url, timeout, interval, lambda told: _wait_for_worker(endpoint.address, timeout, told))
-    with LlamaServerClient(url, startup_timeout=timeout) as client:
+        return _report(url, timeout, interval, lambda told: _wait_for_worker(endpoint.address, timeout, told, tls))
+    with LlamaServerClient(url, startup_timeout=timeout, verify=True if tls is None else tls) as client:
 
         def wait(told: Told) -> State:
             client.wait_until_ready(told)
@@ -80,11 +88,11 @@ class _Lines:
         print(f"[{elapsed:.0f}/{self._timeout:g}s] {state.message}{shown}", flush=True)
 
 
-def _wait_for_worker(address: tuple[str, int], timeout: float, told: Told) -> State:
+def _wait_for_worker(address: tuple[str, int], timeout: float, told: Told, tls: ssl.SSLContext | None) -> State:
     began = time.monotonic()
     watch = StartupWatch(timeout)
     while True:
-        state = watch.note(greet(address, watch.look_timeout(time.monotonic() - began, HELLO_TIMEOUT)))
+        state = watch.note(greet(address, watch.look_timeout(time.monotonic() - began, HELLO_TIMEOUT), tls))
         elapsed = time.monotonic() - began
         told(state, elapsed)
         if state.ready:

@@ -80,8 +80,14 @@ class Backend(Protocol):
     def reconnect(self, lost: Device, timeout: float = 2.0) -> Device:
         """Open a new device in place of a lost one, under the same name. Raises `DeviceLost` while there is none."""
 
-    def add(self, place: str) -> Sequence[Device]:
-        """Add a place and return its devices, which the caller names. Raises a LlamadoError."""
+    def expect_answers(self, seconds: float | None) -> None:
+        """Drop devices that take longer than `seconds` to answer from now on; None: no limit, for slow graphs."""
+
+    def open(self, place: str) -> Sequence[Device]:
+        """Return the devices of one more place, which the caller names. Raises a LlamadoError."""
+
+    def add(self, place: str, devices: Sequence[Device]) -> None:
+        """Add the devices of an opened place to those that are reconnected after a loss."""
 
     def remove(self, place: str) -> None:
         """Remove a place: its devices are not connected again. An unknown place is ignored."""

@@ -150,7 +150,7 @@ class Engine:
         self._similarity = slot_prompt_similarity
         self._lora = DefaultScales(lora, invocations)
         self._slots = [Slot(i, n_ctx) for i in range(n_slots)]
-        if not forward.memory.drafts:
+        if not forward.memory.supports_drafts:
             drafts = None
         self._drafts = drafts
         self._stats = Statistics(drafts)
@@ -235,6 +235,7 @@ class Engine:
             top_rows=self._top_rows,
             vocabulary=self._tokenizer,
             matcher=None if request.constraint is None else request.constraint.start(),
+            processor=request.processor,
             weights=bool(request.n_probs and request.post_sampling_probs),
         )
         sampler.start(request.prompt)
@@ -280,6 +281,18 @@ class Engine:
             raise InvalidRequest("Invalid slot ID")
         self._queue.add_slot_task(slot_task)
         return slot_task.future
+
+    def use_prompt_memory(self, limit: int | None, disk: DiskCache | None) -> None:
+        """Keep prompts that no slot holds in so many bytes of memory (None: no limit, 0: not at all), and on disk.
+
+        Waits until no step is under way. Raises Unavailable or EngineClosed.
+        """
+
+        def use() -> None:
+            self._sequence_cache.use_memory(limit, disk)
+            self._disk = disk
+
+        self.between_steps(use, forget=False)
 
     def between_steps(self, work: Callable[[], None], *, forget: bool) -> None:
         """Run `work` on the engine's thread between two steps, and wait for it. With `forget`, all cells are dropped.

@@ -268,6 +268,16 @@ class LoadedModel:
         prompt = self.tokenize(text, add_special=True)
         return self._stream(prompt, options) if stream else self.complete(prompt, **options).content
 
+    def keep_prompts(self, limit: int, folder: Path | None = None, folder_limit: int = 0) -> None:
+        """Keep prompts that no slot holds in `limit` bytes of memory, and `folder_limit` bytes of them in a folder.
+
+        Those that were kept before are forgotten, or in their own folder. Raises DiskCacheUnusable, EngineError.
+        """
+        if not isinstance(self.engine, Engine):
+            raise EngineError("a model that only makes vectors remembers no prompts")
+        disk = None if folder is None else _disk_cache(self.forward, folder, folder_limit)
+        self.engine.use_prompt_memory(limit, disk)
+
     def close(self, timeout: float = 0.0) -> None:
         """Stop all computation, after giving running answers `timeout` seconds, then free memory and close the file."""
         if self.embedder is not None:
@@ -410,8 +420,7 @@ def _engine(
     split, cache_ram = options.split, prompt_memory(options.cache_ram, memory().total)
     disk = None
     if options.cache_disk is not None and cache_ram:
-        folder, limit = Path(options.cache_disk), options.cache_disk_size
-        disk = DiskCache(folder, limit, lambda scales: forward.cell_kind(scales), lambda: forward.numerics)
+        disk = _disk_cache(forward, Path(options.cache_disk), options.cache_disk_size)
     return Engine(
         forward,
         tokenizer,
@@ -434,6 +443,10 @@ def _engine(
         wait=30.0 if split is None else split.request_wait,
         spare_core=(options.n_threads or cores()) < cores(),
     )
+
+
+def _disk_cache(forward: Forward, folder: Path, limit: int) -> DiskCache:
+    return DiskCache(folder, limit, lambda scales: forward.cell_kind(scales), lambda: forward.numerics)
 
 
 def _close(forward: object) -> None:

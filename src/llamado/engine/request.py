@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest
 from llamado.engine.sampling.params import Sampling, sampler_names
 from llamado.engine.sampling.rng import Seed
@@ -43,6 +46,10 @@ __all__ = [
 ]
 
 StopType = Literal["none", "eos", "limit", "word"]
+TokenArray = NDArray[np.intc]
+Logits = NDArray[np.float32]
+LogitsProcessor = Callable[[TokenArray, Logits], Logits]
+"""Gets the sequence so far and a copy of its next token's logits."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +87,13 @@ class Request:
     """The constraint of the answer's tokens."""
     lora: Mapping[int, float] = field(default_factory=dict)
     """Scales of LoRA adapters by number, 0 for the others; empty: the engine's default scales."""
+    processor: LogitsProcessor | None = None
+    """Return the logits that a token is drawn from, given the model's logits. All hooks run on the engine's thread,
+    which does nothing else meanwhile. A hook that raises ends its own request only."""
+    until: Callable[[TokenArray, Logits], bool] | None = None
+    """End the answer before a token if it returns True for the tokens so far and the logits of the next one."""
+    on_prompt_row: Callable[[int, Logits], None] | None = None
+    """Called with the position of each evaluated prompt token but the last, and the logits after it."""
 
     def validate(self) -> None:
         """Raise InvalidRequest for limits out of range."""
@@ -247,6 +261,8 @@ class Token:
     index: int
     """Position of the first of `tokens` in the answer, from 0."""
     timings: Timings | None = None
+    prompt_probs: Sequence[TokenProbs] = ()
+    """With the first token: those of the prompt, as in Result."""
 
 
 @dataclass(frozen=True, slots=True)

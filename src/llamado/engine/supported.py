@@ -136,10 +136,10 @@ def _memory_report(header: Header, found: Fit, figures: list[DeviceFigures]) -> 
 
 def _fitting(header: Header, missing: int) -> str:
     """List other files of the same model that are small enough, the largest first."""
-    if not header.others:
+    if not header.alternatives:
         return ""
     most = header.file_bytes - missing
-    sizes = sorted(((n, name) for name, n in header.others.items() if n <= most), reverse=True)
+    sizes = sorted(((n, name) for name, n in header.alternatives.items() if n <= most), reverse=True)
     if not sizes:
         return ". None of its other quantizations would fit"
     return ". What would fit: " + ", ".join(f"{name} ({size_text(n)})" for n, name in sizes[:3])

@@ -26,6 +26,8 @@ from llamado.http.errors import ApiError, invalid, not_found, not_supported
 from llamado.http.exchange import MODEL, MODEL_POSTS, Exchange
 from llamado.http.exposition import CONTENT_TYPE
 from llamado.http.json_body import parse_body
+from llamado.http.metrics import Traffic
+from llamado.http.monitoring.counted import OTHER
 from llamado.http.upstream import UpstreamLost
 
 log = logging.getLogger("llamado.gateway")
@@ -52,7 +54,8 @@ class Gateway:
         self.balancer = Balancer(options)
         self.ending = False
         """Whether the process ends: requests that are cancelled then are answered."""
-        self._metrics = GatewayMetrics(self.balancer, self._limits, self._retries, options.labels)
+        self.traffic = Traffic()
+        self._metrics = GatewayMetrics(self.balancer, self._limits, self._retries, self.traffic, options.labels)
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/livez"): self._live,
             **{("GET", path): self._ready for path in HEALTH - {"/livez"}},
@@ -60,6 +63,7 @@ class Gateway:
             ("GET", "/v1/models"): self._models,
             ("GET", "/metrics"): self._scrape,
             ("GET", "/slots"): self._slots,
+            ("GET", "/gateway/status"): self._status,
         }
         self._administration: dict[tuple[str, str], Handler] = {
             ("GET", "/gateway/replicas"): self._list,
@@ -86,6 +90,15 @@ class Gateway:
             raise not_supported(f"{path} is about one replica: ask that replica itself")
         else:
             raise not_found()
+
+    def endpoint(self, method: str, path: str) -> str:
+        """Return the row of a request in the metrics: its path, or one row for all that share a handler."""
+        one = (method, path)
+        if path in _OF_ONE | (_POSTS if method == "POST" else _GETS) or one in self._handlers | self._administration:
+            return path
+        if method == "GET" and path.startswith(MODEL):
+            return f"{MODEL}{{name}}"
+        return "/slots/{id}" if path.startswith("/slots/") else OTHER
 
     async def close(self) -> None:
         """Let go of all replicas."""
@@ -170,6 +183,10 @@ class Gateway:
         ready = [replica for replica in self.balancer.replicas.values() if replica.ready]
         found = await asyncio.gather(*map(of, ready))
         await answer(send, orjson.dumps([slot for slots in found for slot in slots]))
+
+    async def _status(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """How each replica is, and what it does; without its address, which is the administrator's."""
+        await answer(send, orjson.dumps({"replicas": [r.status for r in self.balancer.replicas.values()]}))
 
     # Administration
 

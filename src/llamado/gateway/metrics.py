@@ -20,6 +20,8 @@ from llamado.gateway.breaker import Circuit
 from llamado.gateway.limits import KeyLimits
 from llamado.gateway.replica import METRICS_TIMEOUT, Replica
 from llamado.http.exposition import merge
+from llamado.http.metrics import Traffic
+from llamado.http.monitoring.families import traffic_families
 from llamado.http.upstream import UpstreamLost
 
 log = logging.getLogger("llamado.gateway")
@@ -31,8 +33,16 @@ _LLAMA_CPP = "llama.cpp"
 class GatewayMetrics:
     """What a scrape gets. `retries`: requests that were sent again, by the reason."""
 
-    def __init__(self, balancer: Balancer, limits: KeyLimits, retries: Counter[str], labels: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        balancer: Balancer,
+        limits: KeyLimits,
+        retries: Counter[str],
+        traffic: Traffic,
+        labels: Mapping[str, str],
+    ) -> None:
         self._balancer = balancer
+        self._traffic = traffic
         self._limits = limits
         self._retries = retries
         self._labels = labels
@@ -97,6 +107,7 @@ class GatewayMetrics:
                 losses.add_metric([replica.name, reason], n)
         yield answers
         yield losses
+        yield from traffic_families(self._traffic, "llamado_gateway_")
         yield from self._totals()
         yield from self._keys()
 

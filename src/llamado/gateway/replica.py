@@ -7,7 +7,7 @@ import itertools
 import logging
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +29,32 @@ _REQUESTS = re.compile(r"^llamacpp:requests_(?:processing|deferred)(?:{[^}]*})? 
 _LARGEST = 64 << 20  # bytes of `/slots`, `/metrics`
 
 NOT_ASKED = State(Phase.CONNECTING, "not asked yet")
+
+
+class Rate:
+    """Events a second over the last minute, in memory for a minute's seconds."""
+
+    SECONDS = 60
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[int, int]] = deque(maxlen=self.SECONDS + 1)  # (second, events in it)
+        self._began: float | None = None
+
+    def note(self, now: float) -> None:
+        """Count an event."""
+        self._began = now if self._began is None else self._began
+        second = int(now)
+        if self._counts and self._counts[-1][0] == second:
+            self._counts[-1] = (second, self._counts[-1][1] + 1)
+        else:
+            self._counts.append((second, 1))
+
+    def per_second(self, now: float) -> float:
+        """Return the rate; over less than a minute if the first event is not older."""
+        if self._began is None:
+            return 0.0
+        recent = sum(n for second, n in self._counts if second > now - self.SECONDS)
+        return recent / max(1.0, min(self.SECONDS, now - self._began))
 
 
 class Replica:
@@ -60,6 +86,7 @@ class Replica:
         """Answers by status."""
         self.losses: Counter[str] = Counter()
         """Requests that it took and did not answer, by the reason."""
+        self._rate = Rate()
         self._settings = settings
         self._changed = changed
         self._waiting: set[Exchange] = set()
@@ -196,6 +223,7 @@ class Replica:
         """A request is sent to it; returns whether it is a probe of the breaker."""
         self.in_flight += 1
         self.n_begun += 1
+        self._rate.note(time.monotonic())
         self._free.clear()
         self._waiting.add(exchange)
         return self.breaker.begin()
@@ -218,9 +246,14 @@ class Replica:
     @property
     def shown(self) -> dict[str, Any]:
         """What `/gateway/replicas` says of it."""
+        return {"url": self.options.url, **self.status}
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What `/gateway/status` says of it."""
         return {
             "name": self.name,
-            "url": self.options.url,
+            "ready": self.ready,
             "backup": self.backup,
             "weight": self.options.weight,
             "state": "draining" if self.draining else self.state.phase.value,
@@ -230,6 +263,10 @@ class Replica:
             "in_flight": self.in_flight,
             "others": self.others,
             "slots": self.n_slots,
+            "requests": self.n_begun,
+            "requests_per_second": round(self._rate.per_second(time.monotonic()), 3),
+            "answers": {str(status): n for status, n in sorted(self.statuses.items())},
+            "losses": dict(self.losses),
             "models": [model["id"] for model in self.models],
             "build": self.build,
         }

@@ -13,6 +13,7 @@ from llamado.gateway.limits import KeyLimits
 from llamado.gateway.options import GatewayOptions
 from llamado.http.access import Access, busy_app
 from llamado.http.connections import RESERVED_FILES, ConnectionLimits, configure, raise_file_limit
+from llamado.http.monitoring.counted import Counted
 from llamado.http.running import announced
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
@@ -39,21 +40,21 @@ class GatewayServer(EndingServer):
 
 def make_gateway(options: GatewayOptions) -> GatewayServer:
     """A server that is ready to run. Raises GatewayError."""
-    application: list[Access] = []
+    application: list[Counted] = []
     limits = KeyLimits(options.keys, options.quota_file)
 
-    def make() -> Access:
+    def make() -> Counted:
         gateway = server.gateway = Gateway(options, limits)
         keys = [*options.access.api_keys, *(key.key.encode() for key in options.keys)]
         if keys and options.admin_key:
             keys.append(options.admin_key.encode())
         server.access = Access(gateway, replace(options.access, api_keys=tuple(keys)))
-        application.append(server.access)
-        return server.access
+        application.append(Counted(server.access, gateway.traffic, gateway.endpoint))
+        return application[0]
 
     # Each request has a connection to its replica besides the client's.
     connections = ConnectionLimits((raise_file_limit() - RESERVED_FILES) // 2, options.timeout)
-    refuse = busy_app(lambda: application[0], "")
+    refuse = busy_app(lambda: application[0], "", lambda *refused: application[0].refused(*refused))
     settings = configure(
         make, connections, cast(Any, refuse), key=options.ssl_key, certificate=options.ssl_cert, proxied=False
     )

@@ -1,4 +1,6 @@
-"""The tensor language all rooms above share: types, operations, tensors, graphs, shape rules. No arithmetic."""
+"""The tensor graph language shared by the packages above: types, operations, tensors, graphs, shape rules. It computes
+nothing.
+"""
 
 from llamado.ggml.errors import ShapeError
 from llamado.ggml.graph import Graph, new_tensor

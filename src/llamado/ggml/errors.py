@@ -1,4 +1,4 @@
-"""What can go wrong when a graph is built."""
+"""Errors raised while a graph is built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ShapeError(LlamadoError):
-    """An operation was given tensors whose shapes, strides or types it cannot combine."""
+    """An operation cannot combine the shapes, strides or types of its sources."""
 
     def __init__(self, op: str, reason: str, *tensors: Tensor | None) -> None:
         self.op, self.reason = op, reason
@@ -20,7 +20,7 @@ class ShapeError(LlamadoError):
 
 
 def describe(tensor: Tensor | None) -> str:
-    """One line on a tensor: name, type, shape; strides too when it is not contiguous."""
+    """Return a one-line description: name, type and shape, plus strides if the tensor is not contiguous."""
     if tensor is None:
         return "none"
     text = f"{tensor.name or 'unnamed'} {tensor.type.name}{list(tensor.ne)}"

@@ -1,8 +1,8 @@
-"""Building graphs: one function per operation, and the Graph that puts them in order.
+"""Graph construction: one function per operation, and `Graph`, which puts operations in order.
 
-Each function checks what ggml checks (for shapes that is `shapes.py`), and gives the result the shape, strides and
-parameter bytes that ggml gives it (ggml.c), so that a graph built here is the graph a ggml back end expects. Nothing is
-computed. Every function raises ShapeError.
+Each function checks its sources as ggml does; `shapes.py` holds the shape rules. It gives the result ggml's shape,
+strides and parameter bytes (ggml.c), so that ggml back ends can run the graph. Nothing is computed. Every function
+raises ShapeError.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from struct import Struct
 from llamado.ggml import shapes
 from llamado.ggml.errors import ShapeError
 from llamado.ggml.ops import GluOp, MatrixHint, Op, PrecType, RopeMode, SortOrder, TensorFlag, UnaryOp
-from llamado.ggml.tensor import BLOCK, NO_PARAMS, Shape, Tensor, contiguous_strides, whole
+from llamado.ggml.tensor import BLOCK, NO_PARAMS, Shape, Tensor, contiguous_layout, contiguous_strides
 from llamado.gguf.types import TensorType
 
-# Names looked up once: members of an Enum class are slow to reach, and a graph has a thousand nodes.
+# Bound once: members of an Enum class are slow to reach, and a graph has a thousand nodes.
 _COMPUTE = int(TensorFlag.COMPUTE)
 _NONE = Op.NONE
 _ADD, _SUB, _MUL, _DIV = Op.ADD, Op.SUB, Op.MUL, Op.DIV
@@ -40,15 +40,15 @@ _pack_flash = Struct("<3f2i44x").pack
 def _make(
     type: TensorType, ne: Shape, op: Op, src: tuple[Tensor | None, ...], params: bytes = NO_PARAMS, name: str = ""
 ) -> Tensor:
-    """A result with memory of its own, without gaps."""
-    ne, nb = whole(type, ne)
+    """Return a contiguous result with its own memory."""
+    ne, nb = contiguous_layout(type, ne)
     return Tensor(type, ne, nb, op, src, params, None, 0, name)
 
 
 def _alias(
     a: Tensor, ne: Shape, nb: Shape, op: Op, src: tuple[Tensor | None, ...], params: bytes, offset: int, name: str
 ) -> Tensor:
-    """A result that lies in the memory of `a`; a view of a view refers to the owner of the memory."""
+    """Return a result that shares the memory of `a`; a view of a view refers to the owner of the memory."""
     owner = a.view_src
     if owner is None:
         return Tensor(a.type, ne, nb, op, src, params, a, offset, name)
@@ -62,7 +62,7 @@ def _shape(op: str, ne: tuple[int, ...]) -> Shape:
 
 
 def new_tensor(type: TensorType, *ne: int, name: str = "") -> Tensor:
-    """Data that no operation computes: a weight, an input or a cache, without gaps."""
+    """Return a contiguous tensor that no operation computes: a weight, an input or a cache."""
     shape = _shape("new_tensor", ne)
     if shape[0] % BLOCK[type][0]:
         raise ShapeError("new_tensor", f"a row of {shape[0]} elements is not a whole number of {type.name} blocks")
@@ -92,7 +92,7 @@ def view_1d(a: Tensor, ne0: int, offset: int = 0, name: str = "") -> Tensor:
 
 
 def view_2d(a: Tensor, ne0: int, ne1: int, nb1: int, offset: int = 0, name: str = "") -> Tensor:
-    """`ne1` rows of `ne0` elements of `a`, `nb1` bytes apart, from byte `offset`."""
+    """`ne1` rows of `ne0` elements of `a` with a stride of `nb1` bytes, from byte `offset`."""
     nb2 = nb1 * ne1
     return _view("view_2d", a, (ne0, ne1, 1, 1), (BLOCK[a.type][1], nb1, nb2, nb2), offset, name)
 
@@ -122,9 +122,9 @@ def reshape(a: Tensor, *ne: int, name: str = "") -> Tensor:
 
 
 def permute(a: Tensor, axis0: int, axis1: int, axis2: int, axis3: int, name: str = "") -> Tensor:
-    """The same memory with dimension i of `a` becoming dimension `axis_i`."""
+    """The same memory with dimension i of `a` moved to dimension `axis_i`."""
     axes = (axis0, axis1, axis2, axis3)
-    if axes == (0, 2, 1, 3):  # the permutation of attention
+    if axes == (0, 2, 1, 3):  # the permutation of attention heads
         (n0, n1, n2, n3), (b0, b1, b2, b3) = a.ne, a.nb
         return _alias(a, (n0, n2, n1, n3), (b0, b2, b1, b3), _PERMUTE, (a,), _SWAP_12, 0, name)
     if sorted(axes) != [0, 1, 2, 3]:
@@ -149,24 +149,26 @@ def transpose(a: Tensor, name: str = "") -> Tensor:
 
 def dup(a: Tensor, name: str = "") -> Tensor:
     """A copy of `a`, contiguous, of the same type."""
-    return _make(*shapes.same(a), Op.DUP, (a,), name=name)
+    return _make(*shapes.elementwise(a), Op.DUP, (a,), name=name)
 
 
 def cont(a: Tensor, *ne: int, name: str = "") -> Tensor:
-    """`a` without gaps, in shape `ne` (default: its own)."""
+    """A contiguous copy of `a` in shape `ne` (default: its own)."""
     shape = _shape("cont", ne) if ne else a.ne
-    return _make(*shapes.copied("cont", a, a.type, shape), Op.CONT, (a,), name=name)
+    return _make(*shapes.copy("cont", a, a.type, shape), Op.CONT, (a,), name=name)
 
 
 def cpy(a: Tensor, b: Tensor, name: str = "") -> Tensor:
-    """Writes `a` into the memory of `b`, converting the type; the result is a view of `b`. Equally many elements."""
-    shapes.copied("cpy", a, b.type, b.ne)
+    """Write `a` into the memory of `b`, converting the type. Both have the same number of elements; the result is a
+    view of `b`.
+    """
+    shapes.copy("cpy", a, b.type, b.ne)
     return _alias(b, b.ne, b.nb, Op.CPY, (a, b), NO_PARAMS, 0, name)
 
 
 def cast(a: Tensor, type: TensorType, name: str = "") -> Tensor:
     """`a` converted to another type, contiguous."""
-    result = _make(*shapes.copied("cast", a, type, a.ne), Op.CPY, (), name=name)
+    result = _make(*shapes.copy("cast", a, type, a.ne), Op.CPY, (), name=name)
     result.src = (a, result)  # ggml names the destination twice
     return result
 
@@ -177,7 +179,7 @@ def get_rows(a: Tensor, ids: Tensor, name: str = "") -> Tensor:
 
 
 def set_rows(dst: Tensor, src: Tensor, ids: Tensor, name: str = "") -> Tensor:
-    """Writes row i of `src` (F32 or F16) into row `ids[i]` (I64 or I32) of `dst`, converting to its type.
+    """Write row i of `src` (F32 or F16) into row `ids[i]` (I64 or I32) of `dst`, converting the type.
 
     `ids` is [src.ne1] and may repeat over dimensions 2 and 3. The result is a view of `dst`.
     """
@@ -189,7 +191,7 @@ def set_rows(dst: Tensor, src: Tensor, ids: Tensor, name: str = "") -> Tensor:
 
 
 def concat(a: Tensor, b: Tensor, dim: int, name: str = "") -> Tensor:
-    """`b` behind `a` along dimension `dim`; all other dimensions and the type are equal."""
+    """`a` followed by `b` along dimension `dim`; the other dimensions and the type must be equal."""
     return _make(*shapes.concat(a, b, dim), Op.CONCAT, (a, b), _pack_i(dim), name)
 
 
@@ -234,7 +236,7 @@ def scale(a: Tensor, s: float, b: float = 0.0, name: str = "") -> Tensor:
 
 
 def _map(op: Op, a: Tensor, name: str, params: bytes = NO_PARAMS) -> Tensor:
-    return _make(*shapes.same(a), op, (a,), params, name)
+    return _make(*shapes.elementwise(a), op, (a,), params, name)
 
 
 def sqr(a: Tensor, name: str = "") -> Tensor:
@@ -268,7 +270,7 @@ def clamp(a: Tensor, low: float, high: float, name: str = "") -> Tensor:
 
 
 def fill(a: Tensor, number: float, name: str = "") -> Tensor:
-    """A tensor of the shape of `a` that is `number` everywhere."""
+    """A tensor with the shape of `a` and `number` in every element."""
     if not a.is_contiguous():
         raise ShapeError("fill", "the tensor must be contiguous", a)
     return _map(Op.FILL, a, name, _pack_f(number))
@@ -282,8 +284,10 @@ def unary(a: Tensor, op: UnaryOp, name: str = "") -> Tensor:
 
 
 def xielu(a: Tensor, alpha_n: float, alpha_p: float, beta: float, eps: float, name: str = "") -> Tensor:
-    """xIELU (arXiv 2411.13010) of each element: p·x² + beta·x where positive, n·(exp(min(x, eps)) − 1 − x) + beta·x
-    elsewhere, with n = beta + softplus(alpha_n) and p = softplus(alpha_p).
+    """xIELU (arXiv 2411.13010) of each element.
+
+    p·x² + beta·x if x > 0, else n·(exp(min(x, eps)) − 1 − x) + beta·x, with n = beta + softplus(alpha_n) and p =
+    softplus(alpha_p).
     """
     n, p = beta + _softplus(alpha_n), _softplus(alpha_p)
     return _map(Op.UNARY, a, name, _pack_xielu(UnaryOp.XIELU, n, p, beta, eps))
@@ -314,7 +318,7 @@ def tanh(a: Tensor, name: str = "") -> Tensor:
 
 
 def softplus(a: Tensor, name: str = "") -> Tensor:
-    """ln(1 + exp(a)), a itself where it is above 20."""
+    """ln(1 + exp(a)), or `a` itself above 20."""
     return unary(a, UnaryOp.SOFTPLUS, name)
 
 
@@ -329,7 +333,7 @@ def sigmoid(a: Tensor, name: str = "") -> Tensor:
 
 
 def leaky_relu(a: Tensor, slope: float, name: str = "") -> Tensor:
-    """a where positive, a × slope elsewhere."""
+    """a if positive, else a × slope."""
     return _map(Op.LEAKY_RELU, a, name, _pack_f(slope))
 
 
@@ -396,7 +400,7 @@ def sum_rows(a: Tensor, name: str = "") -> Tensor:
 
 
 def repeat_back(a: Tensor, *ne: int, name: str = "") -> Tensor:
-    """The sum of the copies of shape `ne` that an F32 tensor is made of: of `[n]`, the sum of all rows."""
+    """Sum of the copies of shape `ne` that make up an F32 tensor: for `[n]`, the sum of all rows."""
     return _make(*shapes.repeat_back(a, _shape("repeat_back", ne)), Op.REPEAT_BACK, (a,), name=name)
 
 
@@ -416,24 +420,24 @@ def cumsum(a: Tensor, name: str = "") -> Tensor:
 
 
 def argmax(a: Tensor, name: str = "") -> Tensor:
-    """The place of the largest element of each row of a matrix: I32 [ne1]."""
+    """The index of the largest element of each row of a matrix: I32 [ne1]."""
     return _make(*shapes.argmax(a), Op.ARGMAX, (a,), name=name)
 
 
 def argsort(a: Tensor, order: SortOrder = SortOrder.ASC, name: str = "") -> Tensor:
-    """The order that sorts each row: I32, the shape of `a`."""
+    """The indices that sort each row: I32, the shape of `a`."""
     return _make(*shapes.argsort(a), Op.ARGSORT, (a,), _pack_i(order), name)
 
 
 def argsort_top_k(a: Tensor, k: int, name: str = "") -> Tensor:
-    """The places of the `k` largest elements of each row in falling order: a view of a sort."""
+    """The indices of the `k` largest elements of each row in descending order: a view of a full sort."""
     shapes.top_k(a, k)
     order = argsort(a, SortOrder.DESC)
     return view_4d(order, k, *order.ne[1:], *order.nb[1:], name=name)
 
 
 def top_k(a: Tensor, k: int, name: str = "") -> Tensor:
-    """The places of the `k` largest elements of each row, in no order: I32 [k, ne1, ne2, ne3]."""
+    """The indices of the `k` largest elements of each row, in no particular order: I32 [k, ne1, ne2, ne3]."""
     return _make(*shapes.top_k(a, k), Op.TOP_K, (a,), name=name)
 
 
@@ -447,8 +451,8 @@ def soft_max_ext(
 ) -> Tensor:
     """softmax(a × scale + mask) of each row.
 
-    `mask` is F16 or F32 [ne0, at least ne1, …], repeated over dimensions 2 and 3; `max_bias` > 0 weighs it per head
-    (ALiBi). `sinks`, F32 [ne2], are the scores of one more element for each head.
+    `mask` is F16 or F32 [ne0, at least ne1, …], repeated over dimensions 2 and 3. If `max_bias` > 0, the mask is scaled
+    per head (ALiBi). `sinks`, F32 [ne2], are attention sinks: the score of one extra element per head.
     """
     result = shapes.soft_max(a, mask, sinks, max_bias)
     if not a.is_contiguous() or (mask is not None and not mask.is_contiguous()):
@@ -469,7 +473,7 @@ def mul_mat(
 ) -> Tensor:
     """Dot products of every row of `a` with every row of `b`: F32 [a.ne1, b.ne1, b.ne2, b.ne3].
 
-    Rows are equally long; `a` is repeated over dimensions 2 and 3 of `b`. `hint`: what is known of `a`.
+    Rows are equally long; `a` is repeated over dimensions 2 and 3 of `b`. `hint` is a known property of `a`.
     """
     if a.is_transposed():
         raise ShapeError("mul_mat", "the first tensor must not be transposed", a, b)
@@ -478,10 +482,10 @@ def mul_mat(
 
 
 def mul_mat_id(experts: Tensor, b: Tensor, ids: Tensor, name: str = "") -> Tensor:
-    """`mul_mat` with a matrix chosen for each row: F32 [experts.ne1, ids.ne0, b.ne2].
+    """`mul_mat` with a matrix selected for each row: F32 [experts.ne1, ids.ne0, b.ne2].
 
-    `experts` is one matrix per dimension 2; `ids` is I32 [experts per token, tokens]; `b` is [row, 1 or experts per
-    token, tokens].
+    `experts` stacks one matrix per expert along dimension 2; `ids` is I32 [experts per token, tokens]; `b` is [row, 1
+    or experts per token, tokens].
     """
     if experts.is_transposed():
         raise ShapeError("mul_mat_id", "experts must not be transposed", experts, b, ids)
@@ -489,7 +493,7 @@ def mul_mat_id(experts: Tensor, b: Tensor, ids: Tensor, name: str = "") -> Tenso
 
 
 def add_id(a: Tensor, b: Tensor, ids: Tensor, name: str = "") -> Tensor:
-    """Adds to row [i, j] of `a` the row `ids[i, j]` of `b`."""
+    """Add row `ids[i, j]` of `b` to row [i, j] of `a`."""
     return _make(*shapes.add_id(a, b, ids), Op.ADD_ID, (a, b, ids), name=name)
 
 
@@ -510,11 +514,12 @@ def rope_ext(
     offset: int = 0,
     sections: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
-    """Rotary position embedding of `n_dims` elements of each head of `a` [head_dim, n_head, n_tokens].
+    """Rotary position embedding of `n_dims` elements, from `offset` on, of each head of `a` [head_dim, n_head,
+    n_tokens].
 
-    They are those from `offset` on. `pos` is I32 [n_tokens]; `freq_factors` F32 [n_dims / 2] divides the frequencies;
-    `ext_factor` to `beta_slow` are YaRN's. The modes of several `sections` of pairs (ggml_rope_multi) need their
-    lengths, and four positions for each token: [4 × n_tokens].
+    `pos` is I32 [n_tokens]; `freq_factors`, F32 [n_dims / 2], divides the frequencies; `ext_factor`, `attn_factor`,
+    `beta_fast` and `beta_slow` are YaRN's. The multi-section modes (ggml_rope_multi) take the length of each of the
+    `sections` in pairs, and four positions per token: `pos` is then [4 × n_tokens].
     """
     if mode & 1 or bool(mode & RopeMode.MROPE) != (sections is not None):
         raise ShapeError("rope", f"mode {int(mode)} with sections {sections}", a)
@@ -543,8 +548,9 @@ def flash_attn_ext(
     """softmax(q·k × scale + mask) · v for each head: F32 [v.ne0, n_head, n_tokens, q.ne3].
 
     q [head_dim, n_tokens, n_head], k and v [head_dim, n_kv, n_head_kv] with n_head a multiple of n_head_kv; `mask` F16
-    [n_kv, at least n_tokens]. `max_bias` > 0 weighs the mask per head (ALiBi). A `logit_softcap` c > 0 turns scores s
-    into c × tanh(s / c). `sinks`, F32 [n_head], are the scores of one more key for each head, which has no value.
+    [n_kv, at least n_tokens]. If `max_bias` > 0, the mask is scaled per head (ALiBi). A `logit_softcap` c > 0 turns
+    scores s into c × tanh(s / c). `sinks`, F32 [n_head], are attention sinks: the score of one extra key per head,
+    without a value.
     """
     result = shapes.flash_attn_ext(q, k, v, mask, sinks, max_bias)
     if mask is not None and not mask.is_contiguous():
@@ -553,44 +559,47 @@ def flash_attn_ext(
     return _make(*result, Op.FLASH_ATTN_EXT, (q, k, v, mask, sinks), params, name)
 
 
-# --- several streams of hidden states -------------------------------------------------------------------------------
+# --- hyper-connections: several streams of hidden states --------------------------------------------------------------
 
 
 def read_streams(x: Tensor, weights: Tensor, name: str = "") -> Tensor:
-    """The sum of streams [n, n_streams, n_tokens] with weights [n_streams, n_tokens]: F32 [n, n_tokens]."""
+    """Weighted sum of streams [n, n_streams, n_tokens] with weights [n_streams, n_tokens]: F32 [n, n_tokens]."""
     return _make(*shapes.read_streams(x, weights, False), Op.DSV4_HC_PRE, (x, weights), _pack_fi(1.0, 0), name)
 
 
 def add_to_streams(x: Tensor, streams: Tensor, parts: Tensor, mixing: Tensor, name: str = "") -> Tensor:
-    """Streams [n, n_streams, n_tokens] mixed by `mixing` [to, from, n_tokens], and to each its part of [n_streams,
-    n_tokens] of x [n, n_tokens].
+    """Mix the streams and add a new output to each: F32 [n, n_streams, n_tokens].
+
+    `streams` [n, n_streams, n_tokens] are mixed by `mixing` [to, from, n_tokens]. Each stream then gets x [n, n_tokens]
+    times its weight in `parts` [n_streams, n_tokens].
     """
     result = shapes.add_to_streams(x, streams, parts, mixing)
     return _make(*result, Op.DSV4_HC_POST, (x, streams, parts, mixing), name=name)
 
 
 def mix_streams(x: Tensor, factors: Tensor, shifts: Tensor, eps: float, n_rounds: int, name: str = "") -> Tensor:
-    """How four streams mix: F32 [to, from, n_tokens], whose columns and rows sum to one, almost.
+    """Mixing matrix of four streams: F32 [to, from, n_tokens], almost doubly stochastic.
 
-    x [24, n_tokens] has behind the first eight numbers of each token those that make it, times the third of `factors`
-    and shifted by `shifts` [24]: the softmax of each row, and Sinkhorn and Knopp's rounds, which add `eps` to sums.
+    Its logits are elements 8 to 23 of each token of x [24, n_tokens], multiplied by the third of `factors` and shifted
+    by `shifts` [24]. Softmax of each row, then `n_rounds` Sinkhorn-Knopp rounds, which add `eps` to the sums.
     """
     result = shapes.mix_streams(x, factors, shifts, n_rounds)
     return _make(*result, Op.DSV4_HC_COMB, (x, factors, shifts), _pack_fi(eps, n_rounds), name)
 
 
-# --- linear attention with a state ---------------------------------------------------------------------------------
+# --- linear attention with a state ------------------------------------------------------------------------------------
 
 
 def gated_delta_net(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tensor, n_snapshots: int = 1, name: str = ""
 ) -> Tensor:
-    """The gated delta rule: F32 [size × heads, tokens × sequences + snapshots × size × sequences].
+    """Gated delta rule: F32 [size × heads, tokens × sequences + snapshots × size × sequences].
 
-    q, k [size, heads (or fewer, repeated), tokens, sequences] and v [size, heads, tokens, sequences]; `g` [1 or size,
-    heads, tokens, sequences] are logarithms of decays, `beta` [1, heads, tokens, sequences] strengths, `states` [size,
-    size, heads, sequences] those before the first tokens. Outputs of all tokens come first, then the states after the
-    last token, then those of `n_snapshots` - 1 tokens before (unwritten where there are fewer tokens).
+    q, k [size, heads (or fewer, repeated), tokens, sequences] and v [size, heads, tokens, sequences]. `g` [1 or size,
+    heads, tokens, sequences] holds logarithms of decays, `beta` [1, heads, tokens, sequences] the update strengths, and
+    `states` [size, size, heads, sequences] the states before the first token. The outputs of all tokens come first,
+    then the states after the last token, then the states after each of the `n_snapshots` - 1 tokens before it
+    (unwritten if there are fewer tokens).
     """
     for x in (q, k, v):
         if not x.has_contiguous_rows():
@@ -604,7 +613,7 @@ def gated_delta_net(
 def gated_linear_attn(
     k: Tensor, v: Tensor, q: Tensor, g: Tensor, states: Tensor, scale: float, name: str = ""
 ) -> Tensor:
-    """Gated linear attention: F32 [size × heads, tokens + size × sequences], outputs and then states.
+    """Gated linear attention: F32 [size × heads, tokens + size × sequences], outputs then states.
 
     k, v, q and decays `g` are [size, heads, tokens of all sequences], `states` [size² × heads, sequences].
     """
@@ -613,7 +622,7 @@ def gated_linear_attn(
 
 
 def rwkv_wkv6(k: Tensor, v: Tensor, r: Tensor, bonus: Tensor, decays: Tensor, states: Tensor, name: str = "") -> Tensor:
-    """RWKV-6's mixing of tokens; shapes as in `gated_linear_attn`, `bonus` [size, heads]."""
+    """RWKV-6 time mixing; shapes as in `gated_linear_attn`, `bonus` [size, heads]."""
     result = shapes.linear_attention("rwkv_wkv6", (k, v, r, decays), states, bonus)
     return _make(*result, Op.RWKV_WKV6, (k, v, r, bonus, decays, states), NO_PARAMS, name)
 
@@ -621,7 +630,7 @@ def rwkv_wkv6(k: Tensor, v: Tensor, r: Tensor, bonus: Tensor, decays: Tensor, st
 def rwkv_wkv7(
     r: Tensor, decays: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, states: Tensor, name: str = ""
 ) -> Tensor:
-    """RWKV-7's mixing of tokens; shapes as in `gated_linear_attn`."""
+    """RWKV-7 time mixing; shapes as in `gated_linear_attn`."""
     result = shapes.linear_attention("rwkv_wkv7", (r, decays, k, v, a, b), states)
     return _make(*result, Op.RWKV_WKV7, (r, decays, k, v, a, b, states), NO_PARAMS, name)
 
@@ -632,7 +641,8 @@ def rwkv_wkv7(
 def ssm_conv(x: Tensor, kernel: Tensor, name: str = "") -> Tensor:
     """Causal convolution of each channel: F32 [channels, n_tokens, n_seqs].
 
-    `x` F32 [n - 1 + n_tokens, channels, n_seqs] begins with what came before the tokens; `kernel` F32 [n, channels].
+    `x`, F32 [n - 1 + n_tokens, channels, n_seqs], starts with the n - 1 inputs before the tokens; `kernel` is F32 [n,
+    channels].
     """
     return _make(*shapes.ssm_conv(x, kernel), Op.SSM_CONV, (x, kernel), name=name)
 
@@ -640,13 +650,12 @@ def ssm_conv(x: Tensor, kernel: Tensor, name: str = "") -> Tensor:
 def ssm_scan(
     s: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, ids: Tensor, n_states: int = 1, name: str = ""
 ) -> Tensor:
-    """Selective state spaces (Mamba, arXiv 2312.00752): s ← s · e^(d·a) + d·x·b and y = s·c for each token, with
-    d = softplus(dt).
+    """Selective scan (Mamba, arXiv 2312.00752): s ← s · e^(d·a) + d·x·b and y = s·c per token, with d = softplus(dt).
 
-    `s` F32 [d_state, head_dim, n_head, rows] holds states, `ids` I32 [n_seqs] says in which row that of each sequence
-    is. `x` [head_dim, n_head, n_tokens, n_seqs], `dt` [n_head, n_tokens, n_seqs], `a` [1 or d_state, n_head], `b` and
-    `c` [d_state, n_group, n_tokens, n_seqs]. One row: y, of the shape of `x`, and behind it the last `n_states` states
-    of each sequence, [d_state, head_dim, n_head, n_seqs, n_states], the latest first.
+    `s`, F32 [d_state, head_dim, n_head, rows], holds states; `ids`, I32 [n_seqs], gives the row of each sequence's
+    state. `x` [head_dim, n_head, n_tokens, n_seqs], `dt` [n_head, n_tokens, n_seqs], `a` [1 or d_state, n_head], `b`
+    and `c` [d_state, n_group, n_tokens, n_seqs]. The result is one row: y, with the shape of `x`, then the last
+    `n_states` states of each sequence, [d_state, head_dim, n_head, n_seqs, n_states], the latest first.
     """
     if not (s.is_contiguous() and dt.is_contiguous() and a.is_contiguous()):
         raise ShapeError("ssm_scan", "states, steps and decays must be contiguous", s, dt, a)
@@ -660,10 +669,10 @@ def ssm_scan(
 
 
 class Graph:
-    """Operations in an order in which they can be computed.
+    """Operations in an executable order.
 
-    `nodes` are the operations, each after its sources; `leafs` the data they start from; `inputs` and `outputs` name
-    the tensors that a caller writes before and reads after a run.
+    `nodes` are the operations, each after its sources; `leafs` are the data tensors they read. `inputs` and `outputs`
+    name the tensors that a caller writes before a run and reads after it.
     """
 
     __slots__ = ("_seen", "inputs", "leafs", "nodes", "outputs")
@@ -679,22 +688,23 @@ class Graph:
         return f"<Graph {len(self.nodes)} nodes, {len(self.leafs)} leafs, in {[*self.inputs]}, out {[*self.outputs]}>"
 
     def input(self, name: str, type: TensorType, *ne: int) -> Tensor:
-        """A new tensor that the caller fills before each run."""
+        """Return a new tensor that the caller writes before each run."""
         tensor = new_tensor(type, *ne, name=name)
         tensor.flags = int(TensorFlag.INPUT)
         self.inputs[name] = tensor
         return tensor
 
     def output(self, name: str, tensor: Tensor) -> Tensor:
-        """Adds `tensor` and all it needs; the caller may read it after a run."""
+        """Add `tensor` and its missing sources; the caller may read it after a run."""
         tensor.flags |= int(TensorFlag.OUTPUT)
         self.outputs[name] = tensor
         return self.expand(tensor)
 
     def expand(self, tensor: Tensor) -> Tensor:
-        """Adds `tensor` and all it needs that is not there yet: depth first, sources left to right, a node after them.
+        """Add `tensor` and its missing sources: depth first, sources left to right, each node after its sources.
 
-        This is the order of ggml_build_forward_expand: nodes go on the wire in the order a ggml program sends them.
+        This is the order of ggml_build_forward_expand, so nodes are sent over RPC in the order in which a ggml program
+        sends them.
         """
         nodes, leafs = self.nodes, self.leafs
         seen = self._seen
@@ -703,7 +713,7 @@ class Graph:
         if tensor in seen:
             return tensor
         seen.add(tensor)
-        # An own stack instead of recursion: a graph may be deeper than Python's call stack.
+        # An explicit stack instead of recursion: a graph may be deeper than Python's call stack.
         path = [(tensor, iter(tensor.src))]
         while path:
             node, sources = path[-1]
@@ -724,7 +734,7 @@ class Graph:
         return tensor
 
     def compact(self) -> None:
-        """Gives back what only growing needs; a graph that grows all the same makes it anew."""
+        """Free the set that only `expand` uses; a later `expand` rebuilds it."""
         self._seen = None
 
     def _add(self, node: Tensor) -> None:
@@ -732,7 +742,7 @@ class Graph:
         self.nodes.append(node)
 
     def use_counts(self) -> dict[Tensor, int]:
-        """How many times each tensor is a source of a node."""
+        """Return how often each tensor is a source of a node."""
         counts: dict[Tensor, int] = {}
         for node in self.nodes:
             for source in node.src:

@@ -1,7 +1,6 @@
-"""Numbers of ggml 0.26: operations, activations, precisions, flags (ggml.h).
+"""Operation, activation, precision and flag numbers of ggml 0.26 (ggml.h).
 
-They travel in graphs over the wire, so a number here is a protocol constant. `llamado.ggml.graph` builds the
-operations.
+They are sent in graphs over RPC, so each number is a protocol constant. `llamado.ggml.graph` builds the operations.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from enum import IntEnum, IntFlag
 
 
 class Op(IntEnum):
-    """What computes a tensor; NONE marks data that is there already (weights, inputs, caches)."""
+    """Operation that computes a tensor; NONE marks data (weights, inputs, caches)."""
 
     NONE = 0
     DUP = 1
@@ -116,7 +115,7 @@ class Op(IntEnum):
 
 
 class UnaryOp(IntEnum):
-    """Which element-wise function an Op.UNARY applies: op_params[0]."""
+    """Element-wise function of an Op.UNARY: op_params[0]."""
 
     ABS = 0
     SGN = 1
@@ -143,7 +142,7 @@ class UnaryOp(IntEnum):
 
 
 class GluOp(IntEnum):
-    """Which gated activation an Op.GLU applies: op_params[0]."""
+    """Gated activation of an Op.GLU: op_params[0]."""
 
     REGLU = 0
     GEGLU = 1
@@ -155,7 +154,7 @@ class GluOp(IntEnum):
 
 
 class PrecType(IntEnum):
-    """Least precision an operation may accumulate in: op_params[0] of MUL_MAT, op_params[3] of FLASH_ATTN_EXT."""
+    """Lowest precision an operation may accumulate in: op_params[0] of MUL_MAT, op_params[3] of FLASH_ATTN_EXT."""
 
     DEFAULT = 0
     F32 = 10
@@ -166,7 +165,7 @@ class PrecType(IntEnum):
 
 
 class MatrixHint(IntEnum):
-    """What is known of the first source of a MUL_MAT: op_params[1]."""
+    """Known property of the first source of a MUL_MAT: op_params[1]."""
 
     NONE = 0
     HADAMARD = 1
@@ -180,7 +179,7 @@ class SortOrder(IntEnum):
 
 
 class RopeMode(IntEnum):
-    """Which elements of a head a rotary embedding turns together: neighbours (NORMAL) or halves (NEOX)."""
+    """Elements that a rotary embedding rotates as a pair: neighbors (NORMAL) or element i of each half (NEOX)."""
 
     NORMAL = 0
     NEOX = 2
@@ -205,4 +204,4 @@ MAX_NAME = 64
 OP_PARAMS_BYTES = 64
 
 VIEW_OPS = frozenset({Op.RESHAPE, Op.VIEW, Op.PERMUTE, Op.TRANSPOSE})
-"""Operations that only rename memory: nothing to compute."""
+"""Operations that return the same memory in another shape and compute nothing."""

@@ -1,7 +1,7 @@
-"""What a weight is for: the part of a model it belongs to, and how much of it a token reads.
+"""Weight roles: the part of a model that a weight belongs to, and how much of the weight one token reads.
 
-Whoever asks a file for a weight says its role; whoever places, measures, adapts or compares weights reads it. Names
-only tell tensors apart.
+Code that requests a weight from a file gives its role. Placement, cost estimates, adapters and comparisons read the
+role; tensor names only identify tensors.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ class ModelPart(Enum):
     """A part of a model."""
 
     INPUT = auto()
-    """Before the layers: the embedding, of which a token takes a row, and its norm."""
+    """Before the layers: the token embedding, of which a token reads one row, and its norm."""
     LAYER = auto()
     OUTPUT = auto()
-    """After the layers: the matrix that makes logits, a classifier, the norm before them."""
+    """After the layers: the output norm and the matrix that computes logits, or a classifier."""
     SHARED = auto()
-    """Small, and used in all layers: each device that has a layer has it."""
+    """Small weights that every layer uses; each device with a layer holds a copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One use of a weight; a weight that serves twice, as embedding and as output matrix, has two.
+    """One use of a weight. A weight that is both the embedding and the output matrix has two roles.
 
-    `name` is what a tensor with this role alone is called: patterns that users give are matched with it. `layer`
-    numbers the layer of a LAYER's weight. A weight that holds several experts' matrices has the number of `experts`,
-    and how many of them are `used` for a token.
+    `name` is the tensor name in this role; patterns given by users are matched against it. `layer` is the layer number
+    if `part` is LAYER. A weight that stacks expert matrices has `experts` of them, of which a token uses `used`.
     """
 
     part: ModelPart
@@ -38,5 +37,5 @@ class Role:
     used: int = 1
 
     def bytes_read(self, nbytes: int, row_bytes: int) -> int:
-        """Of a weight's bytes, with rows of so many, those that computing one token reads."""
+        """Return how many of the weight's `nbytes` bytes one token reads; `row_bytes` is the size of a row."""
         return row_bytes if self.part is ModelPart.INPUT else nbytes * self.used // self.experts

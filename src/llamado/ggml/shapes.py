@@ -1,8 +1,8 @@
-"""What ggml demands of an operation's tensors, and the type and shape it gives the result (its asserts in ggml.c).
+"""Shape rules: the sources each operation accepts, and the type and shape of its result (the asserts in ggml.c).
 
-One rule for each operation, for whoever builds a graph (`graph.py`) and for whoever is given one (`check_result`: the
-wire and devices). A rule takes the operation's sources and what else the result depends on, and raises ShapeError.
-Nothing here knows of strides, about which back ends differ, or of kernels: a device says itself what its own cannot.
+Each operation has one rule. `graph.py` applies it while building a graph, `check_result` to graphs received by RPC
+servers and devices. A rule takes the sources and any parameters that the result depends on, and raises ShapeError.
+Rules ignore strides and kernels, which differ between back ends: a device checks its own limits.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from llamado.ggml.ops import Op, RopeMode
 from llamado.ggml.tensor import BLOCK, Shape, Tensor
 from llamado.gguf.types import TensorType
 
-# Names looked up once: members of an Enum class are slow to reach, and a graph has a thousand nodes.
+# Bound once: members of an Enum class are slow to reach, and a graph has a thousand nodes.
 _F32, _F16, _I32, _I64 = TensorType.F32, TensorType.F16, TensorType.I32, TensorType.I64
 _MROPE = int(RopeMode.MROPE)
 
 MAX_HEAD = 1024
-"""Elements of an attention head; the largest in use has 576."""
+"""Largest head dimension accepted; the largest in use is 576."""
 
 Result = tuple[TensorType, Shape]
-"""The type and shape of an operation's result."""
+"""Type and shape of an operation's result."""
 
 
 # --- moving data ------------------------------------------------------------------------------------------------------
 
 
-def copied(op: str, a: Tensor, type: TensorType, ne: Shape) -> Result:
-    """The elements of `a` as another type or in another shape."""
+def copy(op: str, a: Tensor, type: TensorType, ne: Shape) -> Result:
+    """CPY, CONT and DUP: the elements of `a` in another type or shape."""
     if a.nelements != ne[0] * ne[1] * ne[2] * ne[3]:
         raise ShapeError(op, f"{a.nelements} elements do not fill {list(ne)}", a)
     if ne[0] % BLOCK[type][0]:
@@ -39,7 +39,7 @@ def copied(op: str, a: Tensor, type: TensorType, ne: Shape) -> Result:
 
 
 def get_rows(a: Tensor, ids: Tensor) -> Result:
-    """Rows as F32, of I32 as I32."""
+    """GET_ROWS: rows of `a` as F32; I32 rows stay I32."""
     an, bn = a.ne, ids.ne
     if ids.type is not _I32 or an[2] != bn[1] or an[3] != bn[2] or bn[3] != 1:
         raise ShapeError("get_rows", "row numbers must be I32 [n, a.ne2, a.ne3]", a, ids)
@@ -47,7 +47,7 @@ def get_rows(a: Tensor, ids: Tensor) -> Result:
 
 
 def set_rows(dst: Tensor, src: Tensor, ids: Tensor) -> Result:
-    """The destination itself."""
+    """SET_ROWS: the result is the destination."""
     dn, sn, cn = dst.ne, src.ne, ids.ne
     if dn[0] != sn[0] or dn[2] != sn[2] or dn[3] != sn[3]:
         raise ShapeError("set_rows", "source and destination differ in dimension 0, 2 or 3", dst, src, ids)
@@ -61,7 +61,7 @@ def set_rows(dst: Tensor, src: Tensor, ids: Tensor) -> Result:
 
 
 def concat(a: Tensor, b: Tensor, dim: int) -> Result:
-    """The lengths along `dim` add up."""
+    """CONCAT: the lengths along `dim` add up."""
     if not 0 <= dim < 4 or a.type is not b.type:
         raise ShapeError("concat", f"dimension {dim} must be 0 to 3 and the types equal", a, b)
     ne = list(a.ne)
@@ -73,21 +73,21 @@ def concat(a: Tensor, b: Tensor, dim: int) -> Result:
 
 
 def repeat(a: Tensor, ne: Shape) -> Result:
-    """Whole copies of `a` fill `ne`."""
+    """REPEAT: whole copies of `a` fill `ne`."""
     if 0 not in ne if 0 in a.ne else any(n % m for n, m in zip(ne, a.ne, strict=True)):
         raise ShapeError("repeat", f"whole copies do not fill {list(ne)}", a)
     return a.type, ne
 
 
 def repeat_back(a: Tensor, ne: Shape) -> Result:
-    """`a` is whole copies of `ne`, which are added up."""
+    """REPEAT_BACK: `a` consists of whole copies of shape `ne`, which are summed."""
     if 0 in ne or any(n % m for n, m in zip(a.ne, ne, strict=True)):
         raise ShapeError("repeat_back", f"whole copies of {list(ne)} do not fill it", a)
     return a.type, ne
 
 
 def pad(a: Tensor, pads: tuple[int, ...]) -> Result:
-    """`pads` are the elements before and behind each dimension."""
+    """PAD: `pads` are the elements before and after each dimension."""
     n0, n1, n2, n3 = (n + before + behind for n, before, behind in zip(a.ne, pads[::2], pads[1::2], strict=True))
     return a.type, (n0, n1, n2, n3)
 
@@ -95,20 +95,20 @@ def pad(a: Tensor, pads: tuple[int, ...]) -> Result:
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 
 
-def same(a: Tensor) -> Result:
-    """An operation on each element or each row."""
+def elementwise(a: Tensor) -> Result:
+    """An operation on each element or each row: the result has the type and shape of `a`."""
     return a.type, a.ne
 
 
 def binary(op: str, a: Tensor, b: Tensor) -> Result:
-    """`b` is repeated to the shape of `a`."""
+    """ADD, SUB, MUL and DIV: `b` is repeated to the shape of `a`."""
     if a.ne != b.ne and not b.can_repeat_to(a):
         raise ShapeError(op, "whole copies of the second tensor do not fill the first", a, b)
     return a.type, a.ne
 
 
 def glu(a: Tensor, b: Tensor | None) -> Result:
-    """Gate and values in two tensors, or in the halves of the rows of one."""
+    """GLU: gate and values are two tensors, or the two halves of each row of `a`."""
     if b is not None and (a.ne != b.ne or a.type is not b.type):
         raise ShapeError("glu", "gate and values differ in shape or type", a, b)
     if b is not None:
@@ -121,59 +121,62 @@ def glu(a: Tensor, b: Tensor | None) -> Result:
 
 
 def cumsum(a: Tensor) -> Result:
-    """Running sums of F32."""
+    """CUMSUM: running sums, F32 only."""
     if a.type is not _F32:
         raise ShapeError("cumsum", "the tensor must be F32", a)
     return _F32, a.ne
 
 
 def sum_rows(a: Tensor) -> Result:
-    """One number for each row."""
+    """SUM_ROWS: one number per row."""
     return a.type, (1, *a.ne[1:])
 
 
 def sum_all(a: Tensor) -> Result:
-    """One number."""
+    """SUM: one number."""
     return a.type, (1, 1, 1, 1)
 
 
 def mean(a: Tensor) -> Result:
-    """One F32 for each row."""
+    """MEAN: one F32 per row."""
     return _F32, (1, *a.ne[1:])
 
 
 def argmax(a: Tensor) -> Result:
-    """One place for each row of a matrix."""
+    """ARGMAX: one index per row of a matrix."""
     if a.ne[2] != 1 or a.ne[3] != 1:
         raise ShapeError("argmax", "the tensor must be a matrix", a)
     return _I32, (a.ne[1], 1, 1, 1)
 
 
 def argsort(a: Tensor) -> Result:
-    """A place for each element."""
+    """ARGSORT: one index per element."""
     return _I32, a.ne
 
 
 def top_k(a: Tensor, k: int) -> Result:
-    """`k` places for each row."""
+    """TOP_K: `k` indices per row."""
     if a.ne[0] < k:
         raise ShapeError("top_k", f"rows have fewer than {k} elements", a)
     return _I32, (k, *a.ne[1:])
 
 
 def pool_2d(a: Tensor, params: tuple[int, ...]) -> Result:
-    """A number for each place of a window over dimensions 0 and 1; `params`: its kind, sizes, steps, and padding."""
+    """POOL_2D: one number per window position over dimensions 0 and 1.
+
+    `params` are the kind, window sizes, strides and padding.
+    """
     _, k0, k1, s0, s1, p0, p1 = params
     if min(k0, k1, s0, s1) < 1 or min(p0, p1) < 0:
         raise ShapeError("pool_2d", "sizes and steps of a window are at least 1, and padding is not negative", a)
     ne = ((a.ne[0] + 2 * p0 - k0) // s0 + 1, (a.ne[1] + 2 * p1 - k1) // s1 + 1, *a.ne[2:])
     if min(ne[:2]) < 1:
-        raise ShapeError("pool_2d", "the window is larger than what it goes over", a)
+        raise ShapeError("pool_2d", "the window is larger than the padded tensor", a)
     return _F32, ne
 
 
 def soft_max(a: Tensor, mask: Tensor | None, sinks: Tensor | None, max_bias: float) -> Result:
-    """The mask covers the scores and is repeated over dimensions 2 and 3; there is a sink for each of dimension 2."""
+    """SOFT_MAX: the mask covers the scores and is repeated over dimensions 2 and 3; one sink per head (dimension 2)."""
     if mask is not None:
         an, mn = a.ne, mask.ne
         if mask.type not in (_F16, _F32):
@@ -195,7 +198,7 @@ def _check_sinks(op: str, a: Tensor, sinks: Tensor | None) -> None:
 
 
 def mul_mat(a: Tensor, b: Tensor) -> Result:
-    """Rows are equally long; `a` is repeated over dimensions 2 and 3 of `b`."""
+    """MUL_MAT: rows are equally long; `a` is repeated over dimensions 2 and 3 of `b`."""
     an, bn = a.ne, b.ne
     if an[0] != bn[0]:
         raise ShapeError("mul_mat", f"rows of {an[0]} and {bn[0]} elements", a, b)
@@ -205,7 +208,7 @@ def mul_mat(a: Tensor, b: Tensor) -> Result:
 
 
 def mul_mat_id(experts: Tensor, b: Tensor, ids: Tensor) -> Result:
-    """`ids` choose a matrix (dimension 2 of `experts`) for each row of `b`."""
+    """MUL_MAT_ID: `ids` select a matrix (dimension 2 of `experts`) for each row of `b`."""
     en, bn, cn = experts.ne, b.ne, ids.ne
     if ids.type is not _I32 or en[3] != 1 or bn[3] != 1 or cn[2] != 1 or cn[3] != 1:
         raise ShapeError("mul_mat_id", "needs 3-d experts and rows, and I32 [experts, tokens]", experts, b, ids)
@@ -215,16 +218,16 @@ def mul_mat_id(experts: Tensor, b: Tensor, ids: Tensor) -> Result:
 
 
 def add_id(a: Tensor, b: Tensor, ids: Tensor) -> Result:
-    """Row [i, j] of `a` gets the row `ids[i, j]` of `b`."""
+    """ADD_ID: row [i, j] of `a` plus row `ids[i, j]` of `b`."""
     if ids.type is not _I32 or a.ne[0] != b.ne[0] or a.ne[1] != ids.ne[0] or a.ne[2] != ids.ne[1]:
         raise ShapeError("add_id", "rows and choices do not fit", a, b, ids)
     return a.type, a.ne
 
 
 def rope(a: Tensor, pos: Tensor, factors: Tensor | None, n_dims: int, mode: int, offset: int) -> Result:
-    """A position for each token (dimension 2), four for the modes of several sections; a factor for each pair."""
+    """ROPE: one position per token (dimension 2), four in the modes with sections; one frequency factor per pair."""
     if mode & 1:
-        raise ShapeError("rope", f"mode {mode} is no longer one", a)
+        raise ShapeError("rope", f"mode {mode} is no longer supported", a)
     n = 4 * a.ne[2] if mode & _MROPE else a.ne[2]
     if pos.type is not _I32 or pos.ne != (n, 1, 1, 1) or not pos.is_contiguous():
         count = "four I32 positions" if mode & _MROPE else "one I32 position"
@@ -232,14 +235,14 @@ def rope(a: Tensor, pos: Tensor, factors: Tensor | None, n_dims: int, mode: int,
     if factors is not None and (factors.type is not _F32 or factors.ne[0] < n_dims // 2):
         raise ShapeError("rope", f"needs {n_dims // 2} F32 frequency factors", a, pos, factors)
     if n_dims <= 0 or n_dims % 2 or offset < 0 or offset % 2 or offset + n_dims > a.ne[0]:
-        raise ShapeError("rope", f"cannot turn {n_dims} elements from number {offset} on of a head", a, pos)
+        raise ShapeError("rope", f"cannot rotate {n_dims} elements of a head from element {offset}", a, pos)
     return a.type, a.ne
 
 
 def flash_attn_ext(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None, max_bias: float
 ) -> Result:
-    """Heads of queries are a multiple of those of keys and values; the mask covers the scores."""
+    """FLASH_ATTN_EXT: the query heads are a multiple of the KV heads; the mask covers the scores."""
     qn, kn, vn = q.ne, k.ne, v.ne
     if qn[0] != kn[0] or not kn[2] or not kn[3] or qn[2] % kn[2] or qn[3] % kn[3] or qn[3] != kn[3] or qn[3] != vn[3]:
         raise ShapeError("flash_attn_ext", "queries and keys do not fit", q, k, v, mask)
@@ -258,7 +261,7 @@ def flash_attn_ext(
 
 
 def lightning_indexer(q: Tensor, k: Tensor, weights: Tensor, mask: Tensor) -> Result:
-    """A score for each key and token."""
+    """LIGHTNING_INDEXER: one score per key and token."""
     qn, kn, wn, mn, given = q.ne, k.ne, weights.ne, mask.ne, (q, k, weights, mask)
     if q.type is not _F32 or weights.type is not _F32 or mask.type is not _F16:
         raise ShapeError("lightning_indexer", "queries and weights must be F32, and the mask F16", *given)
@@ -269,7 +272,7 @@ def lightning_indexer(q: Tensor, k: Tensor, weights: Tensor, mask: Tensor) -> Re
     return _F32, (kn[2], qn[2], 1, qn[3])
 
 
-# --- several streams of hidden states --------------------------------------------------------------------------------
+# --- hyper-connections: several streams of hidden states -------------------------------------------------------------
 
 
 def _all_f32(op: str, *given: Tensor | None) -> None:
@@ -279,7 +282,7 @@ def _all_f32(op: str, *given: Tensor | None) -> None:
 
 
 def read_streams(x: Tensor, weights: Tensor, gated: bool) -> Result:
-    """A weight for each stream, or each of its elements."""
+    """DSV4_HC_PRE: one weight per stream, or one per element if `gated`."""
     n, n_streams, n_tokens, one = x.ne
     _all_f32("dsv4_hc_pre", x, weights)
     if one != 1 or weights.ne != ((n, n_streams, n_tokens, 1) if gated else (n_streams, n_tokens, 1, 1)):
@@ -288,7 +291,7 @@ def read_streams(x: Tensor, weights: Tensor, gated: bool) -> Result:
 
 
 def add_to_streams(x: Tensor, streams: Tensor, parts: Tensor, mixing: Tensor | None) -> Result:
-    """A part for each stream, and a square of how they mix."""
+    """DSV4_HC_POST: a weight per stream for the new output, and a square mixing matrix per token."""
     n, n_streams, n_tokens, one = streams.ne
     _all_f32("dsv4_hc_post", x, streams, parts, mixing)
     if one != 1 or x.ne != (n, n_tokens, 1, 1) or parts.ne != (n_streams, n_tokens, 1, 1):
@@ -299,7 +302,7 @@ def add_to_streams(x: Tensor, streams: Tensor, parts: Tensor, mixing: Tensor | N
 
 
 def mix_streams(x: Tensor, factors: Tensor, shifts: Tensor, n_rounds: int) -> Result:
-    """Of four streams."""
+    """DSV4_HC_COMB: a mixing matrix over four streams."""
     n, given = 4, (x, factors, shifts)
     _all_f32("dsv4_hc_comb", *given)
     if x.ne[0] != (2 + n) * n or x.ne[2:] != (1, 1) or shifts.ne != (x.ne[0], 1, 1, 1) or factors.ne[1:] != (1, 1, 1):
@@ -309,15 +312,15 @@ def mix_streams(x: Tensor, factors: Tensor, shifts: Tensor, n_rounds: int) -> Re
     return _F32, (n, n, x.ne[1], 1)
 
 
-# --- linear attention with a state ----------------------------------------------------------------------------------
+# --- linear attention with a state ------------------------------------------------------------------------------------
 
 
 def gated_delta_net(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tensor, n_snapshots: int
 ) -> Result:
-    """Outputs [size × heads] of all tokens of all sequences, and behind them `n_snapshots` states of each sequence.
+    """GATED_DELTA_NET: outputs [size × heads] of all tokens of all sequences, then `n_snapshots` states per sequence.
 
-    Heads of queries and keys are repeated over those of values.
+    Query and key heads are repeated over the value heads.
     """
     op, given = "gated_delta_net", (q, k, v, g, beta, states)
     size, n_heads, n_tokens, n_seqs = v.ne
@@ -334,7 +337,9 @@ def gated_delta_net(
 
 
 def linear_attention(op: str, vectors: tuple[Tensor, ...], states: Tensor, bonus: Tensor | None = None) -> Result:
-    """Outputs of all tokens [size × heads], and behind them the states of all sequences (dimension 1 of `states`)."""
+    """Linear attention: outputs [size × heads] of all tokens, then the state of each sequence (dimension 1 of
+    `states`).
+    """
     given = (*vectors, states)
     ne = vectors[0].ne
     size, n_heads, n_tokens, one = ne
@@ -352,7 +357,7 @@ def linear_attention(op: str, vectors: tuple[Tensor, ...], states: Tensor, bonus
 
 
 def ssm_conv(x: Tensor, kernel: Tensor) -> Result:
-    """Of each row of `x` as many numbers as the kernel has places in it, rows and columns exchanged."""
+    """SSM_CONV: one output per position of the kernel in each row of `x`, with rows and columns exchanged."""
     xn, kn = x.ne, kernel.ne
     if xn[3] != 1 or kn[2] != 1 or kn[3] != 1 or x.type is not _F32 or kernel.type is not _F32:
         raise ShapeError("ssm_conv", "needs F32 [n, channels, sequences] and a matrix", x, kernel)
@@ -362,14 +367,14 @@ def ssm_conv(x: Tensor, kernel: Tensor) -> Result:
 
 
 def ssm_scan(s: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, ids: Tensor, n_states: int) -> Result:
-    """What each token gives, and behind it the last `n_states` states of each sequence, in one row."""
+    """SSM_SCAN: the output of each token, then the last `n_states` states of each sequence, in one row."""
     sn, (head_dim, n_head, n_tokens, n_seqs), given = s.ne, x.ne, (s, x, dt, a, b, c, ids)
     if any(t.type is not _F32 for t in given[:-1]) or ids.type is not _I32:
         raise ShapeError("ssm_scan", "numbers must be F32, and row numbers I32", *given)
     if sn[1] != head_dim or sn[2] != n_head or dt.ne != (n_head, n_tokens, n_seqs, 1):
         raise ShapeError("ssm_scan", "states, inputs and steps do not fit", *given)
     if b.ne != c.ne or b.ne[0] != sn[0] or not b.ne[1] or n_head % b.ne[1] or b.ne[2:] != (n_tokens, n_seqs):
-        raise ShapeError("ssm_scan", "inputs do not fit what states are made of and read by", *given)
+        raise ShapeError("ssm_scan", "inputs do not fit the B and C matrices", *given)
     if a.ne not in ((1, n_head, 1, 1), (sn[0], n_head, 1, 1)) or ids.ne != (n_seqs, 1, 1, 1):
         raise ShapeError("ssm_scan", "decays or row numbers do not fit", *given)
     if n_states < 1 or (n_states > 1 and a.ne[0] != 1):
@@ -377,13 +382,13 @@ def ssm_scan(s: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, 
     return _F32, (x.nelements + n_states * sn[0] * head_dim * n_head * n_seqs, 1, 1, 1)
 
 
-# --- a graph from elsewhere -------------------------------------------------------------------------------------------
+# --- graphs received from a client ------------------------------------------------------------------------------------
 
 
 def check_result(node: Tensor) -> None:
-    """Raises ShapeError unless ggml would give a node with these sources and parameters this type and shape.
+    """Raise ShapeError unless ggml gives an operation with these sources and parameters this type and shape.
 
-    Operations without a rule pass: a device that has them knows them.
+    Operations without a rule pass; a device that supports one checks it.
     """
     found = _RULES.get(node.op)
     if found is None:
@@ -417,7 +422,7 @@ def _sum_like(node: Tensor, a: Tensor, b: Tensor) -> Result:
 
 
 def _copy(node: Tensor, a: Tensor) -> Result:
-    return copied(node.op.name, a, node.type if node.op is Op.CPY else a.type, node.ne)
+    return copy(node.op.name, a, node.type if node.op is Op.CPY else a.type, node.ne)
 
 
 def _set_rows(node: Tensor, src: Tensor, ids: Tensor) -> Result:
@@ -451,9 +456,9 @@ _EACH = (
     Op.CLAMP, Op.FILL, Op.DIAG_MASK_INF, Op.DIAG_MASK_ZERO, Op.LEAKY_RELU,
 )  # fmt: skip
 
-# How many sources an operation needs, how many its rule takes (the node first), and the rule.
+# Required sources, sources that the rule takes (after the node), and the rule.
 _RULES: dict[Op, tuple[int, int, Callable[..., Result]]] = {
-    **dict.fromkeys(_EACH, (1, 1, lambda node, a: same(a))),
+    **dict.fromkeys(_EACH, (1, 1, lambda node, a: elementwise(a))),
     **dict.fromkeys((Op.ADD, Op.SUB, Op.MUL, Op.DIV), (2, 2, _sum_like)),
     **dict.fromkeys((Op.DUP, Op.CPY, Op.CONT), (1, 1, _copy)),
     Op.ADD_ID: (3, 3, lambda node, a, b, ids: add_id(a, b, ids)),

@@ -1,4 +1,4 @@
-"""Tensor: the value every room above speaks of. A description only; the bytes live in a device's buffer.
+"""Tensor descriptions, the values exchanged by the packages above. The bytes are in a device's buffer.
 
 Shapes (`ne`) and strides (`nb`) have four dimensions, the fastest first, as in ggml. A row runs along dimension 0.
 """
@@ -14,14 +14,14 @@ Shape = tuple[int, int, int, int]
 
 NO_PARAMS = bytes(64)
 
-# One list look-up by type number: this runs for every node of every graph.
+# A list indexed by type number: layouts are looked up for every node of every graph.
 BLOCK: list[tuple[int, int]] = [(0, 0)] * (max(TensorType) + 1)
 for _type in TensorType:
     BLOCK[_type] = (_type.block_size, _type.block_bytes)
 
 
 def contiguous_strides(type: TensorType, ne: Shape) -> Shape:
-    """Strides in bytes of a tensor without gaps; `ne[0]` must be a whole number of blocks."""
+    """Return the strides in bytes of a contiguous tensor; `ne[0]` must be a whole number of blocks."""
     block, size = BLOCK[type]
     nb1 = size * (ne[0] // block)
     nb2 = nb1 * ne[1]
@@ -29,19 +29,18 @@ def contiguous_strides(type: TensorType, ne: Shape) -> Shape:
 
 
 @lru_cache(4096)
-def whole(type: TensorType, ne: Shape) -> tuple[Shape, Shape]:
-    """Shape and strides of a tensor without gaps: the same objects for all of them, of which many graphs have many."""
+def contiguous_layout(type: TensorType, ne: Shape) -> tuple[Shape, Shape]:
+    """Return the shape and strides of a contiguous tensor, cached so that equal tensors share the two tuples."""
     return ne, contiguous_strides(type, ne)
 
 
 class Tensor:
-    """A typed, strided array and the operation that computes it (`Op.NONE`: nothing does, the bytes are there already).
+    """A typed, strided array and the operation that computes it (`Op.NONE` for data: weights, inputs, caches).
 
-    `src` are the operation's sources, as many as the operation defines; absent optional ones are None.
-    `op_params` are the 64 bytes of the operation's parameters, laid out as ggml does.
-    A view (`view_src` set) lies in the memory of `view_src`, `view_offs` bytes in. Otherwise `buffer` and `offset` say
-    where the bytes are; `buffer` None leaves the placing to the device that runs the graph.
-    Two tensors are equal only when they are the same object.
+    `src` holds the operation's sources; absent optional sources are None. `op_params` are the 64 bytes of the
+    operation's parameters in ggml's layout. A view (`view_src` is set) shares the memory of `view_src`, starting at
+    byte `view_offs`. For other tensors `buffer` and `offset` locate the bytes; if `buffer` is None, the device that
+    runs the graph allocates them. Tensors compare by identity.
     """
 
     __slots__ = (
@@ -89,19 +88,19 @@ class Tensor:
 
     @property
     def nelements(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         ne = self.ne
         return ne[0] * ne[1] * ne[2] * ne[3]
 
     @property
     def nrows(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         ne = self.ne
         return ne[1] * ne[2] * ne[3]
 
     @property
     def nbytes(self) -> int:
-        """Bytes from the first element to the end of the last one, gaps included."""
+        """Return the bytes from the first element to the end of the last, gaps included."""
         ne, nb = self.ne, self.nb
         if 0 in ne:
             return 0
@@ -111,25 +110,25 @@ class Tensor:
 
     @property
     def n_dims(self) -> int:
-        """Dimensions up to the last one longer than 1; a scalar has 1."""
+        """Return the number of dimensions up to the last one longer than 1; a scalar has 1."""
         return max((i + 1 for i, n in enumerate(self.ne) if n > 1), default=1)
 
     @property
     def is_view(self) -> bool:
-        """Whether the memory is another tensor's."""
+        """Return True if the tensor shares another tensor's memory."""
         return self.view_src is not None
 
     @property
     def is_noop(self) -> bool:
-        """Whether there is nothing to compute: a view operation, or no elements."""
+        """Return True if no computation is needed: data, a view operation, or no elements."""
         return self.op in VIEW_OPS or self.op is Op.NONE or 0 in self.ne
 
     def source(self, index: int) -> Tensor | None:
-        """Source number `index`, or None where the operation was given none."""
+        """Return source number `index`, or None if it is absent."""
         return self.src[index] if index < len(self.src) else None
 
     def is_contiguous(self, free_dims: int = 0) -> bool:
-        """Whether elements follow one another without gaps; dimensions 1..`free_dims` may have any stride."""
+        """Return True if the elements have no gaps; dimensions 1 to `free_dims` may have any stride."""
         ne, nb = self.ne, self.nb
         block, size = BLOCK[self.type]
         if ne[0] != block and nb[0] != size:
@@ -145,32 +144,32 @@ class Tensor:
         return True
 
     def has_contiguous_rows(self) -> bool:
-        """Whether elements within a row follow one another."""
+        """Return True if the elements of each row have no gaps."""
         block, size = BLOCK[self.type]
         return self.ne[0] == block or self.nb[0] == size
 
     def is_transposed(self) -> bool:
-        """Whether rows are spread wider than columns."""
+        """Return True if the stride of dimension 0 exceeds that of dimension 1."""
         return self.nb[0] > self.nb[1]
 
     def is_permuted(self) -> bool:
-        """Whether strides do not ascend."""
+        """Return True if the strides do not ascend."""
         nb = self.nb
         return nb[0] > nb[1] or nb[1] > nb[2] or nb[2] > nb[3]
 
     def same_shape(self, other: Tensor) -> bool:
-        """Whether both have the same `ne`."""
+        """Return True if both tensors have the same `ne`."""
         return self.ne == other.ne
 
     def can_repeat_to(self, other: Tensor) -> bool:
-        """Whether whole copies of this tensor tile `other` (ggml's broadcasting rule)."""
+        """Return True if whole copies of this tensor tile `other` (ggml's broadcasting rule)."""
         a, b = self.ne, other.ne
         if 0 in a:
             return 0 in b
         return a == b or not (b[0] % a[0] or b[1] % a[1] or b[2] % a[2] or b[3] % a[3])
 
     def root(self) -> tuple[Tensor, int]:
-        """The tensor that owns the memory, and the byte offset of this one in it."""
+        """Return the tensor that owns the memory, and the byte offset of this tensor in it."""
         tensor, offset = self, 0
         while tensor.view_src is not None:
             offset += tensor.view_offs

@@ -1,4 +1,4 @@
-"""The model file: a memory-mapped GGUF reader, its metadata, and where models come from."""
+"""GGUF model files: a memory-mapped reader, metadata, a writer, and the sources that models are fetched from."""
 
 from llamado.gguf.errors import GgufError, SourceError
 from llamado.gguf.header import TensorInfo

@@ -1,8 +1,8 @@
-"""The codebooks of the IQ1, IQ2 and IQ3 types: the few points that eight (or four) weights together may stand at.
+"""Codebooks of the IQ1, IQ2 and IQ3 types: the points that groups of eight (or four) weights are quantized to.
 
-A codebook is a set of points of a small lattice, each weight of a point one of a few levels. Points are numbered in
-ascending order of the number whose digits are their weights, the first weight the least digit: so the set alone says
-which point has which number, and a bit for each point of the lattice is all there is to know of it.
+A codebook is a set of points of a small lattice; each weight of a point has one of a few levels. Points are numbered in
+ascending order of the number whose digits are their weights' levels, the first weight being the least significant
+digit. The set alone therefore defines the numbering, and one bit per lattice point stores it.
 
 Source of the sets: ggml-common.h (`iq1s_grid` … `iq3s_grid`).
 """
@@ -18,18 +18,18 @@ from llamado.gguf.types import TensorType
 
 
 class Codebook(NamedTuple):
-    """`points`: the levels of every point's weights, one point after the other."""
+    """A codebook; `points` holds the levels of every point's weights."""
 
     weights: int
-    """Weights of a point."""
+    """Weights per point."""
     levels: tuple[int, ...]
-    """What a weight may be, before its scale (and its sign, in IQ2 and IQ3)."""
+    """Values that a weight can take, before its scale (and its sign, in IQ2 and IQ3)."""
     points: tuple[tuple[int, ...], ...]
 
 
 @cache
 def codebook(type_: TensorType) -> Codebook:
-    """The codebook of a type that has one; KeyError of others."""
+    """Return the codebook of a type; raise KeyError if it has none."""
     weights, levels, packed = _SETS[type_]
     bits = int.from_bytes(zlib.decompress(base64.b85decode("".join(packed))), "little")
     base = len(levels)
@@ -44,7 +44,7 @@ def codebook(type_: TensorType) -> Codebook:
 _TERNARY = (-1, 0, 1)
 _THREE = (8, 25, 43)
 
-# Weights of a point, their levels, and the set: bit n is the point of number n, least bit first, packed by zlib.
+# Weights per point, their levels, and the set as a bitmap: bit n is point n, least significant first, zlib-compressed.
 _SETS: dict[TensorType, tuple[int, tuple[int, ...], tuple[str, ...]]] = {
     TensorType.IQ1_S: (
         8,

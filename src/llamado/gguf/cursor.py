@@ -1,4 +1,4 @@
-"""A position in the bytes of a GGUF file, and what may be read there."""
+"""A read position in the bytes of a GGUF file, with bounds checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _U64 = struct.Struct("<Q")
 
 
 class Cursor:
-    """A position in a mapped file; every read is checked against the end and names the field it was for."""
+    """A position in a mapped file. Every read is checked against the end of the file; errors name the field."""
 
     def __init__(self, memory: MemoryMap | bytes, path: Path | str) -> None:
         self.memory = memory
@@ -31,7 +31,7 @@ class Cursor:
     def need(self, n: int, field: str) -> None:
         if n > self.size - self.pos:
             self.truncated(
-                f"the file ends too early: {n} bytes are due and {self.size - self.pos} are left; "
+                f"the file ends too early: {n} more bytes expected, {self.size - self.pos} left; "
                 "it is damaged or was not fetched whole: fetch it again",
                 field,
             )
@@ -49,7 +49,7 @@ class Cursor:
         return value
 
     def count(self, field: str, least_bytes: int, limit: int | None = None) -> int:
-        """A number of things that take at least `least_bytes` each, so that no more than fit the file are believed."""
+        """Read a count of items of at least `least_bytes` each; raise if they cannot fit in the file."""
         at = self.pos
         n = self.u64(field)
         if n > (self.size - self.pos) // least_bytes:

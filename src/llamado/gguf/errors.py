@@ -1,4 +1,4 @@
-"""The errors of the `gguf` room."""
+"""Errors of the `gguf` package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llamado.errors import LlamadoError
 
 
 class GgufError(LlamadoError):
-    """A model file is not what the GGUF format promises; says which file, at which byte and in which field."""
+    """A model file violates the GGUF format. The message names the file, the byte offset and the field."""
 
     def __init__(
         self, reason: str, *, path: Path | str | None = None, offset: int | None = None, field: str | None = None
@@ -24,12 +24,12 @@ class GgufError(LlamadoError):
 
 
 class TruncatedFile(GgufError):
-    """A model file ends before all that its header promises."""
+    """A model file ends before the data that its header describes."""
 
 
 class SourceError(LlamadoError):
-    """A model could not be found or fetched; says what failed and what to do instead."""
+    """A model could not be found or fetched. The message says what failed and what to do instead."""
 
 
 class MissingBlob(SourceError):
-    """Ollama's manifest names a file that its store does not have."""
+    """Ollama's manifest refers to a file that is missing from its store."""

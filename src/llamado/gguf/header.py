@@ -1,8 +1,8 @@
-"""Reads what a GGUF file says of itself before its weights: version, metadata and the table of tensors.
+"""GGUF headers: version, metadata and tensor table.
 
 The format is described in ggml's `docs/gguf.md` and at the head of `ggml/include/gguf.h`: magic, version, two counts,
-metadata, tensor table, padding, tensor data. Nothing in it is trusted: every count is compared with the bytes that are
-left before anything is allocated for it.
+metadata, tensor table, padding, tensor data. All of it is untrusted input: every count is compared with the bytes that
+are left before anything is allocated for it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from llamado.gguf.values import Budget, read_value, read_value_type
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT
 MAX_DIMS = 4  # GGML_MAX_DIMS
-MAX_NAME = 63  # GGML_MAX_NAME less the closing zero
+MAX_NAME = 63  # GGML_MAX_NAME minus the terminating zero
 MAX_KEY = 65535  # docs/gguf.md: keys are at most 2^16-1 bytes long
 
-# Limits of our own. Small objects cost Python far more than their bytes in the file, so the counts of things that
-# become one object each are bounded; the largest published models stay below a tenth of these.
+# Our own limits. Small objects cost Python far more than their bytes in the file, so the number of entries that become
+# one object each is bounded; the largest published models stay below a tenth of these.
 MAX_ENTRIES = 1 << 17  # metadata keys, and tensors, per shard
 MAX_ALIGNMENT = 1 << 24
 MAX_ELEMENTS = 2**63 - 1
 
 _MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length, one character, type, a one-byte value
 _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8  # name length, n_dims, type, offset
-# Types that ggml has removed; files that hold them were made for one CPU family and must be converted anew.
+# Types that ggml has removed: repacked for one CPU family; such files must be converted again.
 _REMOVED_TYPES = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"} | {
     36: "IQ4_NL_4_4",
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
 }
-_STRANGERS = {
+_OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive (a PyTorch checkpoint or a wheel?)",
     b"\x80\x02": "a Python pickle",
     b"ggjt": "an old ggml model (GGJT), from before GGUF",
@@ -51,7 +51,7 @@ _CONVERT = "llama.cpp's convert_hf_to_gguf.py makes GGUF of a model's folder, or
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor of a file: `ne[0]` is the fastest dimension, `offset` counts from the start of the shard's file."""
+    """A tensor of a model file. `ne[0]` is the fastest dimension; `offset` counts from the start of the shard."""
 
     name: str
     type: TensorType
@@ -67,10 +67,11 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a model says of itself before its weights: metadata, and its tensors by their names.
+    """Metadata and tensor table of a model, with tensors by name.
 
-    `source` is where the file is, for messages. Of a split model the metadata are the first shard's, the tensors those
-    of all shards. `mapped`: see ModelFile. `others`: further files to be had in its place, and their bytes.
+    `source` is the location shown in messages. For a split model, the metadata is the first shard's and the tensors are
+    those of all shards. `mapped`: see `ModelFile.mapped`. `alternatives` maps other quantizations that could be fetched
+    instead to their sizes in bytes.
     """
 
     source: str
@@ -81,20 +82,20 @@ class Header:
     file_bytes: int = 0
     n_shards: int = 1
     mapped: bool = False
-    others: Mapping[str, int] = field(default_factory=dict)
+    alternatives: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Return the size of all tensors in bytes."""
         return sum(info.nbytes for info in self.tensors.values())
 
 
 class ModelFile(Protocol):
-    """What a model is made from: a file, or its header alone."""
+    """Input for building a model: an open file or a header alone."""
 
     @property
     def source(self) -> str:
-        """Where it is, for messages."""
+        """Location of the file, for messages."""
         ...
 
     @property
@@ -105,38 +106,38 @@ class ModelFile(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Size of all tensors in bytes."""
         ...
 
     @property
     def mapped(self) -> bool:
-        """Whether weights that memory does not hold can be read from it again and again."""
+        """True if weights are read from the file on demand, so that pages can be dropped and read again."""
         ...
 
 
 def parse_header(start: bytes, source: str, shard: int = 0) -> Header:
-    """The header of a file (one shard) from its first bytes; raises GgufError, or TruncatedFile for too few.
+    """Parse the header of one shard from its first bytes; raise TruncatedFile if they are too few, else GgufError.
 
-    Whether the data of the tensors is there is not known; `file_bytes` is what the file must have at least.
+    The tensor data is not checked; `file_bytes` is the minimum size of a complete file.
     """
     cursor = Cursor(start, source)
     cursor.need(len(MAGIC) + 4, "magic")
     table = read_table(cursor)
     data_start = _data_start(cursor, table)
-    tensors = _placed(table, data_start, shard)
+    tensors = _tensor_infos(table, data_start, shard)
     end = max((info.offset + info.nbytes for info in tensors), default=data_start)
     return Header(source, table.metadata, {t.name: t for t in tensors}, table.version, table.alignment, end)
 
 
-def joined(shards: Sequence[Header]) -> Header:
-    """The header of a model from those of all its shards."""
+def merge_headers(shards: Sequence[Header]) -> Header:
+    """Merge the headers of all shards of a model."""
     tensors = {name: info for shard in shards for name, info in shard.tensors.items()}
     n_bytes = sum(shard.file_bytes for shard in shards)
     return replace(shards[0], tensors=tensors, file_bytes=n_bytes, n_shards=len(shards))
 
 
 class Table(NamedTuple):
-    """A header as it stands in a file: `rows` say where data lies from the start of the data on."""
+    """A header as stored; the offsets in `rows` count from the start of the data section."""
 
     version: int
     metadata: Metadata
@@ -145,7 +146,7 @@ class Table(NamedTuple):
 
 
 def read_table(cursor: Cursor) -> Table:
-    """Reads a header from the start of a file."""
+    """Read a header from the start of a file."""
     version = _read_version(cursor)
     n_tensors = cursor.count("tensor count", _MIN_TENSOR_BYTES, MAX_ENTRIES)
     n_keys = cursor.count("metadata count", _MIN_KEY_BYTES, MAX_ENTRIES)
@@ -155,7 +156,7 @@ def read_table(cursor: Cursor) -> Table:
 
 
 def key_spans(cursor: Cursor) -> dict[str, tuple[int, int]]:
-    """Where the value of each key stands in a file, its type included: first byte, and the one behind the last."""
+    """Return the byte span of each key's value, including its type: first byte, and the byte after the last."""
     _read_version(cursor)
     cursor.count("tensor count", _MIN_TENSOR_BYTES, MAX_ENTRIES)
     spans: dict[str, tuple[int, int]] = {}
@@ -172,10 +173,10 @@ def _read_version(cursor: Cursor) -> int:
     head = cursor.memory[: len(MAGIC)]
     if head != MAGIC:
         start = bytes(cursor.memory[:32])
-        stranger = next((text for magic, text in _STRANGERS.items() if start.startswith(magic)), None)
-        if start[8:10] == b'{"':  # the length of a header in JSON stands before it
-            stranger = f"safetensors: {_CONVERT}"
-        what = f"it looks like {stranger}" if stranger else f"it begins with {start[:8]!r}"
+        other_format = next((text for magic, text in _OTHER_FORMATS.items() if start.startswith(magic)), None)
+        if start[8:10] == b'{"':  # a JSON header, preceded by its length
+            other_format = f"safetensors: {_CONVERT}"
+        what = f"it looks like {other_format}" if other_format else f"it begins with {start[:8]!r}"
         cursor.fail(f"not a GGUF file: {what}", "magic")
     cursor.pos = len(MAGIC)
     at = cursor.pos
@@ -222,7 +223,7 @@ def _alignment(cursor: Cursor, metadata: Metadata) -> int:
 
 
 class TableRow(NamedTuple):
-    """A row of the tensor table: `offset` counts from the start of the data, `at` is where it stands in the file."""
+    """A row of the tensor table. `offset` counts from the start of the data section; `at` is the row's position."""
 
     name: str
     type: TensorType
@@ -256,7 +257,7 @@ def _read_tensors(cursor: Cursor, n_tensors: int, alignment: int) -> list[TableR
 
 
 def place_tensors(cursor: Cursor, table: Table, shard: int) -> list[TensorInfo]:
-    """The tensors where their data lies, which must be in the file and no other's."""
+    """Return the tensors with absolute offsets; raise if their data overlaps or exceeds the file."""
     rows = table.rows
     data_start = _data_start(cursor, table)
     data_size = max(cursor.size - data_start, 0)
@@ -273,15 +274,15 @@ def place_tensors(cursor: Cursor, table: Table, shard: int) -> list[TensorInfo]:
         if offset < last_end:
             cursor.fail(f"the data overlaps that of tensor '{last_name}'", name, at)
         last_name, last_end = name, offset + nbytes
-    return _placed(table, data_start, shard)
+    return _tensor_infos(table, data_start, shard)
 
 
 def _data_start(cursor: Cursor, table: Table) -> int:
-    """Where the data of the tensors begins, the cursor being behind the header."""
+    """Return the start of the tensor data; the cursor must be at the end of the header."""
     return -(-cursor.pos // table.alignment) * table.alignment
 
 
-def _placed(table: Table, data_start: int, shard: int) -> list[TensorInfo]:
+def _tensor_infos(table: Table, data_start: int, shard: int) -> list[TensorInfo]:
     return [
         TensorInfo(name, kind, ne, data_start + offset, nbytes, shard)
         for name, kind, ne, offset, nbytes, _ in table.rows

@@ -1,4 +1,4 @@
-"""Shows a GGUF file to a person: metadata, tensors, and what each tensor type takes."""
+"""Print a GGUF file: metadata, tensors, and totals per tensor type."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-MAX_TEXT = 120  # characters of a string that are shown
-MAX_ITEMS = 6  # elements of an array that are shown
+MAX_TEXT = 120  # characters shown of a string
+MAX_ITEMS = 6  # elements shown of an array
 
 
 def render(file: Header, console: Console, *, tensors: bool = True) -> None:
@@ -36,7 +36,7 @@ def render(file: Header, console: Console, *, tensors: bool = True) -> None:
 
 
 def size_text(n: int) -> str:
-    """Bytes with a fitting decimal unit."""
+    """Format a byte count with a decimal unit."""
     value = float(n)
     for unit in ("bytes", "kB", "MB"):
         if value < 1000:
@@ -46,10 +46,10 @@ def size_text(n: int) -> str:
 
 
 def value_text(value: Value) -> str:
-    """A metadata value on one line: long strings and arrays are cut, with their full length said."""
+    """Format a metadata value on one line; long strings and arrays are cut and show their full length."""
     if isinstance(value, str):
         shown = value if len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}… ({len(value)} characters)"
-        # Control characters of a file must not reach the terminal.
+        # Control characters in a file must not reach the terminal.
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown)
     if isinstance(value, (StringArray, list, np.ndarray)):
         items = [_item_text(value[i]) for i in range(min(len(value), MAX_ITEMS))]
@@ -65,7 +65,7 @@ def _item_text(item: Any) -> str:
 
 
 def _table(title: str, *columns: tuple[str, bool]) -> Table:
-    """A table with columns (heading, whether it holds numbers)."""
+    """Return a table; `columns` are (heading, is numeric)."""
     from rich import box
     from rich.table import Table
 
@@ -80,7 +80,7 @@ def _metadata_table(file: Header) -> Table:
 
     table = _table(f"Metadata: {len(file.metadata)} keys", ("key", False), ("type", False), ("value", False))
     for key, value in file.metadata.items():
-        # Text, not str: a file's strings are no markup.
+        # Text, not str: strings from a file must not be parsed as markup.
         table.add_row(Text(value_text(key)), file.metadata.type_name(key), Text(value_text(value)))
     return table
 

@@ -35,7 +35,7 @@ class ValueType(IntEnum):
 
 
 class StringArray(Sequence[str]):
-    """Strings packed end to end: string i is `buffer[offsets[i]:offsets[i + 1]]`; decoded only when asked for."""
+    """Strings packed end to end; string i is `buffer[offsets[i]:offsets[i + 1]]`, decoded on access."""
 
     __slots__ = ("buffer", "offsets")
 
@@ -120,8 +120,8 @@ class Metadata(Mapping[str, Value]):
     def __repr__(self) -> str:
         return f"Metadata({len(self)} keys)"
 
-    def replaced(self, values: Mapping[str, Value]) -> Metadata:
-        """The same with other values for some keys, or with further keys."""
+    def with_values(self, values: Mapping[str, Value]) -> Metadata:
+        """Return a copy with `values` replaced or added."""
         types = {key: name for key, name in self._types.items() if key not in values}
         return Metadata({**self._values, **values}, types, path=self._path)
 
@@ -136,7 +136,7 @@ class Metadata(Mapping[str, Value]):
     def str_(self, key: str, default: Any = ...) -> Any:
         """The string at `key`."""
         value = self._find(key, default)
-        return value if value is default or isinstance(value, str) else self._refuse(key, "a string")
+        return value if value is default or isinstance(value, str) else self._type_error(key, "a string")
 
     @overload
     def int_(self, key: str) -> int: ...
@@ -147,20 +147,20 @@ class Metadata(Mapping[str, Value]):
         value = self._find(key, default)
         if value is default or (isinstance(value, int) and not isinstance(value, bool)):
             return value
-        return self._refuse(key, "an integer")
+        return self._type_error(key, "an integer")
 
     @overload
     def float_(self, key: str) -> float: ...
     @overload
     def float_(self, key: str, default: D) -> float | D: ...
     def float_(self, key: str, default: Any = ...) -> Any:
-        """The number at `key`; an integer is taken for a float."""
+        """The number at `key`; an integer is converted to float."""
         value = self._find(key, default)
         if value is default or isinstance(value, float):
             return value
         if isinstance(value, int) and not isinstance(value, bool):
             return float(value)
-        return self._refuse(key, "a number")
+        return self._type_error(key, "a number")
 
     @overload
     def bool_(self, key: str) -> bool: ...
@@ -169,14 +169,14 @@ class Metadata(Mapping[str, Value]):
     def bool_(self, key: str, default: Any = ...) -> Any:
         """The truth value at `key`."""
         value = self._find(key, default)
-        return value if value is default or isinstance(value, bool) else self._refuse(key, "a bool")
+        return value if value is default or isinstance(value, bool) else self._type_error(key, "a bool")
 
     @overload
     def ints(self, key: str, *, n: int | None = None) -> tuple[int, ...]: ...
     @overload
     def ints(self, key: str, default: D, *, n: int | None = None) -> tuple[int, ...] | D: ...
     def ints(self, key: str, default: Any = ..., *, n: int | None = None) -> Any:
-        """The integers at `key`; with `n` (say, layers) one integer stands for n of them and an array must have n."""
+        """The integers at `key`; with `n` (say, layers) a scalar is repeated, and an array must have n."""
         return self._numbers(key, default, n, "iu", "integers")
 
     @overload
@@ -200,9 +200,11 @@ class Metadata(Mapping[str, Value]):
     @overload
     def array(self, key: str, default: D) -> NDArray[Any] | D: ...
     def array(self, key: str, default: Any = ...) -> Any:
-        """The array of numbers at `key`, read-only, in its stored type."""
+        """The array of numbers at `key`, read-only, with its stored type."""
         value = self._find(key, default)
-        return value if value is default or isinstance(value, np.ndarray) else self._refuse(key, "an array of numbers")
+        return (
+            value if value is default or isinstance(value, np.ndarray) else self._type_error(key, "an array of numbers")
+        )
 
     @overload
     def strings(self, key: str) -> StringArray: ...
@@ -211,7 +213,11 @@ class Metadata(Mapping[str, Value]):
     def strings(self, key: str, default: Any = ...) -> Any:
         """The array of strings at `key`."""
         value = self._find(key, default)
-        return value if value is default or isinstance(value, StringArray) else self._refuse(key, "an array of strings")
+        return (
+            value
+            if value is default or isinstance(value, StringArray)
+            else self._type_error(key, "an array of strings")
+        )
 
     def _find(self, key: str, default: Any) -> Any:
         value = self._values.get(key, default)
@@ -226,14 +232,14 @@ class Metadata(Mapping[str, Value]):
         if isinstance(value, np.ndarray) and value.dtype.kind in kinds:
             if n is not None and len(value) != n:
                 raise GgufError(
-                    f"metadata key '{key}' has {len(value)} values where {n} are due", path=self._path, field=key
+                    f"metadata key '{key}' has {len(value)} values; expected {n}", path=self._path, field=key
                 )
             return tuple(value.tolist())
-        # A scalar has the kind that numpy gives it: bool "b", int "i", float "f".
+        # Scalars have numpy's kinds: bool "b", int "i", float "f".
         if n is not None and isinstance(value, (bool, int, float)) and np.min_scalar_type(value).kind in kinds:
             return (value,) * n
-        return self._refuse(key, f"an array of {wanted}")
+        return self._type_error(key, f"an array of {wanted}")
 
-    def _refuse(self, key: str, wanted: str) -> Any:
+    def _type_error(self, key: str, wanted: str) -> Any:
         is_type = self._types.get(key) or type(self._values[key]).__name__
         raise GgufError(f"metadata key '{key}' must be {wanted} but is {is_type}", path=self._path, field=key)

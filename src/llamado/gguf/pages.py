@@ -1,4 +1,4 @@
-"""Memory in pages of two megabytes, where it is used as a whole and the system has them."""
+"""Huge pages (2 MB) for large buffers and mapped files, if the system supports them."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from collections.abc import Iterable
 from typing import BinaryIO
 
 LARGE = 4 << 20
-"""Bytes from which on large pages are asked for: the processor has to remember where fewer of them are."""
+"""Smallest size in bytes for which huge pages are requested; they reduce TLB misses."""
 STEP = 8 << 20
-"""Bytes of a file that are written at once, from a multiple of it on: the system keeps them in large pages."""
+"""Bytes of a file written at once, at multiples of this size, so that the page cache holds them in large folios."""
 _OWN = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 
 
-def own_pages(size: int) -> mmap.mmap:
-    """`size` zeroed bytes, which become pages when they are touched. Raises OSError, ValueError or OverflowError."""
+def allocate_pages(size: int) -> mmap.mmap:
+    """Return `size` zeroed bytes; pages are allocated on first touch. Raises OSError, ValueError or OverflowError."""
     return mmap.mmap(-1, size, **_OWN)
 
 
-def expect_all(pages: mmap.mmap, start: int, size: int) -> None:
-    """Says that these bytes will all be used, before they are: large pages then, where the system has them."""
+def request_huge_pages(pages: mmap.mmap, start: int, size: int) -> None:
+    """Request huge pages for a range that will be used as a whole; call it before the range is touched."""
     end = start + size
     start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     if size >= LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # the kernel has no huge pages
             pages.madvise(mmap.MADV_HUGEPAGE, start, end - start)
 
 
-def expect_mapped(spans: Iterable[tuple[int, int]]) -> None:
-    """Says that these bytes of mapped files, as addresses and sizes, will all be used.
+def request_mapped_huge_pages(spans: Iterable[tuple[int, int]]) -> None:
+    """Request huge pages for spans of mapped files, given as (address, size), that will be used as a whole.
 
-    On file systems with large folios (ext4 from Linux 6.16 on, XFS, btrfs) what is not in memory yet comes in pages of
-    two megabytes then, and what is there in such pieces is shown in them.
+    On file systems with large folios (ext4 from Linux 6.16 on, XFS, btrfs), data not yet in memory is then read in 2 MB
+    pages, and cached data in folios of that size is mapped as huge pages.
     """
     if sys.platform != "linux" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return
@@ -52,7 +52,7 @@ def expect_mapped(spans: Iterable[tuple[int, int]]) -> None:
 
 
 def write_in_steps(stream: BinaryIO, data: memoryview) -> None:
-    """Appends bytes to a stream with a buffer of a `STEP`, which gives the system whole steps then. Raises OSError."""
+    """Append `data` to a stream with a buffer of `STEP` bytes, flushing at multiples of `STEP`. Raises OSError."""
     at, n = stream.tell(), len(data)
     start, stop = 0, min(STEP - at % STEP, n)
     while start < n:

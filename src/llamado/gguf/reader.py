@@ -1,4 +1,4 @@
-"""Opens GGUF files (versions 2 and 3, little-endian, one file or split) by memory mapping."""
+"""GGUF reader (versions 2 and 3, little-endian, one file or split), based on memory mapping."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llamado.gguf.errors import GgufError
 from llamado.gguf.header import Header, TensorInfo
-from llamado.gguf.pages import expect_all, own_pages
+from llamado.gguf.pages import allocate_pages, request_huge_pages
 from llamado.gguf.report import Progress
 from llamado.gguf.shards import Shard, check_shard, check_tensor_count, other_shards, release
 
@@ -43,16 +43,16 @@ class GGUFFile:
                 self.tensors[info.name] = info
         self.nbytes = sum(info.nbytes for info in self.tensors.values())
         self.mapped = True
-        """Whether the weights are in the file alone, not read into memory."""
+        """True if the weights are only in the file, not read into memory."""
         self._maps = [shard.memory for shard in shards]
         self._arrays = [np.frombuffer(memory, np.uint8) for memory in self._maps]
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, mmap: bool = True, progress: Progress | None = None) -> GGUFFile:
-        """Open a model file, and all its shards when it is the first of a split model; raises `GgufError`.
+        """Open a model file, including the other shards if it is the first of a split model; raise `GgufError`.
 
-        With `mmap=False` the files are read into memory (they may then change or vanish), and `progress(done, total)`
-        is called with bytes.
+        With `mmap=False` the files are read into memory, so that they may change or vanish afterwards; `progress(done,
+        total)` is called with byte counts.
         """
         first_path = Path(path)
         first = Shard(first_path, 0)
@@ -73,7 +73,7 @@ class GGUFFile:
         return file
 
     def data(self, name: str) -> NDArray[np.uint8]:
-        """Bytes of a tensor, uint8[nbytes], a read-only view; raises `GgufError` for an unknown name."""
+        """Return a tensor's bytes, uint8[nbytes], as a read-only view; raise `GgufError` if the name is unknown."""
         info = self.tensors.get(name)
         if info is None:
             raise GgufError(f"there is no tensor '{name}'", path=self.path, field=name)
@@ -81,12 +81,12 @@ class GGUFFile:
 
     @property
     def source(self) -> str:
-        """Where it is, for messages."""
+        """Location of the file, for messages."""
         return str(self.path)
 
     @property
     def header(self) -> Header:
-        """What it says of itself; its tensors are those of all shards."""
+        """The header, with the tensors of all shards."""
         return Header(
             self.source,
             self.metadata,
@@ -103,13 +103,13 @@ class GGUFFile:
         return len(self.shard_paths)
 
     def shard_data(self, shard: int) -> NDArray[np.uint8]:
-        """The whole of a shard's file as uint8[file size], read-only; `TensorInfo.offset` is an index into it."""
+        """Return a whole shard as uint8[file size], read-only; `TensorInfo.offset` is an index into it."""
         if not self._arrays:
             raise GgufError("the file has been closed", path=self.path)
         return self._arrays[shard]
 
     def close(self) -> None:
-        """Let go of the mapping; memory that arrays handed out still show stays until they are gone."""
+        """Release the mapping. Memory still used by arrays is freed when they are gone."""
         self._arrays = []
         for memory in self._maps:
             release(memory)
@@ -146,16 +146,16 @@ class GGUFFile:
 
 
 def _read_whole(path: Path, size: int, report: Callable[[int], None]) -> MemoryMap:
-    """The bytes of a file in memory; `report` is told how many came."""
-    memory = own_pages(size)
-    expect_all(memory, 0, size)
+    """Read a file into memory; `report` is called with the size of each chunk."""
+    memory = allocate_pages(size)
+    request_huge_pages(memory, 0, size)
     with open(path, "rb", buffering=0) as stream, memoryview(memory) as view:
         at = 0
         while at < size:
             with view[at : at + READ_CHUNK] as chunk:
                 n = stream.readinto(chunk)
             if not n:
-                raise GgufError("the file became shorter while it was read", path=path, offset=at)
+                raise GgufError("the file was truncated while it was being read", path=path, offset=at)
             at += n
             report(n)
     return memory

@@ -1,4 +1,4 @@
-"""The files of a model, of which a large one has several: each mapped, parsed, and checked to be of the same model.
+"""Shards of a model: map and parse each file, and check that all belong to the same model.
 
 llama.cpp's gguf-split writes `NAME-00001-of-0000N.gguf` with the keys below in every shard.
 """
@@ -20,7 +20,7 @@ _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf"
 
 
 class Shard:
-    """One file, mapped and parsed."""
+    """A mapped and parsed file of a model."""
 
     def __init__(self, path: Path, number: int) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class Shard:
 
 
 def shard_names(first: str) -> list[str] | None:
-    """File names of all shards, given the name of one (`NAME-00001-of-0000N.gguf`); None where it is not of a split."""
+    """Return the file names of all shards, given one (`NAME-00001-of-0000N.gguf`); None if the model is not split."""
     match = _SHARD_NAME.fullmatch(first)
     if match is None:
         return None
@@ -45,7 +45,7 @@ def shard_names(first: str) -> list[str] | None:
 
 
 def other_shards(first: Shard) -> list[Path]:
-    """Paths of the shards after the first; raises `GgufError` when one is missing or `first` is not the first."""
+    """Return the paths of the other shards; raise `GgufError` if one is missing or `first` is not the first shard."""
     count = first.metadata.int_(SPLIT_COUNT, 0)
     if count <= 1:
         return []
@@ -61,13 +61,13 @@ def other_shards(first: Shard) -> list[Path]:
     if names is None:
         raise GgufError(
             f"the first of {count} parts of a split model must be named like NAME-00001-of-{count:05d}.gguf "
-            "for the others to be found",
+            "so that the others can be found",
             path=first.path,
             field=SPLIT_COUNT,
         )
     if len(names) != count or names[0] != first.path.name:
         raise GgufError(
-            f"the file is part 1 of {count} but its name says otherwise", path=first.path, field=SPLIT_COUNT
+            f"the file is part 1 of {count} but its name does not match", path=first.path, field=SPLIT_COUNT
         )
     paths = [first.path.with_name(name) for name in names[1:]]
     missing = [path.name for path in paths if not path.is_file()]
@@ -86,7 +86,7 @@ def check_shard(first: Shard, shard: Shard, number: int) -> None:
     for key, due in ((SPLIT_COUNT, count), (SPLIT_NO, number)):
         if shard.metadata.int_(key) != due:
             raise GgufError(
-                f"{key} is {shard.metadata.int_(key)} where {due} is due; this file is not of the same model as "
+                f"{key} is {shard.metadata.int_(key)}, expected {due}; this file does not belong to the same model as "
                 f"{first.path.name}",
                 path=shard.path,
                 field=key,
@@ -97,9 +97,7 @@ def check_tensor_count(shards: list[Shard]) -> None:
     due = shards[0].metadata.int_(SPLIT_TENSORS, None)
     found = sum(len(shard.tensors) for shard in shards)
     if len(shards) > 1 and due is not None and due != found:
-        raise GgufError(
-            f"the shards hold {found} tensors where {due} are due", path=shards[0].path, field=SPLIT_TENSORS
-        )
+        raise GgufError(f"the shards hold {found} tensors; expected {due}", path=shards[0].path, field=SPLIT_TENSORS)
 
 
 def _map(path: Path) -> MemoryMap:
@@ -120,4 +118,4 @@ def release(memory: MemoryMap) -> None:
     try:
         memory.close()
     except BufferError:
-        pass  # an array still looks into it; the mapping goes with the last one
+        pass  # an array still refers to it; the mapping is released with the last one

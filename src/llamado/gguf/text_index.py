@@ -1,4 +1,4 @@
-"""Finds strings of an array by their text, without an object for each of the quarter of a million of a vocabulary."""
+"""Index of a string array by text, without one Python object for each of a vocabulary's 250,000 strings."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 from llamado.gguf.metadata import StringArray
 
 KEPT = 1 << 17
-"""Texts that are remembered with what was found: some 15 MB."""
-_CHUNK = 1 << 14  # strings that are texts at a time while the index is made
+"""Look-ups that are cached: about 15 MB."""
+_CHUNK = 1 << 14  # strings decoded at a time while the index is built
 
 
 class TextIndex:
-    """Texts → numbers of strings. Bytes that are not UTF-8 are lone surrogates in a text; the empty text is not found.
+    """Map texts to the indices of strings. Bytes that are not UTF-8 are lone surrogates; the empty text is never found.
 
-    Strings are found by the hashes of their texts, sorted by their lowest bits, and compared then.
+    Strings are sorted by the lowest bits of their texts' hashes; a look-up compares the texts of one bucket.
     """
 
     find: Callable[[str], int]
-    """The number of the string that is this text, -1 where none is."""
+    """Return the index of the string equal to this text, or -1."""
 
     def __init__(self, strings: StringArray, *, last: bool, names: Mapping[str, int] | None = None) -> None:
-        """Of equal strings the `last` one counts, or the first; `names` come before all."""
+        """If strings are equal, the `last` one counts, or else the first; `names` take precedence over all."""
         self._strings = strings
         self._names = names or {}
         hashes = _hashes(strings)
@@ -37,11 +37,11 @@ class TextIndex:
             order = np.argsort(places, kind="stable")
         starts = np.zeros(self._bits + 2, np.int32)
         np.cumsum(np.bincount(places, minlength=self._bits + 1), out=starts[1:])
-        # Arrays of Python's own: numpy's take four times as long to give a number.
+        # Python's own arrays: reading one number from numpy's takes four times as long.
         self._hashes = array("q", hashes[order].tobytes())
         self._numbers = array("i", order.astype(np.int32).tobytes())
         self._starts = array("i", starts.tobytes())
-        self.find = _Remembered(self._look).__getitem__
+        self.find = _LookupCache(self._look_up).__getitem__
 
     def __contains__(self, text: str) -> bool:
         return self.find(text) >= 0
@@ -52,7 +52,7 @@ class TextIndex:
             raise KeyError(text)
         return number
 
-    def _look(self, text: str) -> int:
+    def _look_up(self, text: str) -> int:
         found = self._names.get(text)
         if found is not None or not text:
             return -1 if found is None else found
@@ -66,15 +66,15 @@ class TextIndex:
         return -1
 
 
-class _Remembered(dict[str, int]):
-    """What a function found for texts; asks it for others, and forgets all when there are too many."""
+class _LookupCache(dict[str, int]):
+    """Cache of a function of texts; cleared when it is full."""
 
     def __init__(self, look: Callable[[str], int]) -> None:
         super().__init__()
-        self._look = look
+        self._look_up = look
 
     def __missing__(self, text: str) -> int:
-        found = self._look(text)
+        found = self._look_up(text)
         if len(self) >= KEPT:
             self.clear()
         self[text] = found
@@ -82,7 +82,7 @@ class _Remembered(dict[str, int]):
 
 
 def _hashes(strings: StringArray) -> NDArray[np.int64]:
-    """Python's hash of each string's text."""
+    """Return Python's hash of each string's text."""
     hashes = np.empty(len(strings), np.int64)
     for at in range(0, len(strings), _CHUNK):
         texts = decode_all(StringArray(strings.buffer, strings.offsets[at : at + _CHUNK + 1]))
@@ -91,7 +91,7 @@ def _hashes(strings: StringArray) -> NDArray[np.int64]:
 
 
 def decode_all(strings: StringArray) -> list[str]:
-    """All strings at once: joined by a byte that none has and split again, half the time of decoding each."""
+    """Decode all strings at once: join them with a byte that none contains and split again, in half the time."""
     if not len(strings):
         return []
     offsets = strings.offsets

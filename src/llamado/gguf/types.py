@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class TensorType(IntEnum):
-    """Element type of a tensor; quantised types come in blocks of `block_size` weights and `block_bytes` bytes."""
+    """Element type of a tensor. Quantized types have blocks of `block_size` weights in `block_bytes` bytes."""
 
     F32 = 0
     F16 = 1
@@ -46,16 +46,16 @@ class TensorType(IntEnum):
 
     @property
     def block_size(self) -> int:
-        """Weights per block (1 for plain element types)."""
+        """Return the weights per block (1 for plain element types)."""
         return _LAYOUT[self][0]
 
     @property
     def block_bytes(self) -> int:
-        """Bytes per block."""
+        """Return the bytes per block."""
         return _LAYOUT[self][1]
 
     def row_bytes(self, ne0: int) -> int:
-        """Bytes of a row of `ne0` weights; raises ValueError when `ne0` is not a whole number of blocks."""
+        """Return the bytes of a row of `ne0` weights; raise ValueError unless it is a whole number of blocks."""
         blocks, rest = divmod(ne0, self.block_size)
         if rest:
             raise ValueError(f"a row of {ne0} weights is not a whole number of {self.name} blocks of {self.block_size}")

@@ -1,7 +1,7 @@
-"""Reads the values of a GGUF file's metadata: numbers, texts, and arrays of either.
+"""Read metadata values of a GGUF file: numbers, strings, and arrays.
 
-Every count is compared with the bytes that are left before anything is allocated for it, so that a damaged file costs
-an error, never memory.
+Every count is compared with the bytes that are left before anything is allocated for it, so a damaged file raises an
+error and never exhausts memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llamado.gguf.cursor import Cursor
 from llamado.gguf.metadata import StringArray, Value, ValueType
 
-# Limits of our own: small objects cost Python far more than their bytes in the file.
+# Our own limits: small objects cost Python far more than their bytes in the file.
 MAX_NESTED_ARRAYS = 1 << 14
 MAX_ARRAY_DEPTH = 4
 MAX_STRINGS = 1 << 24  # per array; scanning that many takes two seconds
@@ -54,7 +54,7 @@ _MIN_ARRAY_BYTES = 4 + 8  # element type, count
 
 @dataclass(slots=True)
 class Budget:
-    """Arrays within arrays that a file may still have."""
+    """Nested arrays that the rest of the file may still contain."""
 
     nested_arrays: int = MAX_NESTED_ARRAYS
 
@@ -69,7 +69,7 @@ def read_value_type(cursor: Cursor, field: str) -> ValueType:
 
 
 def read_value(cursor: Cursor, field: str, kind: ValueType, budget: Budget, depth: int) -> tuple[Value, str]:
-    """A value and the name of its type."""
+    """Read a value; return it and the name of its type."""
     if kind == ValueType.STRING:
         return cursor.raw(field).decode("utf-8", "replace"), "string"
     if kind != ValueType.ARRAY:
@@ -103,7 +103,7 @@ def _read_numbers(cursor: Cursor, field: str, element: ValueType) -> NDArray[Any
     if element == ValueType.BOOL:
         numbers = numbers != 0
     elif not numbers.flags.aligned:
-        # Nothing aligns arrays in the metadata, and compiled code wants them aligned.
+        # Arrays in the metadata are unaligned; compiled code needs alignment.
         numbers = numbers.copy()
     numbers.flags.writeable = False
     return numbers
@@ -112,8 +112,8 @@ def _read_numbers(cursor: Cursor, field: str, element: ValueType) -> NDArray[Any
 def _read_strings(cursor: Cursor, field: str) -> StringArray:
     n = cursor.count(field, 8, MAX_STRINGS)
     start = pos = cursor.pos
-    # A vocabulary has a quarter of a million of these: the loop does one unpack, one addition and one append each, and
-    # leaves the bounds to unpack_from, which refuses an offset beyond the end.
+    # A vocabulary has 250,000 of these: the loop does one unpack, one addition and one append each. `unpack_from`
+    # checks the bounds: it rejects an offset beyond the end.
     ends = array("q")
     append, unpack, memory = ends.append, _U64.unpack_from, cursor.memory
     try:
@@ -133,7 +133,7 @@ def _read_strings(cursor: Cursor, field: str) -> StringArray:
     if n == 0:
         return StringArray(b"", offsets)
     bounds = np.frombuffer(ends, np.int64)
-    # The lengths sit between the strings; taking their eight bytes each out leaves the strings end to end.
+    # The lengths are stored between the strings; removing their eight bytes leaves the strings end to end.
     np.subtract(bounds, start, out=offsets[1:])
     keep = np.ones(pos - start, np.bool_)
     for i in range(8):

@@ -1,8 +1,8 @@
-"""Writes GGUF files (version 3, little-endian): key-values as they stood in another file, tensors streamed.
+"""GGUF writer (version 3, little-endian): key-values as stored in another file, tensor data streamed.
 
 The layout is that of `gguf.h`: magic, version, two counts, key-values, tensor table, padding, then each tensor's data
-padded to the alignment. A file appears under its name when it is whole: until then it has another one beside it, and a
-process that is killed leaves no half of a model behind under the name that was asked for.
+padded to the alignment. The file is written under a temporary name in the same folder and renamed when it is complete,
+so a killed process never leaves a partial model under the requested name.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ VERSION = 3
 ALIGNMENT_KEY = "general.alignment"
 
 Fields: TypeAlias = dict[str, bytes]
-"""Key-values in the order of the file, each value as it stands there: type, then bytes (`encode`)."""
+"""Key-values in file order; each value as stored: type, then bytes (`encode`)."""
 Data: TypeAlias = "bytes | bytearray | memoryview | MemoryMap | NDArray[Any]"
 
 
 class NewTensor(NamedTuple):
-    """A tensor that will be written: `ne[0]` is the fastest of up to four dimensions, trailing ones are left out."""
+    """A tensor to be written. `ne[0]` is the fastest of up to four dimensions; trailing ones may be left out."""
 
     name: str
     type: TensorType
@@ -45,12 +45,12 @@ class NewTensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its data; raises ValueError where a row is not a whole number of blocks."""
+        """Return the size of the data in bytes; raise ValueError if a row is not a whole number of blocks."""
         return self.type.row_bytes(self.ne[0]) * int(np.prod(self.ne[1:], dtype=np.int64))
 
 
 def read_fields(path: str | os.PathLike[str]) -> Fields:
-    """The key-values of a file (of one shard, where there are several), byte for byte. Raises GgufError."""
+    """Return the key-values of a file (one shard), byte for byte. Raises GgufError."""
     with ExitStack() as stack:
         try:
             memory = MemoryMap(stack.enter_context(open(path, "rb")).fileno(), 0, access=ACCESS_READ)
@@ -61,10 +61,10 @@ def read_fields(path: str | os.PathLike[str]) -> Fields:
 
 
 def encode(value: Value, kind: ValueType | None = None) -> bytes:
-    """A value as it stands in a file: its type, then its bytes.
+    """Encode a value as stored in a file: its type, then its bytes.
 
-    `kind` is the type of a number, or of the elements of a list of numbers; without it a bool is BOOL, an int INT32, a
-    float FLOAT32, and an array has the type of its elements. Raises ValueError for what does not fit.
+    `kind` is the type of a number, or of the elements of a list of numbers. Without it, a bool is BOOL, an int INT32, a
+    float FLOAT32, and an array keeps the type of its elements. Raises ValueError if the value does not fit the type.
     """
     if isinstance(value, str):
         return _u32(ValueType.STRING) + _text(value.encode())
@@ -82,7 +82,7 @@ def encode(value: Value, kind: ValueType | None = None) -> bytes:
         if value and isinstance(value[0], str):
             return encode(StringArray.of([str(one) for one in value]))
         if value and isinstance(value[0], (list, np.ndarray, StringArray)):
-            inner = [encode(one, kind)[4:] for one in value]  # without the word for array, which stands once
+            inner = [encode(one, kind)[4:] for one in value]  # without the ARRAY type word, which is stored once
             return b"".join([_u32(ValueType.ARRAY), _u32(ValueType.ARRAY), _u64(len(inner)), *inner])
         kind = kind if kind is not None else (_kind_of(value[0]) if value else ValueType.INT32)
         value = np.asarray(value, DTYPES[kind])
@@ -94,18 +94,18 @@ def encode(value: Value, kind: ValueType | None = None) -> bytes:
 
 
 def encode_all(metadata: Metadata) -> Fields:
-    """Every key-value of metadata, with the types they were read with."""
+    """Encode every key-value of `metadata` with its stored type."""
     return {key: encode(value, _stored_kind(metadata.type_name(key))) for key, value in metadata.items()}
 
 
 def alignment_of(fields: Mapping[str, bytes]) -> int:
-    """What data is aligned to in a file with these key-values."""
+    """Return the data alignment of a file with these key-values."""
     given = fields.get(ALIGNMENT_KEY)
     return DEFAULT_ALIGNMENT if given is None else int.from_bytes(given[4:8], "little")
 
 
 def header_bytes(fields: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> bytes:
-    """All that stands before the data of the tensors, which lie one behind another in the order given."""
+    """Return the bytes before the tensor data; the tensors' data follows in the given order."""
     alignment = alignment_of(fields)
     parts = [MAGIC, _u32(VERSION), _u64(len(tensors)), _u64(len(fields))]
     for key, value in fields.items():
@@ -129,9 +129,9 @@ def padded(n: int, alignment: int) -> int:
 
 
 class NewFile:
-    """A file being written: `path` exists when the `with` block has ended well, and is as it was before otherwise.
+    """A file being written. `path` is replaced when the `with` block succeeds, and left as it was otherwise.
 
-    Raises GgufError where the folder or the disk does not take it.
+    Raises GgufError if the folder or the disk does not accept it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -147,7 +147,7 @@ class NewFile:
         return self
 
     def write(self, data: Data) -> int:
-        """Appends bytes; gives how many."""
+        """Append bytes; return how many."""
         view = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else data.reshape(-1).view(np.uint8)
         try:
             write_in_steps(cast(BinaryIO, self._stream), view.data)
@@ -156,7 +156,7 @@ class NewFile:
         return view.nbytes
 
     def pad(self, n: int) -> None:
-        """Appends `n` zeros."""
+        """Append `n` zeros."""
         self.write(bytes(n))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -165,13 +165,13 @@ class NewFile:
             if kind is None:
                 umask = os.umask(0)
                 os.umask(umask)
-                os.chmod(name, 0o666 & ~umask)  # a temporary file is its owner's alone
+                os.chmod(name, 0o666 & ~umask)  # temporary files are readable by their owner only
                 self._stream.close()
                 os.replace(name, self.path)
         except OSError as failed:
             raise GgufError(f"cannot be written: {failed.strerror}", path=self.path) from failed
         finally:
-            with suppress(OSError):  # a full disk, for what was still to be written: said already
+            with suppress(OSError):  # a full disk fails again here; the error is raised already
                 self._stream.close()
             if os.path.exists(name):
                 os.unlink(name)
@@ -183,7 +183,7 @@ def write_gguf(
     tensors: Sequence[NewTensor],
     data: Iterable[Data | Iterable[Data]],
 ) -> None:
-    """Writes a file: for each tensor its bytes, whole or in pieces, taken when their turn comes. Raises GgufError."""
+    """Write a file. `data` gives each tensor's bytes, whole or in pieces, consumed in order. Raises GgufError."""
     alignment = alignment_of(fields)
     with NewFile(path) as file:
         file.write(header_bytes(fields, tensors))
@@ -193,12 +193,12 @@ def write_gguf(
             for piece in pieces:
                 n += file.write(piece)
             if n != tensor.nbytes:
-                raise GgufError(f"{n} bytes came for {tensor.nbytes}", path=Path(path), field=tensor.name)
+                raise GgufError(f"got {n} bytes of data; expected {tensor.nbytes}", path=Path(path), field=tensor.name)
             file.pad(padded(n, alignment) - n)
 
 
 def _stored_kind(type_name: str) -> ValueType | None:
-    """The type of a number, or of an array's numbers, that a reader named (`Metadata.type_name`)."""
+    """Parse a type name (`Metadata.type_name`): the type of a number or of an array's numbers, else None."""
     kind = ValueType.__members__.get(type_name.removeprefix("array of ").upper())
     return None if kind in (ValueType.STRING, ValueType.ARRAY) else kind
 

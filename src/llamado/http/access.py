@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -27,6 +28,8 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # RFC 9110, 9.2.1, without TRACE,
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip")  # what proxies say of who asked them
 _DRAIN_SECONDS = 5
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s\[\]:/?#@\\]*))(?::[0-9]*)?")
+"""Name and port (RFC 9110, 7.2), and nothing besides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +67,10 @@ class AccessRules:
 
         Addresses and names of the loopback interface always pass: no DNS server can point them at another machine.
         """
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
-        except ValueError:
+        found = _HOST.fullmatch(host)
+        if found is None:
             return False
+        name = (found["v6"] or found["name"]).lower().rstrip(".")
         if (
             name == "localhost"
             or name.endswith(".localhost")
@@ -244,6 +247,21 @@ class Access:
         return origin.partition("://")[2].lower() not in [host.decode("latin-1").lower() for host in hosts if host]
 
 
+def comes_from_this_machine(scope: Scope) -> bool:
+    """Return True if a program of this machine sent a request, directly or through proxies of this machine."""
+    client = scope.get("client")
+    addresses = [] if client is None else [client[0]]  # None: a Unix socket
+    for name, value in scope["headers"]:
+        if name == b"forwarded":
+            return False
+        if name in (b"x-forwarded-for", b"x-real-ip"):
+            addresses += [part.strip() for part in value.decode("latin-1").split(",")]
+    try:
+        return all(ipaddress.ip_address(address).is_loopback for address in addresses)
+    except ValueError:
+        return False
+
+
 def _without_body(send: Send) -> Send:
     """`send` for HEAD: the answer ends with its headers, also that of a stream without end."""
     ended = False
@@ -281,16 +299,19 @@ def key_is_valid(headers: Mapping[bytes, bytes], digests: tuple[bytes, ...]) -> 
     return max([hmac.compare_digest(one, key) for one in given for key in digests])
 
 
-def busy_app(app: Callable[[], App], prefix: str) -> App:
-    """What answers where there are too many connections: `/health` by the application, 503 for the rest."""
+def busy_app(app: Callable[[], App], prefix: str, refused: Callable[[Scope, int], None]) -> App:
+    """Return the application for connections over the limit: probes pass, all else is 503.
+
+    `refused` is called with the scope and status of each refused request.
+    """
     paths = {prefix + path for path in HEALTH}
 
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in paths:
             await app()(scope, receive, send)
             return
-        await error_response(ApiError("unavailable_error", "too many connections", retry_after=1), close=True)(
-            scope, receive, send
-        )
+        error = ApiError("unavailable_error", "too many connections", retry_after=1)
+        refused(scope, error.status)
+        await error_response(error, scope["path"].removeprefix(prefix), close=True)(scope, receive, send)
 
     return refuse

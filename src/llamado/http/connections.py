@@ -41,6 +41,10 @@ LINGER_SECONDS = 3.0
 # Bytes and lines of the headers, the URL included; browsers and proxies stay below 16 KiB.
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 200
+# Bytes of a chunked body's framing (lengths, extensions, trailers), beside so many for each byte of it: a chunk of
+# one byte has five.
+MAX_FRAMING = 64 * 1024
+FRAMING_PER_BYTE = 8
 # Requests one connection may send ahead of their answers.
 MAX_PIPELINED = 16
 # Connections beyond the limit that are let in to ask for /health.
@@ -157,7 +161,7 @@ class HttpConnection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._header_bytes = 0
-        self._unwanted = 0
+        self._unwanted = self._n_messages = self._body_bytes = self._framing_bytes = 0
         self._in_headers = False
         self._in_body = False
         self._lingers = False
@@ -192,10 +196,16 @@ class HttpConnection(HttpToolsProtocol):
             # Whatever comes while nothing is being answered begins a request, be it an empty line.
             self._within(HEADER_SECONDS)
         self._unset_keepalive_if_required()
+        message, before = self._n_messages if self._in_body else None, self._body_bytes
         try:
             self._parse(memoryview(data))
         except httptools.HttpParserError:
             self._turn_away(400, "Invalid HTTP request")
+        if self._in_body and message == self._n_messages:
+            self._framing_bytes += len(data) - (self._body_bytes - before)
+            most = MAX_FRAMING + FRAMING_PER_BYTE * self._body_bytes
+            if self._framing_bytes > most and not self.transport.is_closing():
+                self._turn_away(400, "Chunks of this request hold more than its body")
         if self._in_headers:
             self._header_bytes += len(data)
             if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
@@ -239,6 +249,8 @@ class HttpConnection(HttpToolsProtocol):
             raise httptools.HttpParserError("the address is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:  # a trailer, which nothing here asks for
+            return
         if len(self.headers) >= MAX_HEADERS or len(name) + len(value) > MAX_HEADER_BYTES:
             raise httptools.HttpParserError("too many headers")
         super().on_header(name, value)
@@ -249,7 +261,8 @@ class HttpConnection(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise httptools.HttpParserError("too many requests at once")
         self._in_headers, self._in_body = False, True
-        self._unwanted = 0
+        self._unwanted = self._body_bytes = self._framing_bytes = 0
+        self._n_messages += 1
         self._within(self._body_seconds())
         super().on_headers_complete()
 
@@ -273,6 +286,7 @@ class HttpConnection(HttpToolsProtocol):
         return CHUNKED_SECONDS
 
     def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
         if self.cycle.response_complete:
             self._ignore(len(body))
             return

@@ -85,6 +85,28 @@ def error_body(error: ApiError, path: str) -> bytes:
     return orjson.dumps({"error": error.message}) if path in OLLAMA else error.body
 
 
+RESPONSES = frozenset({"/responses", "/v1/responses"})
+"""The paths of OpenAI's Responses API, whose streams have named and numbered events."""
+
+
+def error_event(error: ApiError, path: str, number: int) -> bytes:
+    """Return an error as a stream's last event, in the form of the API that a path belongs to.
+
+    `number`: of the event, where events are numbered.
+    """
+    if path in ANTHROPIC:
+        return b"event: error\ndata: " + error_body(error, path) + b"\n\n"
+    if path in RESPONSES:
+        told = {"type": "error", "sequence_number": number, **responses_error(error)}
+        return b"event: error\ndata: " + orjson.dumps(told) + b"\n\n"
+    return b"data: " + error.body + b"\n\n"
+
+
+def responses_error(error: ApiError) -> dict[str, Any]:
+    """Return the fields of an error event of the Responses API."""
+    return {"code": error.type, "message": error.message, "param": None, "error": error.error}
+
+
 class ClientGone(LlamadoError):
     """The client closed its connection before its request was complete."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from llamado.http.answer import Receive, Scope, Send
-from llamado.http.errors import ApiError, error_body
+from llamado.http.errors import ApiError, error_body, error_event
 from llamado.http.upstream import Headers, Pool, UpstreamAddress, UpstreamConnection, UpstreamLost, UpstreamRefused
 
 log = logging.getLogger("llamado.http")
@@ -51,6 +52,10 @@ _REQUEST = _HOP | {b"host", b"content-length", b"accept-encoding", b"expect", b"
 _KEYS = frozenset({b"authorization", b"x-api-key"})
 _FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
 
+
+_LONGEST_EVENT = 1 << 20
+"""Bytes of an event of a stream that are held back at most until its end comes."""
+_SEQUENCE_NUMBER = re.compile(rb'"sequence_number":\s*(\d+)')
 
 _NONE: Headers = []
 
@@ -111,6 +116,11 @@ def answer_headers(headers: Headers) -> Headers:
     ]
 
 
+def _end_of_events(part: bytes) -> int:
+    """Return where the last whole event of a stream ends; 0 if there is none."""
+    return max((part.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in part), default=0)
+
+
 class Exchange:
     """One client's request; it may be sent to several processes, one after the other, until an answer begins.
 
@@ -128,7 +138,11 @@ class Exchange:
         self._watcher: asyncio.Future[None] | None = None
         self._waiting = False
         self._stream = self._lines = False
-        self._tail = b""
+        self._path = ""
+        self._held = b""
+        """The beginning of an event or a line of a stream whose end has not come."""
+        self._last = b"\n\n"
+        """The last events or lines that were sent."""
         self.sent = False
         """Whether the try under way has written the request."""
         self.was_cut = False
@@ -186,6 +200,7 @@ class Exchange:
         `ended`. Raises UpstreamLost.
         """
         self.sent = self.was_cut = False
+        self._path = path.decode("latin-1")
         head = request_head(
             self._scope, pool.address, path, query, len(self._body), keys=self._keys, key=key, more=more
         )
@@ -236,47 +251,55 @@ class Exchange:
             kind = next((value for name, value in connection.headers if name == b"content-type"), b"")
             self._stream, self._lines = b"event-stream" in kind, b"ndjson" in kind
             first = connection.take()
-            send = self._send
             headers = [*answer_headers(connection.headers), *(more or ())]
             self.started = True
             self._body = b""  # it is not sent again
-            await send({"type": "http.response.start", "status": connection.status, "headers": headers})
+            await self._send({"type": "http.response.start", "status": connection.status, "headers": headers})
             if seen is not None:
                 seen(first)
-            if connection.finished:
-                connection.release()
-                self._connection = None
-                if before_end is not None:
-                    await before_end()
-                await send({"type": "http.response.body", "body": first, "more_body": False})
-                return
-            await send({"type": "http.response.body", "body": first, "more_body": True})
-            self._tail = first[-2:]
-            while part := await connection.read():
-                self._tail = part[-2:]
-                if seen is not None:
-                    seen(part)
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+            if not connection.finished:
+                await self._pass_on(first)
+                while part := await connection.read():
+                    if seen is not None:
+                        seen(part)
+                    await self._pass_on(part)
+                first = self._held
             connection.release()
             self._connection = None
             if before_end is not None:
                 await before_end()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send({"type": "http.response.body", "body": first, "more_body": False})
         finally:
             self.drop()
 
+    async def _pass_on(self, part: bytes) -> None:
+        """Send a part, of a stream only whole events or lines: a process may end in the middle of one."""
+        if self._stream or self._lines:
+            part = self._held + part
+            end = _end_of_events(part) if self._stream else part.rfind(b"\n") + 1
+            if not end and len(part) < _LONGEST_EVENT:
+                self._held = part
+                return
+            part, self._held = part[: end or None], part[end:] if end else b""
+            self._last = part
+        await self._send({"type": "http.response.body", "body": part, "more_body": True})
+
     async def break_off(self, error: UpstreamLost, who: str) -> None:
-        """An answer that had begun cannot be had again: a stream says so and ends; others end short. `who` was lost."""
-        log.warning("an answer broke off: %s", error)
+        """End an answer that had begun and cannot be had again: a stream with an error event, others short.
+
+        `who` was lost. The error has the form of the API that was asked.
+        """
+        log.warning("%s: lost in the middle of an answer (path=%s): %s", who, self._path, error)
         told = ApiError("server_error", f"{who} ended in the middle of its answer: {error}")
         if self._stream:
-            event = b"data: " + told.body + b"\n\n"
-            if self._tail != b"\n\n":
-                event = b"\n\n" + event  # the last event was cut in two
+            numbers = _SEQUENCE_NUMBER.findall(self._last)
+            event = error_event(told, self._path, int(numbers[-1]) + 1 if numbers else 0)
+            if not self._last.endswith((b"\n\n", b"\r\n\r\n")):
+                event = b"\n\n" + event  # an event too long to be held back was cut in two
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
         elif self._lines:
-            cut = self._tail[-1:] != b"\n"
-            last = (b"\n" if cut else b"") + error_body(told, self._scope["path"]) + b"\n"
+            cut = b"" if self._last.endswith(b"\n") else b"\n"
+            last = cut + error_body(told, self._path) + b"\n"
             await self._send({"type": "http.response.body", "body": last, "more_body": False})
         # Otherwise the server closes the connection: without its declared length, or its last chunk, the client sees
         # that something is missing.

@@ -33,13 +33,20 @@ class Traffic:
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str, int], int] = {}
-        """(method, endpoint, status) → count."""
+        """(method, endpoint, status) → count, without health probes."""
+        self.probes: dict[tuple[str, int], int] = {}
+        """(endpoint, status) → count. 503 is a probe's right answer during a start, and no error that a client saw."""
         self.cancelled = 0
         """Those whose clients went away before all of their answers were complete, whatever their status."""
         self._durations: dict[str, tuple[list[int], list[float]]] = {}
 
-    def count(self, method: str, endpoint: str, status: int, seconds: float, *, cancelled: bool = False) -> None:
+    def count(
+        self, method: str, endpoint: str, status: int, seconds: float, *, cancelled: bool = False, probe: bool = False
+    ) -> None:
         """Note a request that is over."""
+        if probe:
+            self.probes[endpoint, status] = self.probes.get((endpoint, status), 0) + 1
+            return
         self.cancelled += cancelled
         key = (method, endpoint, status)
         self.requests[key] = self.requests.get(key, 0) + 1

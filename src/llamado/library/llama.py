@@ -12,9 +12,12 @@ from __future__ import annotations
 import logging
 import os
 import random
+import secrets
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,12 +26,17 @@ from typing import Any, Literal, Self, Unpack, overload
 from llamado.engine.embedding.pooling import normalize as normalized
 from llamado.engine.engine import Engine
 from llamado.engine.loaded_model import LoadedModel
+from llamado.engine.request import Logits, TokenArray
 from llamado.engine.supported import check_supported
+from llamado.errors import LlamadoError
 from llamado.gguf.sources.hub import fetch_hub_model
+from llamado.library.cache import BaseLlamaCache
 from llamado.library.chat import ChatCompletion, limits, prepared_chat
-from llamado.library.completion import Completion, Events
+from llamado.library.completion import Completion, Events, last
 from llamado.library.errors import LibraryError
+from llamado.library.evaluation import Evaluation
 from llamado.library.grammar import LlamaGrammar
+from llamado.library.hooks import Hooks
 from llamado.library.options import (
     LlamaPromptLookupDecoding,
     SamplingOptions,
@@ -52,6 +60,8 @@ class LlamaState:
     """What a model remembers of its last prompt and answer; another `Llama` of the same model can take it."""
 
     data: bytes
+    tokens: tuple[int, ...] = ()
+    """The sequence that `eval` extends."""
 
 
 class Llama:
@@ -86,6 +96,7 @@ class Llama:
         yarn_beta_slow: float = 1.0,
         yarn_orig_ctx: int = 0,
         embedding: bool = False,
+        logits_all: bool = False,
         last_n_tokens_size: int = 64,
         lora_path: str | None = None,
         lora_scale: float = 1.0,
@@ -104,7 +115,8 @@ class Llama:
         `n_ctx`: tokens of context of all slots together, 0 for as many as the model was trained with. `n_gpu_layers`
         and `tensor_split` say how layers are divided between this machine and the workers `rpc_servers`
         ("host:port,host:port"); -1 layers: all of them. `seed`: of requests without one of their own. `embedding`:
-        whether `embed` is possible, beside answers. `last_n_tokens_size`: how far penalties look back.
+        whether `embed` is possible, beside answers. `logits_all`: whether `scores` has the logits behind every
+        evaluated token, n_ctx · n_vocab numbers. `last_n_tokens_size`: how far penalties look back.
         `verbose`: what there is to say goes to `logging`, as the logger "llamado"; False: nothing below an error.
         Arguments of llama-cpp-python that mean nothing on this machine are taken without effect. Raises LlamadoError:
         one of the rooms' own, or LibraryError for what is not possible.
@@ -153,6 +165,9 @@ class Llama:
         self.set_seed(seed)
         self._model = LoadedModel.load(model_path, options)
         self._grammars: GrammarCompiler | None = None
+        self._logits_all = logits_all
+        self._evaluated: Evaluation | None = None
+        self.cache: BaseLlamaCache | None = None
         # Whoever lets go of a model without closing it, or ends the program, leaves no threads in the middle of things.
         self._end = weakref.finalize(self, self._model.close)
 
@@ -250,14 +265,30 @@ class Llama:
     def generate(
         self, tokens: Sequence[int], temp: float = 0.8, reset: bool = True, grammar: LlamaGrammar | None = None,
         **sampling: Unpack[SamplingOptions],
-    ) -> Iterator[int]:  # fmt: skip
+    ) -> Generator[int, Sequence[int] | None, None]:  # fmt: skip
         """The tokens that follow a prompt, until the model ends its answer or the context is full.
 
-        `reset` has no effect: what a prompt has in common with the last one is never read again.
+        `reset`: whether the prompt is a sequence of its own; False: it follows what was evaluated. Tokens that are sent
+        into the generator come behind the one that it gave last.
         """
-        fields = self._fields(temp, None, None, sampling, grammar)
-        for event in self._model.events(list(tokens), **fields):
-            yield from event.tokens
+        evaluation = self._evaluation()
+        prompt = [*([] if reset else self._input_ids.tolist()), *tokens]
+        fields, hooks = self._fields(temp, None, None, sampling, grammar)
+        while True:
+            sent: Sequence[int] | None = None
+            evaluation.begin(prompt)
+            with closing(self._events(prompt, fields, hooks)) as events:
+                for token in (token for event in events for token in event.tokens):
+                    sent = yield token
+                    evaluation.note(token)
+                    prompt.append(token)
+                    if sent:
+                        break
+            if not sent:
+                return
+            if grammar is not None:
+                raise LibraryError("tokens cannot be sent into an answer that a grammar limits")
+            prompt += sent
 
     @overload
     def create_completion(
@@ -297,7 +328,7 @@ class Llama:
         """
         text = prompt if isinstance(prompt, str) else self._model.detokenize(prompt)
         tokens, after = self._prompt(prompt, suffix)
-        fields = self._fields(temperature, max_tokens, stop, sampling, grammar)
+        fields, hooks = self._fields(temperature, max_tokens, stop, sampling, grammar)
         fields["n_probs"] = logprobs or 0
         whole = echo and not stream
         if whole and logprobs:
@@ -309,7 +340,7 @@ class Llama:
             after=after,
             logprobs=bool(logprobs),
         )
-        events = self._model.events(tokens, **fields)
+        events = self._events(tokens, fields, hooks)
         return answer.chunks(events) if stream else answer.whole(events)
 
     __call__ = create_completion
@@ -361,12 +392,12 @@ class Llama:
             response_format=response_format,
             grammar=None if grammar is None else grammar.source,
         )
-        fields = self._fields(temperature, max_tokens, stop, sampling, None)
+        fields, hooks = self._fields(temperature, max_tokens, stop, sampling, None)
         fields["stop"] += prepared.stops
         fields["n_probs"] = (top_logprobs or 1) if logprobs else 0
         fields |= limits(prepared, self._compiler(), loaded.tokenizer)
         answer = ChatCompletion(model or self.model_path, prepared, logprobs=bool(logprobs))
-        events: Events = loaded.events(loaded.tokenize(prepared.prompt, add_special=True), **fields)
+        events = self._events(loaded.tokenize(prepared.prompt, add_special=True), fields, hooks)
         return answer.chunks(events) if stream else answer.whole(events)
 
     def _fields(
@@ -376,13 +407,21 @@ class Llama:
         stop: str | Sequence[str] | None,
         sampling: Mapping[str, Any],
         grammar: LlamaGrammar | None,
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], Hooks]:
         fields = request_fields(temperature, max_tokens, stop, sampling) | {"repeat_last_n": self._last_n}
         if is_random(fields.get("seed")):
             fields["seed"] = None if self._seeds is None else self._seeds.getrandbits(32)
         if grammar is not None:
             fields["constraint"] = self._compiler().compile(grammar.source)
-        return fields
+        return fields, Hooks(sampling.get("logits_processor"), sampling.get("stopping_criteria"))
+
+    def _events(self, tokens: Sequence[int], fields: Mapping[str, Any], hooks: Hooks) -> Events:
+        try:
+            return (yield from self._model.events(tokens, **fields, **hooks.fields()))
+        except LlamadoError:
+            if hooks.error is not None:  # the program's own error, as its function raised it
+                raise hooks.error from None
+            raise
 
     def _prompt(self, prompt: str | Sequence[int], suffix: str | None) -> tuple[list[int], str]:
         """The tokens of a prompt, and what is put behind the answer."""
@@ -403,6 +442,82 @@ class Llama:
         if self._grammars is None:
             self._grammars = GrammarCompiler(self._model.tokenizer)
         return self._grammars
+
+    # -- token by token ------------------------------------------------------------------------------------------------
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the sequence that `eval` extends; a smaller number takes it back to its beginning."""
+        return self._evaluation().n_tokens
+
+    @n_tokens.setter
+    def n_tokens(self, n: int) -> None:
+        evaluation = self._evaluation()
+        if not 0 <= n <= evaluation.n_tokens:
+            raise LibraryError(f"n_tokens can be 0 to {evaluation.n_tokens}, not {n}")
+        evaluation.n_tokens = n
+
+    @property
+    def input_ids(self) -> TokenArray:
+        """The tokens of the sequence, and behind `n_tokens` of them room for more."""
+        return self._evaluation().input_ids
+
+    @property
+    def scores(self) -> Logits:
+        """Logits by places: of all tokens with `logits_all`, else of the last one, the other rows being 0."""
+        return self._evaluation().scores
+
+    @property
+    def _input_ids(self) -> TokenArray:
+        return self.input_ids[: self.n_tokens]
+
+    @property
+    def _scores(self) -> Logits:
+        return self.scores[: self.n_tokens]
+
+    @property
+    def eval_tokens(self) -> deque[int]:
+        """The tokens of the sequence."""
+        return deque(self._input_ids.tolist(), maxlen=self.n_ctx())
+
+    @property
+    def eval_logits(self) -> deque[list[float]]:
+        """The logits behind them: of all with `logits_all`, else of the last one."""
+        return deque(self._scores.tolist(), maxlen=self.n_ctx() if self._logits_all else 1)
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens behind those that were evaluated before; `reset` begins anew.
+
+        `eval`, `sample` and `generate` share one sequence for each `Llama`. Raises LlamadoError.
+        """
+        self._evaluation().extend(list(tokens))
+
+    def sample(
+        self, temp: float = 0.8, grammar: LlamaGrammar | None = None, idx: int | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> int:  # fmt: skip
+        """Draw the token that follows those evaluated, or with `idx` the one at that place.
+
+        It is not evaluated: `eval([token])` goes on with it. A grammar's text begins where it is first asked for.
+        Raises LlamadoError.
+        """
+        evaluation = self._evaluation()
+        fields, hooks = self._fields(temp, None, None, sampling, None)
+        if fields["seed"] is None:
+            fields["seed"] = secrets.randbits(32)
+        limit = None if grammar is None else (grammar, self._compiler().compile(grammar.source).start)
+        settings = self._model.defaults.request([0], **fields).sampling
+        return evaluation.sample(settings, self._model.tokenizer, hooks.process, limit, idx)
+
+    def _evaluation(self) -> Evaluation:
+        if self._evaluated is None:
+            self._engine()
+            n_vocab = self._model.forward.n_vocab
+            self._evaluated = Evaluation(self.n_ctx(), n_vocab, self._evaluate, logits_all=self._logits_all)
+        return self._evaluated
+
+    def _evaluate(self, prompt: Sequence[int], fields: Mapping[str, Any]) -> None:
+        last(self._model.events(prompt, **fields))
 
     # -- embeddings ----------------------------------------------------------------------------------------------------
 
@@ -449,7 +564,7 @@ class Llama:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "state")
             self._engine().save_slot(0, path).result()
-            return LlamaState(path.read_bytes())
+            return LlamaState(path.read_bytes(), tuple(self._input_ids.tolist()))
 
     def load_state(self, state: LlamaState) -> None:
         """Have the model remember what it did then: a prompt that begins alike is not read again.
@@ -460,10 +575,27 @@ class Llama:
             path = Path(folder, "state")
             path.write_bytes(state.data)
             self._engine().restore_slot(0, path).result()
+        self._evaluation().begin(state.tokens)
+
+    def set_cache(self, cache: BaseLlamaCache | None) -> None:
+        """Keep prompts and answers that slots hold no more in a cache; None: only what slots hold.
+
+        Raises LlamadoError.
+        """
+        if cache is not None and not isinstance(cache, BaseLlamaCache):
+            raise LibraryError("set_cache takes a LlamaRAMCache or a LlamaDiskCache")
+        if cache is None:
+            self._model.keep_prompts(0)
+        else:
+            cache.attach(self._model)
+        if self.cache is not None:
+            self.cache.detach(self._model)
+        self.cache = cache
 
     def reset(self) -> None:
-        """Forget all prompts and answers."""
+        """Forget all prompts and answers, and what was evaluated."""
         engine = self._engine()
+        self._evaluation().n_tokens = 0
         for slot in engine.snapshot().slots:
             engine.erase_slot(slot.id).result()
 

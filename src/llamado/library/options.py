@@ -11,6 +11,7 @@ from llamado.devices.split.placement import ALL_LAYERS, SplitOptions, share_prob
 from llamado.engine.options import DraftOptions, EngineOptions
 from llamado.gguf.types import TensorType
 from llamado.library.errors import LibraryError
+from llamado.library.hooks import LogitsProcessor, StoppingCriteria
 from llamado.models.hparams import Pooling
 from llamado.models.keys import RopeOptions
 from llamado.rpc.endpoint import Endpoint
@@ -27,7 +28,7 @@ _CHAT_FORMATS = {
 _ROPE_TYPES = {0: "none", 1: "linear", 2: "yarn"}
 _WITHOUT_EFFECT = frozenset(
     {
-        "split_mode", "main_gpu", "attention_type", "logits_all", "offload_kqv", "flash_attn", "op_offload", "swa_full",
+        "split_mode", "main_gpu", "attention_type", "offload_kqv", "flash_attn", "op_offload", "swa_full",
         "no_perf",
     }
 )  # fmt: skip
@@ -36,11 +37,10 @@ _REFUSED = {
     "lora_base": "adapters are added while computing, whatever type the weights have",
     "chat_handler": "chats are text, by the model's own template, or that of chat_format",
     "tokenizer": "a model's tokenizer is the one in its file",
-    "logits_processor": "tokens are drawn where logits do not leave the engine; grammar and logit_bias limit them",
     "functions": "tools are its successor",
     "function_call": "tool_choice is its successor",
-    "stopping_criteria": "an answer ends by stop and max_tokens, or when the iterator of a stream is closed",
 }
+_WITHOUT_FIELD = ("tfs_z", "penalize_nl", "logits_processor", "stopping_criteria")
 _RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)
 
 
@@ -74,8 +74,10 @@ class SamplingOptions(TypedDict, total=False):
     """No effect: llama.cpp has given it up."""
     penalize_nl: bool
     """The same."""
-    logits_processor: None
-    stopping_criteria: None
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None
+    """Functions of (input_ids, scores) that return the logits to draw from."""
+    stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] | None
+    """Functions of (input_ids, logits); the answer ends where one of them returns True."""
 
 
 def refuse(given: Mapping[str, Any]) -> None:
@@ -93,7 +95,7 @@ def request_fields(
     unknown = sampling.keys() - SamplingOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
-    fields = {name: value for name, value in sampling.items() if name not in (*_REFUSED, "tfs_z", "penalize_nl")}
+    fields = {name: value for name, value in sampling.items() if name not in (*_REFUSED, *_WITHOUT_FIELD)}
     if "mirostat_mode" in fields:
         fields["mirostat"] = fields.pop("mirostat_mode")
     if fields.get("logit_bias"):

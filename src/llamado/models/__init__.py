@@ -1,4 +1,4 @@
-"""The architectures: from a file's hyper-parameters and weight names to the graph of a forward pass."""
+"""Model architectures: from a file's hyper-parameters and weights to the graph of a forward pass."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from llamado.models.hparams import HyperParameters, Pooling, Rope
 from llamado.models.keys import FILE_ROPE, RopeOptions
 from llamado.models.lora import load_adapters
 from llamado.models.memory import KV_TYPES, Memory
-from llamado.models.registry import ARCHITECTURES, ELSEWHERE, NOT_HERE
+from llamado.models.registry import ARCHITECTURES, FOREIGN_NAMES, UNSUPPORTED
 
 
 def load_model(file: ModelFile, rope: RopeOptions = FILE_ROPE) -> Model:
-    """The model in a file; raises UnsupportedModel, InvalidModel or GgufError naming what is wrong.
+    """Build the model of a file; raise UnsupportedModel, InvalidModel or GgufError naming the cause.
 
-    `rope`: what a user wants of positions.
+    `rope` holds the user's overrides of the rotary embedding.
     """
     return find_architecture(file.source, file.metadata)(file, rope)
 
 
 def find_architecture(source: str, metadata: Metadata) -> type[Model]:
-    """What computes the model in a file, by its metadata; raises UnsupportedModel or GgufError."""
+    """Return the class for a file's architecture; raise UnsupportedModel or GgufError."""
     name = metadata.str_("general.architecture")
     architecture = ARCHITECTURES.get(name)
     if architecture is None:
-        raise UnsupportedModel(f"{source}: models of architecture '{name}' do not run here. {_near(name)}")
+        raise UnsupportedModel(f"{source}: architecture '{name}' is not supported. {_near(name)}")
     return architecture.load()
 
 
-_LISTED = "python -m llamado.models.architectures.page"  # the docs are not in an installed package
+_LISTED = "python -m llamado.models.architectures.page"  # the docs are not part of an installed package
 
 
 def _near(name: str) -> str:
-    """What runs in the place of an architecture that does not, in words."""
-    if name in ELSEWHERE:
-        return ELSEWHERE[name]
-    if name in NOT_HERE:
-        return f"{NOT_HERE[name][0].upper()}{NOT_HERE[name][1:]}. All that do: {_LISTED}"
+    """Return a hint for an unsupported architecture."""
+    if name in FOREIGN_NAMES:
+        return FOREIGN_NAMES[name]
+    if name in UNSUPPORTED:
+        return f"{UNSUPPORTED[name][0].upper()}{UNSUPPORTED[name][1:]}. All supported architectures: {_LISTED}"
     near = get_close_matches(name, ARCHITECTURES, n=4, cutoff=0.5)
-    alike = f"Of names like it {', '.join(near)}; a" if near else "A"
-    return f"{alike}ll that do, {len(ARCHITECTURES)} architectures, among them llama, qwen2, gemma3: {_LISTED}"
+    alike = f"Similar names: {', '.join(near)}. " if near else ""
+    return f"{alike}All {len(ARCHITECTURES)} supported architectures, among them llama, qwen2, gemma3: {_LISTED}"
 
 
 __all__ = [

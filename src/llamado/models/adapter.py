@@ -1,10 +1,10 @@
-"""LoRA adapters: low-rank additions to a model's matrices, from GGUF files of their own.
+"""LoRA adapters: low-rank additions to a model's matrices, read from GGUF files of their own.
 
-The file (convert_lora_to_gguf.py and llama-adapter.cpp, b11434): metadata `general.type` = "adapter",
-`general.architecture` as the model's, `adapter.type` = "lora", `adapter.lora.alpha`; for each matrix W [n_in, n_out] of
-the model that is added to, tensors `W.lora_a` [n_in, rank] and `W.lora_b` [rank, n_out]. For the embedding, of which
-rows are taken instead, `lora_a` is [rank, n_vocab] and `lora_b` [rank, n_embd]. An activated LoRA has
-`adapter.alora.invocation_tokens` besides.
+File format (convert_lora_to_gguf.py and llama-adapter.cpp, b11434): metadata `general.type` = "adapter",
+`general.architecture` as the model's, `adapter.type` = "lora", `adapter.lora.alpha`. For each adapted matrix W [n_in,
+n_out] there are tensors `W.lora_a` [n_in, rank] and `W.lora_b` [rank, n_out]. The embedding is indexed by rows instead,
+so its `lora_a` is [rank, n_vocab] and its `lora_b` [rank, n_embd]. An activated LoRA also has
+`adapter.alora.invocation_tokens`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _A, _B = ".lora_a", ".lora_b"
 _INVOCATION = "adapter.alora.invocation_tokens"
 
 
-class Pair(NamedTuple):
-    """What is added to the products of one matrix: B(A x)."""
+class LoraPair(NamedTuple):
+    """The two low-rank factors of one matrix; its products get B(A x) added."""
 
     a: Tensor
     b: Tensor
 
 
 class Adapter:
-    """An open adapter file, bound to a model's weights: `pairs` by their names.
+    """An open adapter file bound to a model's weights; `pairs` maps weight names to their factors.
 
-    Names of its tensors are its own: they hold its number among the model's adapters, and what tells files apart.
+    Tensor names contain the adapter's number among the model's adapters and a digest of the file, so they are unique.
     """
 
     def __init__(
@@ -52,9 +52,10 @@ class Adapter:
         weights: Mapping[str, Tensor],
         roles: Mapping[str, Sequence[Role]],
     ) -> None:
-        """`weights` and their `roles` are the model's, by name.
+        """Bind the file to the model's `weights` and their `roles`, both by name.
 
-        Raises InvalidAdapter or GgufError, naming the key or tensor that is wrong."""
+        Raises InvalidAdapter or GgufError, naming the key or tensor that is wrong.
+        """
         self.file = file
         self.path = file.path
         metadata = file.metadata
@@ -66,7 +67,7 @@ class Adapter:
         except InvalidModel as error:
             raise InvalidAdapter(f"{self.path}: {error}") from None
         self.invocation = metadata.ints(_INVOCATION, ())
-        """Tokens with which an activated LoRA begins to work (arXiv 2504.12397); others have none."""
+        """Tokens that activate an activated LoRA (arXiv 2504.12397); empty for other adapters."""
         self.task_name = metadata.str_("adapter.lora.task_name", "")
         self.prompt_prefix = metadata.str_("adapter.lora.prompt_prefix", "")
         self._mark = f"{number}.{_stamp(file)}"
@@ -74,13 +75,13 @@ class Adapter:
         self.pairs = self._bind(weights, roles)
 
     def strength(self, weight: str, scale: float) -> float:
-        """What B(A x) is multiplied by: scale × alpha / rank in float32, and where no alpha is given the scale."""
+        """Return the factor of B(A x): scale × alpha / rank in float32, or `scale` if the file has no alpha."""
         f = np.float32
         rank = self.pairs[weight].b.ne[0]
         return float(f(f(scale) * f(self.alpha)) / f(rank)) if self.alpha else float(f(scale))
 
     def data(self, name: str) -> NDArray[np.uint8]:
-        """Bytes of one of its tensors, a view of the file."""
+        """Return the bytes of one of its tensors, a view of the file."""
         return self.file.data(self._sources[name])
 
     @property
@@ -93,7 +94,7 @@ class Adapter:
             shown = f"is '{found[:100]}'" if found else "is missing"
             raise InvalidAdapter(f"{self.path}: metadata key '{key}' {shown}; '{value}' is expected")
 
-    def _bind(self, weights: Mapping[str, Tensor], roles: Mapping[str, Sequence[Role]]) -> dict[str, Pair]:
+    def _bind(self, weights: Mapping[str, Tensor], roles: Mapping[str, Sequence[Role]]) -> dict[str, LoraPair]:
         found: dict[str, dict[str, TensorInfo]] = {}
         ignored = []
         for name, info in self.file.tensors.items():
@@ -103,20 +104,24 @@ class Adapter:
             elif name.endswith("_norm.weight"):
                 ignored.append(name)
             else:
-                raise InvalidAdapter(f"{self.path}: tensor '{name}' is no part of a LoRA: names end in {_A} or {_B}")
-        if ignored:  # as llama.cpp does: trained along in some adapters, which work without it
-            log.warning("%s: %d tensors of norms are not used, such as %s", self.path, len(ignored), ignored[0])
+                raise InvalidAdapter(
+                    f"{self.path}: tensor '{name}' is not part of a LoRA adapter: names end in {_A} or {_B}"
+                )
+        if ignored:  # As in llama.cpp: some adapters contain trained norms, and work without them.
+            log.warning("%s: ignoring %d norm tensors, such as %s", self.path, len(ignored), ignored[0])
         if not found:
-            raise InvalidAdapter(f"{self.path}: there is no tensor in it")
+            raise InvalidAdapter(f"{self.path}: the file has no tensors")
         return {
             weight: self._pair(weight, weights.get(weight), roles.get(weight, ()), parts)
             for weight, parts in found.items()
         }
 
-    def _pair(self, weight: str, base: Tensor | None, roles: Sequence[Role], parts: Mapping[str, TensorInfo]) -> Pair:
+    def _pair(
+        self, weight: str, base: Tensor | None, roles: Sequence[Role], parts: Mapping[str, TensorInfo]
+    ) -> LoraPair:
         for part in (_A, _B):
             if part not in parts:
-                raise InvalidAdapter(f"{self.path}: tensor '{weight}{part}' is missing beside its other half")
+                raise InvalidAdapter(f"{self.path}: tensor '{weight}{part}' is missing")
         if base is None:
             raise InvalidAdapter(
                 f"{self.path}: tensor '{weight}{_A}' is for a weight '{weight}', which the model does not have; is the "
@@ -127,8 +132,8 @@ class Adapter:
         if any(role.part is ModelPart.INPUT for role in roles):
             if len(roles) > 1:
                 raise InvalidAdapter(
-                    f"{self.path}: tensor '{a.name}' is for the embedding, which in this model is the output matrix "
-                    "too; adapters for one of both cannot be applied"
+                    f"{self.path}: tensor '{a.name}' is for the embedding, which in this model is also the output "
+                    "matrix; an adapter for only one of the two cannot be applied"
                 )
             rank = a.ne[0]
             expected = {_A: (rank, n_out, 1, 1), _B: (rank, n_in, 1, 1)}
@@ -141,7 +146,7 @@ class Adapter:
                     f"{self.path}: tensor '{info.name}' has shape {_shape(info.ne)}; {_shape(expected[part])} is "
                     f"expected for a weight of shape {_shape(base.ne)}"
                 )
-        return Pair(self._tensor(a), self._tensor(b))
+        return LoraPair(self._tensor(a), self._tensor(b))
 
     def _tensor(self, info: TensorInfo) -> Tensor:
         name = f"{info.name}.{self._mark}"
@@ -150,7 +155,7 @@ class Adapter:
 
 
 def _stamp(file: GGUFFile) -> str:
-    """Eight digits that tell files apart: whoever keeps hashes of tensors by name must not take another file's."""
+    """Return eight digits that identify a file, because caches of tensor hashes are keyed by tensor name."""
     info = file.path.stat()
     stamp = f"{file.path.resolve()} {info.st_size} {info.st_mtime_ns}"
     return hashlib.sha256(stamp.encode(errors="replace")).hexdigest()[:8]

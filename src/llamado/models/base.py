@@ -1,4 +1,4 @@
-"""What all architectures share: how they are read from a file, and the frame of a forward pass around their layers."""
+"""Base class of all architectures: reading a file, and the frame of a forward pass around the layers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class Model(ABC):
-    """An architecture bound to one file: its sizes, its weights, and how they make a forward pass.
+    """An architecture bound to one file: its sizes, its weights, and the graph of a forward pass.
 
-    `architecture` is the file's name for it, `hparams` are the sizes; `weights` the file's tensors by their GGUF names,
-    `roles` what they are for, by the same; `adapters` what may be added to them; `control` what is added to hidden
-    states.
+    `architecture` is the name in the file, `hparams` are the sizes. `weights` are the file's tensors by GGUF name and
+    `roles` their roles by the same name. `adapters` are the LoRA adapters that can be applied to them, `control` is
+    added to hidden states.
     """
 
     architecture: str
@@ -42,15 +42,15 @@ class Model(ABC):
     roles: dict[str, tuple[Role, ...]]
     adapters: tuple[Adapter, ...]
     control: ControlVector | None = None
-    borrowed: Mapping[str, GGUFFile] = MappingProxyType({})
-    """Weights that lie in another file than the model's, by name."""
-    most_heads: ClassVar[int] = 0
-    """As many of the blocks behind the layers of its file, which draft, it is at most; 0: it is the layers."""
-    takes: tuple[int, ...] = (0,)
-    """Numbers of the hidden state that comes with each token: one of these. 0: none does."""
+    borrowed_files: Mapping[str, GGUFFile] = MappingProxyType({})
+    """Weights that are in another file than the model's, by name."""
+    max_heads: ClassVar[int] = 0
+    """Draft heads: maximum number of prediction blocks of the file that form this model; 0 for a main model."""
+    hidden_widths: tuple[int, ...] = (0,)
+    """Accepted widths of the hidden state that comes with each token; 0: none."""
 
     def __init__(self, file: ModelFile, rope: RopeOptions = FILE_ROPE) -> None:
-        """`rope`: what a user wants of positions.
+        """Read the model; `rope` holds the user's overrides of the rotary embedding.
 
         Raises GgufError, InvalidModel or UnsupportedModel, naming the key or tensor that is wrong.
         """
@@ -62,12 +62,12 @@ class Model(ABC):
                 f"{file.source}: tensor 'token_embd.weight' has {n_vocab} rows, but 'tokenizer.ggml.tokens' names "
                 f"{len(tokens)} tokens"
             )
-        self.hparams = self._read_hparams(Keys(file.metadata, rope, n_heads=self.most_heads), n_vocab)
+        self.hparams = self._read_hparams(Keys(file.metadata, rope, n_heads=self.max_heads), n_vocab)
         self.architecture = self.hparams.architecture
-        self._token_embd = weights.input.need("token_embd.weight", self.hparams.n_embd, n_vocab)
+        self._token_embd = weights.input.require("token_embd.weight", self.hparams.n_embd, n_vocab)
         self._take_head(weights)
         self._take_weights(weights)
-        if not self.most_heads:
+        if not self.max_heads:
             weights.check_all_taken(range(self.hparams.n_layer, self.hparams.n_layer + self.hparams.n_nextn))
         self.weights, self.roles = weights.taken, weights.roles
         self.adapters = ()
@@ -76,28 +76,28 @@ class Model(ABC):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters: ...
 
     def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
-        """A norm of the kind that comes behind the layers."""
+        """Take a norm of the kind used before the output matrix."""
         return RmsNorm.take(w, name, n)
 
     def _take_head(self, weights: Weights) -> None:
-        """What comes after the layers."""
+        """Take the output norm and the output matrix."""
         hp, w = self.hparams, weights.output
         self._output_norm = self._take_norm(w, "output_norm", hp.n_embd)
         if w.has("output.weight"):
             self._output = w.linear("output", hp.n_embd, hp.n_vocab)
-        else:  # without a matrix of its own the head shares the embedding's
-            matrix = w.also("output.weight", self._token_embd)
-            self._output = Linear(matrix, w.maybe("output.bias", hp.n_vocab))
+        else:  # tied embeddings: the output matrix is the embedding
+            matrix = w.share("output.weight", self._token_embd)
+            self._output = Linear(matrix, w.optional("output.bias", hp.n_vocab))
 
     @abstractmethod
     def _take_weights(self, weights: Weights) -> None: ...
 
     @abstractmethod
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
-        """The hidden state after a layer; None when `step.attend` gave none."""
+        """Return the hidden state after a layer; None if `step.attend` returned None."""
 
     def _embed(self, step: Pass) -> Tensor:
-        if step.shape.embeddings:  # of the right size already
+        if step.shape.embeddings:  # embeddings have the model's width already
             return step.embeddings()
         x, factor = step.get_rows(self._token_embd, step.tokens(), "embd"), self.hparams.embedding_scale
         return x if factor == 1.0 else scale(x, factor, name="inp_scaled")
@@ -114,49 +114,49 @@ class Model(ABC):
             logits = scale(tanh(scale(logits, 1.0 / cap)), cap, name="result_output")
         return logits
 
-    def _give_features(self, step: Pass, between: list[Tensor]) -> None:
-        """Gives out what `BatchShape.features` says, side by side: F32 [n, n_tokens]."""
+    def _output_features(self, step: Pass, between: list[Tensor]) -> None:
+        """Output the hidden states selected by `BatchShape.features`, concatenated: F32 [n, n_tokens]."""
         wanted = step.shape.features
         if self.hparams.n_layer + 1 in wanted:
             between.append(self._hidden(step, between[-1]))
         first, *others = (between[i] for i in wanted)
         if first.ne[:3] != (self.hparams.n_embd, step.shape.n_tokens, 1):
             raise UnsupportedModel(
-                f"{self.architecture} has several streams of hidden states: none can be drafted from"
+                f"{self.architecture} has several streams of hidden states, which draft heads cannot use"
             )
         for other in others:
             first = concat(first, other, 0)
         step.graph.output(FEATURES, first)
 
     def features_width(self, features: tuple[int, ...]) -> int:
-        """Numbers that a token has in the output of such features."""
+        """Return the width of the features output for these `features`."""
         return len(features) * self.hparams.n_embd
 
     def _scores(self, step: Pass, x: Tensor) -> Tensor:
-        """What the classifier makes of hidden states; where a model has none, as llama.cpp, those themselves."""
+        """Return the classifier's scores; without a classifier, the hidden states, as in llama.cpp."""
         return self._hidden(step, x)
 
     def width(self, output: Output) -> int:
-        """Numbers that a row of an output has."""
+        """Return the width of a row of an output."""
         return self.hparams.n_vocab if output is Output.LOGITS else self.hparams.n_embd
 
     @property
-    def scores_means(self) -> bool:
-        """Whether scores are made of the mean of a text's hidden states, not of one token's."""
+    def scores_from_mean(self) -> bool:
+        """True if scores are computed from the mean of a text's hidden states, not from one token's."""
         return False
 
     @property
     def generates(self) -> bool:
-        """Whether it has logits: whether text can be made with it."""
+        """True if the model has logits and can generate text."""
         return True
 
     @property
     def n_before(self) -> int:
-        """How many tokens before each one of a batch it looks back at."""
+        """Number of tokens before each token of a batch that the model needs."""
         return 0
 
-    def remembers(self, layer: int) -> LayerMemory:
-        """What a layer remembers of what it has read."""
+    def layer_memory(self, layer: int) -> LayerMemory:
+        """Return the kind of memory of a layer."""
         hp = self.hparams
         window = hp.n_swa if hp.is_swa(layer) else 0
         return KeysValues(
@@ -168,8 +168,8 @@ class Model(ABC):
             head_v=hp.head_dim_v,
         )
 
-    def directed(self, layer: int) -> int:
-        """The number by which control vectors name a layer."""
+    def control_layer(self, layer: int) -> int:
+        """Return the number of a layer in control vector files."""
         return layer
 
     def memory(
@@ -182,10 +182,10 @@ class Model(ABC):
         max_batch: int = 512,
         whole: bool = False,
         n_ctx: int = 0,
-        turned: bool = True,
+        rotated: bool = True,
         n_drafted: int = 0,
     ) -> Memory:
-        """A memory of `n_cells` tokens, for sequences of up to `n_ctx` (0: of all), not yet placed on devices.
+        """Create a memory of `n_cells` tokens, not yet placed on devices, for sequences of up to `n_ctx` (0: all).
 
         See Memory. Raises UnsupportedModel.
         """
@@ -193,7 +193,7 @@ class Model(ABC):
         check_types(hp.head_dim_k, (type_k,))
         check_types(hp.head_dim_v, (type_v,))
         memory = Memory(
-            [self.remembers(layer) for layer in range(hp.n_layer)],
+            [self.layer_memory(layer) for layer in range(hp.n_layer)],
             n_cells,
             n_sequences=n_sequences,
             max_batch=max_batch,
@@ -202,35 +202,35 @@ class Model(ABC):
             causal=hp.causal,
             whole=whole,
             n_ctx=n_ctx,
-            turned=turned,
+            rotated=rotated,
             n_drafted=n_drafted,
         )
         memory.n_before = self.n_before
         return memory
 
     def build(self, shape: BatchShape, memory: Memory) -> ForwardGraph:
-        """The forward pass of a batch; the graph says what fills its inputs (see inputs.py).
+        """Build the forward pass of a batch; the graph's feeds fill its inputs (see inputs.py).
 
-        Output: "logits" F32 [n_vocab, n_outputs], "hidden" [n_embd, n_outputs] or "scores", as the shape says; none
-        when n_outputs is 0. FEATURES, where the shape has some. Raises ValueError for more cells than the memory has,
-        UnsupportedModel for an output that the model does not have.
+        Output: "logits" F32 [n_vocab, n_outputs], "hidden" [n_embd, n_outputs] or "scores", as `shape.output` says;
+        none if n_outputs is 0. FEATURES too, if the shape has any. Raises ValueError if attention covers more cells
+        than the memory has, UnsupportedModel for an output that the model does not have.
         """
         if shape.n_kv > memory.n_cells:
             raise ValueError(f"attention over {shape.n_kv} cells of a cache of {memory.n_cells}")
-        means = self.scores_means and shape.output is Output.SCORES
+        means = self.scores_from_mean and shape.output is Output.SCORES
         step = Pass(self.hparams, shape, memory, self.adapters, every_row=means or bool(shape.features))
         graph = step.graph
         x: Tensor | None = graph.expand(self._embed(step))
         between: list[Tensor] = []
         for layer in range(self.hparams.n_layer):
-            assert x is not None  # only the last layer may give none
+            assert x is not None  # only the last layer may return None
             between.append(x)
             x = self._layer(step, layer, x)
             if x is not None and self.control is not None:
-                x = self.control.added(self.directed(layer), x)
+                x = self.control.apply(self.control_layer(layer), x)
         if shape.features:
             assert x is not None
-            self._give_features(step, [*between, x])
+            self._output_features(step, [*between, x])
             x = get_rows(x, step.out_rows()) if shape.n_outputs else None
         if x is not None and shape.n_outputs:
             outputs = {Output.LOGITS: self._head, Output.HIDDEN: self._hidden, Output.SCORES: self._scores}

@@ -1,4 +1,4 @@
-"""What a model is given at a time: the sizes a graph is built for, and the contents its inputs are filled from."""
+"""Model inputs: the sizes a graph is built for, and the batch contents that fill its inputs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 FEATURES = "features"
-"""The name of the graph's output with hidden states for one who drafts."""
+"""Name of the graph output with hidden states for a draft head."""
 
 
 class Output(Enum):
-    """What a forward pass gives for a row: LOGITS, the hidden state after the last norm, or a classifier's SCORES."""
+    """Output rows of a forward pass: LOGITS, the HIDDEN state after the last norm, or a classifier's SCORES."""
 
     LOGITS = "logits"
     HIDDEN = "hidden"
@@ -23,16 +23,16 @@ class Output(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """The sizes a graph is built for: tokens computed, rows that are given out, cells of the cache that attention
-    reads; what is given out; how strong each of the model's adapters is (none given: all 0); and whether embeddings
-    come in the place of tokens.
+    """Sizes and options a graph is built for.
 
-    `features`: of which points between layers hidden states are given out, of all tokens, for one who drafts: i is the
-    input of layer i, n_layer what comes behind the last one, n_layer + 1 what comes behind the last norm. `given`: of a
-    model that drafts, numbers of the hidden state that comes with each token; `stage`: which of its heads predicts.
+    `n_tokens` tokens are computed and `n_outputs` of their rows are output as `output`; 0 for a chunk of a prompt that
+    only fills the cache. Attention reads the first `n_kv` cells of the cache. `scales` are the strengths of the model's
+    adapters (missing ones: 0). With `embeddings` the batch has embeddings instead of tokens. `n_seqs` is the number of
+    sequences, all with the same number of tokens, if layers have recurrent state; otherwise 0.
 
-    `n_outputs` may be 0: a chunk of a prompt that only fills the cache. `n_seqs`: where layers remember states, how
-    many sequences the tokens are of, each of which has as many; elsewhere 0.
+    `features` selects the hidden states of all tokens that are output for a draft head: i is the input of layer i,
+    n_layer the output of the last layer, n_layer + 1 the output of the last norm. For a draft head, `hidden_width` is
+    the width of the hidden state that comes with each token, and `stage` the prediction block to run.
     """
 
     n_tokens: int
@@ -43,7 +43,7 @@ class BatchShape:
     embeddings: bool = False
     n_seqs: int = 0
     features: tuple[int, ...] = ()
-    given: int = 0
+    hidden_width: int = 0
     stage: int = 0
 
     def __post_init__(self) -> None:
@@ -53,66 +53,67 @@ class BatchShape:
             raise ValueError(f"sequences of unequal length: {self}")
 
 
-class Stretch(NamedTuple):
-    """Rows `row` to `row + n` of a memory, which hold so many tokens of a sequence in the order of their positions."""
+class RowRange(NamedTuple):
+    """Rows `row` to `row + n` of a memory, holding `n` consecutive tokens of a sequence."""
 
     row: int
     n: int
 
 
-class Beginning(NamedTuple):
-    """Where the first tokens of a sequence lie, apart from those behind: the tokens `start` to `stop` of a batch see
-    them, as those of other sequences may. Their rows ascend.
+class PrefixRows(NamedTuple):
+    """Rows of a sequence's first tokens, if they are apart from the rest: other sequences may share them.
+
+    Tokens `start` to `stop` of a batch see them. Their rows ascend.
     """
 
     start: int
     stop: int
-    stretches: tuple[Stretch, ...]
+    row_ranges: tuple[RowRange, ...]
 
     @property
     def n(self) -> int:
-        """How many tokens they are."""
-        return sum(stretch.n for stretch in self.stretches)
+        """Return the number of tokens."""
+        return sum(row_range.n for row_range in self.row_ranges)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryRows:
-    """What a batch does in one part of a model's memory: token i is written to row `written[i]` and sees rows
-    `first[i]` to `last[i]`. All are int64 [n].
+    """Rows that a batch uses in one part of a model's memory.
 
-    Where states are remembered, of each sequence: it goes on from that of row `first[i]`, and leaves its own in row
-    `written[i]`. All are int64 [n_seqs].
+    Token i is written to row `written[i]` and sees rows `first[i]` to `last[i]`; all are int64 [n]. For recurrent
+    state, each sequence continues from the state in row `first[i]` and stores its own in row `written[i]`; all are
+    int64 [n_seqs].
 
-    `spare`: a row that no token sees, for what fills a batch up. `beginnings`: of those sequences of the batch whose
-    first tokens lie elsewhere, below row `first[i]`.
+    `spare` is a row that no token sees, for the padding of a batch. `prefixes` are the rows of first tokens below row
+    `first[i]`, for the sequences that have such.
     """
 
     written: NDArray[np.int64]
     first: NDArray[np.int64]
     last: NDArray[np.int64]
     spare: int
-    beginnings: tuple[Beginning, ...] = ()
+    prefixes: tuple[PrefixRows, ...] = ()
 
     @property
     def origins(self) -> NDArray[np.int64]:
-        """For each token the row at which its sequence would begin if all of it lay together; perhaps below 0."""
-        if not self.beginnings:
+        """Return, per token, the row at which its sequence would start if it were contiguous; may be negative."""
+        if not self.prefixes:
             return self.first
         origins = self.first.copy()
-        for beginning in self.beginnings:
-            origins[beginning.start : beginning.stop] -= beginning.n
+        for prefix in self.prefixes:
+            origins[prefix.start : prefix.stop] -= prefix.n
         return origins
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Tokens to be evaluated together, of one sequence or of many.
+    """Tokens evaluated together, of one sequence or several.
 
-    `positions`: int32 [n], the place of each token in its sequence, or [4, n] where places have several dimensions;
-    `outputs`: int32, the rows that are given out, ascending; `memory`: for each part of the model's memory; `tokens`:
-    int32 [n], or where there are none `embeddings`: float32 [n, n_embd]. `n_seqs`: see BatchShape. `given`: float32
-    [n, BatchShape.given], for a model that drafts. `before`: int32 [n, k], the k tokens before each one in its
-    sequence, -1 where there is none, for models that look back.
+    `positions`: int32 [n], each token's position in its sequence, or [4, n] for multi-dimensional positions. `outputs`:
+    int32, the output rows, ascending. `memory`: the rows used in each part of the model's memory. `tokens`: int32 [n],
+    or `embeddings`: float32 [n, n_embd]. `n_seqs`: see BatchShape. `hidden_states`: float32 [n,
+    BatchShape.hidden_width], for a draft head. `before`: int32 [n, k], the k tokens before each token in its sequence,
+    -1 if there is none, for models that need them.
     """
 
     positions: NDArray[np.integer]
@@ -121,7 +122,7 @@ class Batch:
     tokens: NDArray[np.integer] | None = None
     embeddings: NDArray[np.float32] | None = None
     n_seqs: int = 0
-    given: NDArray[np.float32] | None = None
+    hidden_states: NDArray[np.float32] | None = None
     before: NDArray[np.int32] | None = None
 
     @property

@@ -1,7 +1,7 @@
-"""Control vectors: directions added to the hidden state after each layer, from GGUF files of their own.
+"""Control vectors: directions added to the hidden state after each layer, read from GGUF files of their own.
 
-The file (common.cpp and llama-adapter.cpp, b11434): a tensor `direction.N`, F32 [n_embd], for each layer N from 1 on;
-the first layer, 0, has none. Several files add up, each with a scale.
+File format (common.cpp and llama-adapter.cpp, b11434): a tensor `direction.N`, F32 [n_embd], for each layer N from 1
+on; the first layer, 0, has none. Several files add up, each with a scale.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME = re.compile(r"direction\.([0-9]{1,9})")
 
 
 class ControlVector:
-    """Directions of a model's layers, `tensors` and `roles` by their names; `stamp` tells one from others."""
+    """Directions of a model's layers; `tensors` and `roles` by name, `stamp` identifies the content."""
 
     def __init__(self, directions: dict[int, NDArray[np.float32]]) -> None:
         """`directions`: float32 [n_embd] by layer."""
@@ -38,7 +38,7 @@ class ControlVector:
         self._layers: dict[int, Tensor] = {}
         self.roles: dict[str, tuple[Role, ...]] = {}
         for layer, direction in directions.items():
-            # Whoever keeps hashes of tensors by name must not take another file's.
+            # Caches of tensor hashes are keyed by name, so the name must identify the content.
             name, ne = f"direction.{layer}.{self.stamp.hex()[:8]}", (direction.size, 1, 1, 1)
             self._layers[layer] = Tensor(TensorType.F32, ne, contiguous_strides(TensorType.F32, ne), name=name)
             self._data[name] = direction.view(np.uint8)
@@ -49,11 +49,11 @@ class ControlVector:
         return tuple(self._layers.values())
 
     def data(self, name: str) -> NDArray[np.uint8]:
-        """Bytes of one of its tensors."""
+        """Return the bytes of one of its tensors."""
         return self._data[name]
 
-    def added(self, layer: int, x: Tensor) -> Tensor:
-        """The hidden state after a layer, with its direction."""
+    def apply(self, layer: int, x: Tensor) -> Tensor:
+        """Add the layer's direction to the hidden state after it."""
         direction = self._layers.get(layer)
         return x if direction is None else add(x, direction, f"l_out-{layer}")
 
@@ -64,9 +64,9 @@ def load_control(
     files: Sequence[tuple[str | os.PathLike[str], float]],
     layers: tuple[int, int] = (0, 0),
 ) -> ControlVector:
-    """The sum of some files' directions, each with a scale, for the layers from the first to the last of `layers`.
+    """Return the scaled sum of the directions in `files`, for the layers from the first to the last of `layers`.
 
-    As llama.cpp has it, a first or last layer of 0 or less is that of the model. Raises InvalidAdapter or GgufError.
+    As in llama.cpp, a first or last layer of 0 or less means the model's. Raises InvalidAdapter or GgufError.
     """
     first, last = max(layers[0], 1), layers[1] if layers[1] > 0 else n_layer
     total: dict[int, NDArray[np.float32]] = {}
@@ -85,7 +85,7 @@ def _directions(file: GGUFFile, n_embd: int) -> dict[int, NDArray[np.float32]]:
         match = _NAME.fullmatch(name)
         if match is None or int(match[1]) == 0:
             raise InvalidAdapter(
-                f"{path}: tensor '{name}' is no part of a control vector: they are direction.1, direction.2 …"
+                f"{path}: tensor '{name}' is not part of a control vector; expected direction.1, direction.2 …"
             )
         if info.type is not TensorType.F32 or info.ne != (n_embd, 1, 1, 1):
             shape = " × ".join(str(n) for n in info.ne)
@@ -94,5 +94,5 @@ def _directions(file: GGUFFile, n_embd: int) -> dict[int, NDArray[np.float32]]:
             )
         found[int(match[1])] = file.data(name).view(np.float32).copy()
     if not found:
-        raise InvalidAdapter(f"{path}: there is no direction in it")
+        raise InvalidAdapter(f"{path}: the file has no directions")
     return found

@@ -1,4 +1,4 @@
-"""A stack of layers around one stream of hidden states, each of attention and a feed-forward network."""
+"""Decoders: a stack of layers, each an attention and a feed-forward block around one residual stream."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from llamado.ggml.graph import add, scale
 from llamado.ggml.ops import RopeMode
 from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model
-from llamado.models.forward import Factors, Pass
+from llamado.models.forward import LongRopeFactors, Pass
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Mixer
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.norms import LayerNorm, Norm
 from llamado.models.weights import RoleWeights, Weights
 
 
 class Layer(NamedTuple):
-    """What a layer is made of. Norms before a half of it, and norms of what it adds, may be missing."""
+    """Weights of a layer. The norms before each block, and those of the block outputs, are optional."""
 
     attention: Mixer
     feed_forward: FeedForward
@@ -28,18 +28,17 @@ class Layer(NamedTuple):
     ffn_post_norm: Norm | None = None
 
 
-def take_factors(weights: Weights, n: int) -> Tensor | Factors | None:
-    """What divides the rotary frequencies: Llama 3 has one factor for each, LongRoPE two."""
-    factors = weights.shared.maybe("rope_freqs.weight", n)
-    short, long = (weights.shared.maybe(f"rope_factors_{which}.weight", n) for which in ("short", "long"))
-    return factors or (Factors(short, long) if short or long else None)
+def take_factors(weights: Weights, n: int) -> Tensor | LongRopeFactors | None:
+    """Take the divisors of the rotary frequencies: one set in Llama 3, two in LongRoPE."""
+    factors = weights.shared.optional("rope_freqs.weight", n)
+    short, long = (weights.shared.optional(f"rope_factors_{which}.weight", n) for which in ("short", "long"))
+    return factors or (LongRopeFactors(short, long) if short or long else None)
 
 
 class Decoder(Model):
-    """One half of a layer after the other: x + attention(norm(x)), then x + network(norm(x)).
+    """Sequential residual blocks: x + attention(norm(x)), then x + ffn(norm(x)).
 
-    What an architecture does not say is as in Llama (arXiv 2302.13971); `rope_mode` says which elements of a head are
-    turned together.
+    The defaults are Llama's (arXiv 2302.13971); `rope_mode` gives the pairs of elements that rotate together.
     """
 
     rope_mode: ClassVar[RopeMode] = RopeMode.NORMAL
@@ -53,7 +52,7 @@ class Decoder(Model):
         self._layers = [self._take_layer(weights.layer(i, block=hp.first_block + i), i) for i in range(hp.n_layer)]
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        """A layer's weights: norms of the kind that comes behind the layers, before each half. Raises InvalidModel."""
+        """Take a layer's weights, with norms of the output norm's kind before each block. Raises InvalidModel."""
         n_embd = self.hparams.n_embd
         return Layer(
             attn_norm=self._take_norm(w, "attn_norm", n_embd),
@@ -63,7 +62,7 @@ class Decoder(Model):
         )
 
     def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        """The attention of a layer, with all that all have. Raises InvalidModel."""
+        """Take a layer's attention with the common options. Raises InvalidModel."""
         hp = self.hparams
         return Attention(
             matrices=AttentionMatrices.take(w, hp, layer),
@@ -73,8 +72,8 @@ class Decoder(Model):
         )
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        """The network of a layer, SwiGLU unless an architecture says otherwise. Raises InvalidModel."""
-        return Gated.take(w, self.hparams.n_embd, self.hparams.n_ff[layer])
+        """Take a layer's feed-forward network, SwiGLU by default. Raises InvalidModel."""
+        return GatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer])
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         w, i = self._layers[layer], layer
@@ -93,13 +92,13 @@ class Decoder(Model):
         return self._add(h, x, f"l_out-{i}")
 
     def _add(self, h: Tensor, x: Tensor, name: str) -> Tensor:
-        """What a half of a layer makes, added to the stream."""
+        """Add a block's output to the residual stream."""
         factor = self.hparams.residual_scale
         return add(h if factor == 1.0 else scale(h, factor), x, name)
 
 
 class LayerNormDecoder(Decoder):
-    """As Decoder, with layer norms, with shifts where the file has them."""
+    """Decoder with layer norms, biased if the file has biases."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=self.rope_mode, norm_eps="attention.layer_norm_epsilon")
@@ -109,7 +108,7 @@ class LayerNormDecoder(Decoder):
 
 
 class ParallelDecoder(Decoder):
-    """Both halves side by side: x + attention(norm(x)) + network(norm(x)), with one norm or two."""
+    """Parallel residual blocks: x + attention(norm(x)) + ffn(norm(x)), with one norm or two."""
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         w, i = self._layers[layer], layer

@@ -1,7 +1,7 @@
-"""Encoders: they read a whole text at once and give a vector for each of its tokens.
+"""Encoders: they read a whole text at once and return a vector for each token.
 
-Every token sees every other of its text: the caller's mask says so. Keys and values pass through a memory like a
-decoder's, where each text has cells of its own; that lets many texts share a batch.
+Attention is bidirectional within a text; the caller's mask ensures it. Keys and values go through a memory like a
+decoder's, in which each text has its own cells, so many texts can share a batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class Encoder(Model):
-    """Has hidden states and, with a classifier behind its layers, scores."""
+    """Base of encoders: hidden states and, with a classifier, scores."""
 
     _dense: Linear | None = None
     _scorer: Linear | None = None
@@ -33,7 +33,7 @@ class Encoder(Model):
     _means = False
 
     def _take_classifier(self, weights: Weights) -> None:
-        """The matrices of a classifier, where there is one. Raises InvalidModel."""
+        """Take the matrices of a classifier, if the file has one. Raises InvalidModel."""
         hp, w = self.hparams, weights.output
         if w.has("cls.weight"):
             self._dense = w.linear("cls", hp.n_embd, hp.n_embd)
@@ -43,8 +43,8 @@ class Encoder(Model):
 
     def _head(self, step: Pass, x: Tensor) -> Tensor:
         raise UnsupportedModel(
-            f"a {self.architecture} model makes embeddings, not text: start it with `llamado serve --embeddings` (or "
-            "--reranking)"
+            f"a {self.architecture} model computes embeddings, not text: start it with `llamado serve --embeddings` "
+            "(or --reranking)"
         )
 
     def _scores(self, step: Pass, x: Tensor) -> Tensor:
@@ -54,27 +54,24 @@ class Encoder(Model):
         return h if self._scorer is None else self._scorer(step, h, "result_scores")
 
     def _text(self, step: Pass, x: Tensor) -> Tensor:
-        """What a classifier is given: a token's hidden state, or the mean of its text's."""
+        """Return the classifier's input: a token's hidden state, or the mean over its text."""
         h = self._hidden(step, x)
         return step.mean_of_texts(h) if self._means else h
 
     @property
-    def scores_means(self) -> bool:
-        """See Model."""
+    def scores_from_mean(self) -> bool:
         return self._means
 
     def width(self, output: Output) -> int:
-        """See Model."""
         return self._n_scores if output is Output.SCORES and self._n_scores else super().width(output)
 
     @property
     def generates(self) -> bool:
-        """See Model."""
         return False
 
 
 class PostNormLayer(NamedTuple):
-    """norm(x + attention(x)), then norm(x + network(x))."""
+    """norm(x + attention(x)), then norm(x + ffn(x))."""
 
     attention: Mixer
     attn_norm: LayerNorm
@@ -83,9 +80,9 @@ class PostNormLayer(NamedTuple):
 
 
 class PostNormEncoder(Encoder):
-    """Norms behind what halves of layers add, as in the first transformers (arXiv 1706.03762), and of embeddings.
+    """Post-norm encoder as in the original transformer (arXiv 1706.03762), with a norm of the embeddings.
 
-    Embeddings of the kind of sentence and learned positions are added where a file has them.
+    Token-type embeddings and learned positions are added if the file has them.
     """
 
     _positions: Tensor | None = None
@@ -100,13 +97,13 @@ class PostNormEncoder(Encoder):
 
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
-        self._types = weights.input.maybe("token_types.weight", hp.n_embd, self._n_types)
+        self._types = weights.input.optional("token_types.weight", hp.n_embd, self._n_types)
         self._embd_norm = LayerNorm.take(weights.input, "token_embd_norm", hp.n_embd)
         self._layers = [self._take_layer(weights.layer(i), i) for i in range(hp.n_layer)]
 
     @abstractmethod
     def _take_layer(self, w: RoleWeights, layer: int) -> PostNormLayer:
-        """A layer's weights. Raises InvalidModel."""
+        """Take a layer's weights. Raises InvalidModel."""
 
     def _embed(self, step: Pass) -> Tensor:
         x = super()._embed(step)
@@ -127,7 +124,7 @@ class PostNormEncoder(Encoder):
         return w.out_norm(step, add(h, x, f"ffn_sum-{i}"), f"l_out-{i}")
 
     def _between(self, step: Pass, layer: int, h: Tensor, x: Tensor) -> Tensor:
-        """What goes into a layer's network: `h` is behind the attention and its norm, `x` what came into the layer."""
+        """Return the input of a layer's network: `h` is the normed attention output, `x` the layer input."""
         return h
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:

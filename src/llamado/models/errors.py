@@ -1,4 +1,4 @@
-"""The errors of the `models` room."""
+"""Errors of the `models` package."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from llamado.errors import LlamadoError
 
 
 class UnsupportedModel(LlamadoError):
-    """The file is sound, but no architecture here computes what it asks for."""
+    """A valid file needs an architecture or a feature that is not implemented."""
 
 
 class InvalidModel(LlamadoError):
-    """A hyper-parameter or weight contradicts the architecture the file names."""
+    """A hyper-parameter or weight contradicts the architecture named by the file."""
 
 
 class InvalidAdapter(LlamadoError):
-    """A file of a LoRA adapter or a control vector is none, or does not fit the model."""
+    """A LoRA adapter or control vector file is invalid, or does not fit the model."""

@@ -1,4 +1,4 @@
-"""A forward pass as it is built: the graph, its inputs, and what layers of all architectures are made of."""
+"""Forward pass under construction: its graph, its inputs, and the operations that layers of all architectures use."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.adapter import Adapter
 from llamado.models.batch import BatchShape
-from llamado.models.hadamard import Hadamard, turn
+from llamado.models.hadamard import Hadamard, rotate_heads
 from llamado.models.hparams import HyperParameters, Rope
 from llamado.models.inputs import (
     AttentionTemperature,
     Embeddings,
+    FixedPairs,
     ForwardGraph,
-    Given,
+    HiddenStates,
     Input,
     Mask,
     OutputRows,
@@ -44,23 +45,22 @@ from llamado.models.inputs import (
     RelativeBuckets,
     RowsWritten,
     StateRows,
-    StillPairs,
     TextShares,
     TokenIds,
 )
-from llamado.models.memory import Kept, Memory
+from llamado.models.memory import LayerCache, Memory
 
 _F32_PRECISION = PrecType.F32
 
 
 class Projection(Protocol):
-    """What makes rows of other rows."""
+    """A projection of rows to rows of another width."""
 
     def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor: ...
 
 
 class Linear(NamedTuple):
-    """A matrix, and where the file has them a factor of all its products and a bias."""
+    """A matrix with optional scale and bias."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -73,9 +73,10 @@ class Linear(NamedTuple):
         return y if self.bias is None else add(y, self.bias, name)
 
 
-class Factors(NamedTuple):
-    """LongRoPE (arXiv 2402.13753): a divisor of each rotary frequency, for contexts up to `n_ctx_short` tokens and for
-    longer ones; which of them holds is a matter of the context that a sequence may have, not of its length.
+class LongRopeFactors(NamedTuple):
+    """LongRoPE (arXiv 2402.13753): divisors of the rotary frequencies for short and long contexts.
+
+    The short factors apply if the sequence's maximum context, not its length, is at most `n_ctx_short` tokens.
     """
 
     short: Tensor | None
@@ -83,10 +84,10 @@ class Factors(NamedTuple):
 
 
 class Pass:
-    """A forward pass being built: its graph, and the inputs, each made when a layer first asks for it.
+    """A forward pass under construction: its graph, and its inputs, each created on first use.
 
-    `last`: the layer that logits are made of, where that is not the last; `cached`: layers that only remember.
-    `every_row`: what is given out is made of all tokens, not only of those that have rows in it.
+    `last` is the layer whose output rows give logits, if it is not the model's last. `cached` are layers that only
+    write their memory. With `every_row` all rows go through the last layer, because the output needs all tokens.
     """
 
     __slots__ = ("_adapters", "_cached", "_common", "_hparams", "_last", "_memory", "graph", "shape")
@@ -108,101 +109,101 @@ class Pass:
         self._common: dict[str, Tensor] = {}
         self._memory = memory
         self._adapters = [pair for pair in zip(adapters, shape.scales, strict=False) if pair[1]]
-        # The layer after which only the rows with logits go on.
+        # After this layer only the output rows continue.
         self._last = -1 if every_row else hparams.n_layer - 1 if last is None else last
         self._cached = cached
 
     @property
     def norm_eps(self) -> float:
-        """What the model's norms add to a mean square or a variance."""
+        """Epsilon of the model's norms."""
         return self._hparams.norm_eps
 
     def input(self, input: Input) -> Tensor:
-        """The tensor of an input, made when it is first asked for."""
+        """Return the tensor of an input, creating it on first use."""
         return self.graph.feed(input)
 
-    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """What several layers use, made by the first that asks for it."""
+    def shared(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """Return a tensor shared by several layers, creating it on first use."""
         if name not in self._common:
             self._common[name] = self.graph.expand(make())
         return self._common[name]
 
-    def made(self, name: str) -> Tensor:
-        """What an earlier layer made for others (`once`)."""
+    def get_shared(self, name: str) -> Tensor:
+        """Return a tensor that an earlier layer shared (`shared`)."""
         return self._common[name]
 
     def tokens(self) -> Tensor:
-        """I32 [n_tokens]: the tokens."""
+        """Return the tokens: I32 [n_tokens]."""
         return self.input(TokenIds(self.shape.n_tokens))
 
     def embeddings(self) -> Tensor:
-        """F32 [n_embd, n_tokens]: what comes in the place of tokens."""
+        """Return the embeddings that replace tokens: F32 [n_embd, n_tokens]."""
         return self.input(Embeddings(self._hparams.n_embd, self.shape.n_tokens))
 
-    def given(self) -> Tensor:
-        """F32 [given, n_tokens]: the hidden state that comes with each token."""
-        return self.input(Given(self.shape.given, self.shape.n_tokens))
+    def hidden_states(self) -> Tensor:
+        """Return the hidden state that comes with each token: F32 [hidden_width, n_tokens]."""
+        return self.input(HiddenStates(self.shape.hidden_width, self.shape.n_tokens))
 
     def positions(self, sections: int = 1) -> Tensor:
-        """I32 [sections × n_tokens]: the place of each token in its sequence."""
+        """Return each token's position in its sequence: I32 [sections × n_tokens]."""
         return self.input(Positions(self.shape.n_tokens, sections))
 
-    def cells(self, kept: Kept) -> Tensor:
-        """I64 [n_tokens]: the row of a layer's memory that each token is written to."""
-        return self.input(RowsWritten(f"cells{kept.part.suffix}", self.shape.n_tokens, kept.number))
+    def cells(self, layer_cache: LayerCache) -> Tensor:
+        """Return the memory row each token is written to: I64 [n_tokens]."""
+        return self.input(RowsWritten(f"cells{layer_cache.part.suffix}", self.shape.n_tokens, layer_cache.number))
 
-    def mask(self, kept: Kept, *, distances: bool = False) -> Tensor:
-        """F16 [rows, n_tokens]: 0 where a token sees a row of a layer's memory, minus infinity elsewhere.
+    def mask(self, layer_cache: LayerCache, *, distances: bool = False) -> Tensor:
+        """Return the attention mask: F16 [rows, n_tokens], 0 if the token sees the row, else minus infinity.
 
-        With `distances` not 0, but less by one for each token in between and the row's own (ALiBi).
+        With `distances`, minus the distance between the token's own row and the seen row (ALiBi) instead of 0.
         """
-        name = f"mask{kept.part.suffix or '_swa'}" if kept.window else "mask"
+        name = f"mask{layer_cache.part.suffix or '_swa'}" if layer_cache.window else "mask"
         return self.input(
             Mask(
                 name + "_distances" * distances,
-                self._reach(kept),
+                self._n_rows_read(layer_cache),
                 self.shape.n_tokens,
-                kept.number,
-                kept.window,
-                chunked=kept.chunked,
-                symmetric=kept.symmetric,
+                layer_cache.number,
+                layer_cache.window,
+                chunked=layer_cache.chunked,
+                symmetric=layer_cache.symmetric,
                 distances=distances,
             )
         )
 
-    def _biased(self, kept: Kept, table: Tensor) -> Tensor:
-        """F16 [rows, n_tokens, n_head]: as `mask`, with what each head adds to a score by the distance of its tokens.
+    def _bias_mask(self, layer_cache: LayerCache, table: Tensor) -> Tensor:
+        """Return the mask with a relative position bias per head: F16 [rows, n_tokens, n_head].
 
-        `table`: [n_head, n_buckets], see RelativeBuckets.
+        `table`, [n_head, n_buckets], holds the bias of each bucket; see RelativeBuckets.
         """
-        rows, n_tokens, (n_head, n_buckets) = self._reach(kept), self.shape.n_tokens, table.ne[:2]
+        rows, n_tokens, (n_head, n_buckets) = self._n_rows_read(layer_cache), self.shape.n_tokens, table.ne[:2]
 
         def make() -> Tensor:
-            buckets = self.input(RelativeBuckets(rows, n_tokens, n_buckets, kept.number))
+            buckets = self.input(RelativeBuckets(rows, n_tokens, n_buckets, layer_cache.number))
             biases = reshape(get_rows(table, buckets), n_head, rows, n_tokens)
             biases = cont(permute(biases, 2, 0, 1, 3))
-            return cast(add(biases, cast(self.mask(kept), TensorType.F32)), TensorType.F16, "biases")
+            return cast(add(biases, cast(self.mask(layer_cache), TensorType.F32)), TensorType.F16, "biases")
 
-        return self.once(table.name, make)
+        return self.shared(table.name, make)
 
-    def kept(self, layer: int) -> Kept:
-        """What a layer's memory is."""
+    def layer_cache(self, layer: int) -> LayerCache:
+        """Return the cache of a layer."""
         return self._memory[layer]
 
-    def _reach(self, kept: Kept) -> int:
-        """Rows of a layer's memory that attention reads."""
-        return min(self.shape.n_kv, kept.part.n_rows)
+    def _n_rows_read(self, layer_cache: LayerCache) -> int:
+        """Return the number of cache rows that attention reads."""
+        return min(self.shape.n_kv, layer_cache.part.n_rows)
 
     def temperature(self, scale: float, length: int, offset: float = 0.0) -> Tensor:
-        """F32 [1, 1, n_tokens]: what queries are multiplied by, more the further a token is (AttentionTemperature)."""
+        """Return the position-dependent factor of queries (AttentionTemperature): F32 [1, 1, n_tokens]."""
         return self.input(AttentionTemperature(self.shape.n_tokens, scale, length, offset))
 
     def out_rows(self) -> Tensor:
-        """I32 [n_outputs]: the rows of the batch that get logits."""
+        """Return the output rows of the batch: I32 [n_outputs]."""
         return self.input(OutputRows(self.shape.n_outputs))
 
     def mul_mat(self, weight: Tensor, x: Tensor, name: str) -> Tensor:
-        """Products of a matrix, with what adapters add to them."""
+        """Multiply by a matrix and add the adapters' products."""
         y = mul_mat(weight, x, name=name)
         for adapter, strength in self._adapters:
             pair = adapter.pairs.get(weight.name)
@@ -212,7 +213,7 @@ class Pass:
         return y
 
     def mul_mat_id(self, weight: Tensor, x: Tensor, chosen: Tensor, name: str) -> Tensor:
-        """Products of the matrices chosen for each token, with what adapters add to them."""
+        """Multiply by the matrices selected for each token and add the adapters' products."""
         y = mul_mat_id(weight, x, chosen, name)
         for adapter, strength in self._adapters:
             pair = adapter.pairs.get(weight.name)
@@ -222,7 +223,7 @@ class Pass:
         return y
 
     def get_rows(self, weight: Tensor, rows: Tensor, name: str) -> Tensor:
-        """Rows of an embedding, with what adapters add to them."""
+        """Return rows of an embedding with the adapters' additions."""
         y = get_rows(weight, rows, name)
         for adapter, strength in self._adapters:
             pair = adapter.pairs.get(weight.name)
@@ -232,27 +233,27 @@ class Pass:
         return y
 
     def norm(self, x: Tensor, weight: Tensor, name: str) -> Tensor:
-        """RMS norm, scaled by a weight."""
+        """RMS norm times `weight`."""
         return mul(rms_norm(x, self._hparams.norm_eps), weight, name)
 
     def rotate(
         self,
         x: Tensor,
         rope: Rope,
-        factors: Tensor | Factors | None,
+        factors: Tensor | LongRopeFactors | None,
         name: str,
         *,
         offset: int = 0,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Rotary position embedding of heads [head_dim, n_head, n_tokens], from element `offset` on.
+        """Apply the rotary embedding to heads [head_dim, n_head, n_tokens], from element `offset` on.
 
-        `factors` divide the frequencies. `positions`: I32 [n_tokens], where they are not those of the batch.
+        `factors` divide the frequencies. `positions`, I32 [n_tokens], replace those of the batch.
         """
-        if isinstance(factors, Factors):
+        if isinstance(factors, LongRopeFactors):
             factors = factors.long if self._memory.n_ctx > self._hparams.n_ctx_short else factors.short
-        if rope.still:
-            factors = self.input(StillPairs(rope.n_dims // 2, rope.still))
+        if rope.fixed_pairs:
+            factors = self.input(FixedPairs(rope.n_dims // 2, rope.fixed_pairs))
         return rope_ext(
             x,
             self.positions() if positions is None else positions,
@@ -284,36 +285,40 @@ class Pass:
         bias: Tensor | None = None,
         index: Tensor | None = None,
         choose: Callable[[Tensor], Tensor] | None = None,
-        written: Callable[[], None] | None = None,
+        on_written: Callable[[], None] | None = None,
     ) -> Tensor | None:
-        """Writes keys and values to the cache and attends: F32 [head_dim of v × n_head, n_tokens].
+        """Write keys and values to the cache and attend: F32 [head_dim of v × n_head, n_tokens].
 
-        q, k, v are [head_dim, heads, n_tokens]; heads of values may have another size than those of keys. `softcap`,
-        `sinks` (F32 [n_head]) and `max_bias` (ALiBi) are those of `flash_attn_ext`; `bias` is that of `_biased`.
-        `index` [n, n_tokens] is written, too; `choose` makes another mask of the mask, and `written` is called once all
-        is written. None when nothing behind the cache is wanted: the last layer of a batch without logits.
+        q, k, v are [head_dim, heads, n_tokens]; value heads may have another size than key heads. `softcap`, `sinks`
+        (F32 [n_head]) and `max_bias` (ALiBi) are those of `flash_attn_ext`; `bias` is the table of `_bias_mask`.
+        `index` [n, n_tokens] is written to the cache too. `choose` replaces the mask; `on_written` is called once
+        everything is written. Returns None if only the cache is needed: the last layer of a batch without outputs.
         """
-        graph, kept = self.graph, self._memory[layer]
-        only_cache = self.ends_with(layer)
-        q, k, v = self._turned(q, kept.turns[0]), self._turned(k, kept.turns[0]), self._turned(v, kept.turns[1])
-        # The order in which llama.cpp expands them; models with sliding windows have their own.
+        graph, layer_cache = self.graph, self._memory[layer]
+        only_cache = self.is_cache_only(layer)
+        q, k, v = (
+            self._hadamard(q, layer_cache.rotations[0]),
+            self._hadamard(k, layer_cache.rotations[0]),
+            self._hadamard(v, layer_cache.rotations[1]),
+        )
+        # llama.cpp's order of expansion, which differs for models with sliding windows.
         wanted = (q, k, v) if self._hparams.n_swa else (q, v, k)
         for tensor in wanted[1:] if only_cache else wanted:
             graph.expand(tensor)
-        k_cache, v_cache = self._write(kept, k, v)
+        k_cache, v_cache = self._write(layer_cache, k, v)
         if index is not None:
-            graph.expand(set_rows(kept.tensors[2], index, self.cells(kept)))
-        if written is not None:
-            written()
+            graph.expand(set_rows(layer_cache.tensors[2], index, self.cells(layer_cache)))
+        if on_written is not None:
+            on_written()
         if only_cache:
             return None
-        n_kv = self._reach(kept)
-        mask = None if choose is None else choose(self.mask(kept))
+        n_kv = self._n_rows_read(layer_cache)
+        mask = None if choose is None else choose(self.mask(layer_cache))
         keys = _heads(k_cache, k.ne[0], k.ne[1], n_kv)
         values = _heads(v_cache, v.ne[0], v.ne[1], n_kv)
-        return self._attention(layer, kept, q, keys, values, scale, softcap, sinks, max_bias, bias, mask)
+        return self._attention(layer, layer_cache, q, keys, values, scale, softcap, sinks, max_bias, bias, mask)
 
-    def attend_apart(
+    def attend_per_head(
         self,
         layer: int,
         q: Tensor,
@@ -323,49 +328,53 @@ class Pass:
         scale: float,
         choose: Callable[[Tensor, Tensor, int], Sequence[Tensor]],
     ) -> Tensor | None:
-        """As `attend` where each head of keys may have a mask of its own.
+        """Attend as in `attend`, with a mask per KV head.
 
-        `choose` makes them, or one for all, of what comes behind the keys in their rows [n, rows], of the mask, and of
-        the number of the memory's part; `behind` [n, n_tokens] is what these tokens write there.
+        `behind` [n, n_tokens] is written to the cache after the keys, in the same rows. `choose` returns the masks, or
+        one for all heads, given those extra elements [n, rows], the mask, and the number of the memory's part.
         """
-        graph, kept = self.graph, self._memory[layer]
-        only_cache = self.ends_with(layer)
-        q, k, v = self._turned(q, kept.turns[0]), self._turned(k, kept.turns[0]), self._turned(v, kept.turns[1])
+        graph, layer_cache = self.graph, self._memory[layer]
+        only_cache = self.is_cache_only(layer)
+        q, k, v = (
+            self._hadamard(q, layer_cache.rotations[0]),
+            self._hadamard(k, layer_cache.rotations[0]),
+            self._hadamard(v, layer_cache.rotations[1]),
+        )
         if not only_cache:
             graph.expand(q)
         (dim_k, n_head_kv, n_tokens), (dim_v, group) = k.ne[:3], (v.ne[0], q.ne[1] // k.ne[1])
-        k_cache, v_cache = kept.tensors
+        k_cache, v_cache = layer_cache.tensors
         row = concat(reshape(k, dim_k * n_head_kv, n_tokens), behind, 0)
-        graph.expand(set_rows(k_cache, row, self.cells(kept)))
-        graph.expand(set_rows(v_cache, view_2d(v, dim_v * n_head_kv, n_tokens, v.nb[2]), self.cells(kept)))
+        graph.expand(set_rows(k_cache, row, self.cells(layer_cache)))
+        graph.expand(set_rows(v_cache, view_2d(v, dim_v * n_head_kv, n_tokens, v.nb[2]), self.cells(layer_cache)))
         if only_cache:
             return None
-        n_kv, size = self._reach(kept), k_cache.nb[1] * dim_k // k_cache.ne[0]
+        n_kv, size = self._n_rows_read(layer_cache), k_cache.nb[1] * dim_k // k_cache.ne[0]
         keys = view_4d(k_cache, dim_k, n_head_kv, n_kv, 1, size, k_cache.nb[1], k_cache.nb[2])
         values = _heads(v_cache, dim_v, n_head_kv, n_kv)
         rest = view_2d(k_cache, behind.ne[0], n_kv, k_cache.nb[1], n_head_kv * size)
-        masks = choose(rest, self.mask(kept), kept.number)
+        masks = choose(rest, self.mask(layer_cache), layer_cache.number)
         if len(masks) == 1:
-            return self._attention(layer, kept, q, keys, values, scale, mask=masks[0])
+            return self._attention(layer, layer_cache, q, keys, values, scale, mask=masks[0])
         found = None
         for head, mask in enumerate(masks):
             one_q = view_3d(q, dim_k, group, n_tokens, q.nb[1], q.nb[2], head * group * q.nb[1])
             one_k, one_v = (
                 view_4d(heads, heads.ne[0], 1, n_kv, 1, *heads.nb[1:], head * heads.nb[1]) for heads in (keys, values)
             )
-            part = self._attention(layer, kept, one_q, one_k, one_v, scale, mask=mask)
+            part = self._attention(layer, layer_cache, one_q, one_k, one_v, scale, mask=mask)
             found = part if found is None else concat(found, part, 0, f"kqv_out-{layer}")
         return found
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Writes keys and values to the cache, as `attend`, and does no more."""
-        kept = self._memory[layer]
-        k, v = (self.graph.expand(self._turned(x, n)) for x, n in zip((k, v), kept.turns, strict=True))
-        self._write(kept, k, v)
+        """Write keys and values to the cache without attending."""
+        layer_cache = self._memory[layer]
+        k, v = (self.graph.expand(self._hadamard(x, n)) for x, n in zip((k, v), layer_cache.rotations, strict=True))
+        self._write(layer_cache, k, v)
 
-    def _write(self, kept: Kept, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """Keys and values of all tokens into a layer's cache, which is given back."""
-        cells, caches = self.cells(kept), kept.tensors[:2]
+    def _write(self, layer_cache: LayerCache, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """Write keys and values of all tokens to a layer's cache, and return it."""
+        cells, caches = self.cells(layer_cache), layer_cache.tensors[:2]
         for cache, x in zip(caches, (k, v), strict=True):
             self.graph.expand(set_rows(cache, view_2d(x, x.ne[0] * x.ne[1], x.ne[2], x.nb[2]), cells))
         return caches
@@ -373,15 +382,15 @@ class Pass:
     def attend_shared(
         self, layer: int, q: Tensor, n_head_kv: int, scale: float, *, softcap: float = 0.0
     ) -> Tensor | None:
-        """As `attend` of a layer that sees an earlier one's keys and values, of `n_head_kv` heads."""
-        kept = self._memory[layer]
-        if self.ends_with(layer):
+        """Attend to the keys and values of an earlier layer, with `n_head_kv` heads; see `attend`."""
+        layer_cache = self._memory[layer]
+        if self.is_cache_only(layer):
             return None
-        q = self._turned(q, kept.turns[0])
+        q = self._hadamard(q, layer_cache.rotations[0])
         self.graph.expand(q)
-        n_kv = self._reach(kept)
-        keys, values = (_heads(cache, cache.ne[0] // n_head_kv, n_head_kv, n_kv) for cache in kept.tensors[:2])
-        return self._attention(layer, kept, q, keys, values, scale, softcap)
+        n_kv = self._n_rows_read(layer_cache)
+        keys, values = (_heads(cache, cache.ne[0] // n_head_kv, n_head_kv, n_kv) for cache in layer_cache.tensors[:2])
+        return self._attention(layer, layer_cache, q, keys, values, scale, softcap)
 
     def attend_latent(
         self,
@@ -393,36 +402,36 @@ class Pass:
         choose: Callable[[Tensor, Tensor], Tensor] | None = None,
         *,
         sinks: Tensor | None = None,
-        written: Callable[[], None] | None = None,
+        on_written: Callable[[], None] | None = None,
     ) -> Tensor | None:
-        """As `attend` where a token has one latent row [n, n_tokens] for all heads: F32 [n_v × n_head, n_tokens].
+        """Attend with one latent row [n, n_tokens] per token for all heads: F32 [n_v × n_head, n_tokens].
 
-        The row begins with the key, whose first `n_v` elements are the value. q is [n_key, heads, n_tokens]. `choose`
-        makes another mask of what comes behind the keys [n − n_key, rows], and of the mask. `written`: see `attend`.
+        The row starts with the key, whose first `n_v` elements are the value. q is [n_key, heads, n_tokens]. `choose`
+        replaces the mask, given the elements after the keys [n − n_key, rows] and the mask. `on_written`: see `attend`.
         """
-        graph, kept = self.graph, self._memory[layer]
-        cache = kept.tensors[0]
-        only_cache = self.ends_with(layer)
+        graph, layer_cache = self.graph, self._memory[layer]
+        cache = layer_cache.tensors[0]
+        only_cache = self.is_cache_only(layer)
         if not only_cache:
             graph.expand(q)
-        graph.expand(set_rows(cache, row, self.cells(kept)))
-        if written is not None:
-            written()
+        graph.expand(set_rows(cache, row, self.cells(layer_cache)))
+        if on_written is not None:
+            on_written()
         if only_cache:
             return None
-        n_kv = self._reach(kept)
+        n_kv = self._n_rows_read(layer_cache)
         n = q.ne[0]
         keys, values = _heads(cache, n, 1, n_kv), _heads(cache, n_v, 1, n_kv)
         mask = None
         if choose is not None:
             behind = view_2d(cache, cache.ne[0] - n, n_kv, cache.nb[1], cache.nb[1] * n // cache.ne[0])
-            mask = choose(behind, self.mask(kept))
-        return self._attention(layer, kept, q, keys, values, scale, sinks=sinks, mask=mask)
+            mask = choose(behind, self.mask(layer_cache))
+        return self._attention(layer, layer_cache, q, keys, values, scale, sinks=sinks, mask=mask)
 
     def _attention(
         self,
         layer: int,
-        kept: Kept,
+        layer_cache: LayerCache,
         q: Tensor,
         keys: Tensor,
         values: Tensor,
@@ -434,7 +443,9 @@ class Pass:
         mask: Tensor | None = None,
     ) -> Tensor:
         if mask is None:
-            mask = self.mask(kept, distances=max_bias > 0) if bias is None else self._biased(kept, bias)
+            mask = (
+                self.mask(layer_cache, distances=max_bias > 0) if bias is None else self._bias_mask(layer_cache, bias)
+            )
         q = view_4d(q, *q.ne, q.nb[1], q.nb[2], q.nb[3])
         out = flash_attn_ext(
             permute(q, 0, 2, 1, 3),
@@ -448,54 +459,56 @@ class Pass:
             sinks=sinks,
         )
         out = reshape(out, out.ne[0] * out.ne[1], out.ne[2], name=f"kqv_out-{layer}")
-        return self._turned(self.graph.expand(out), kept.turns[1])
+        return self._hadamard(self.graph.expand(out), layer_cache.rotations[1])
 
-    def _turned(self, x: Tensor, n: int) -> Tensor:
-        """As quantised caches hold keys and values, and back again."""
-        return turn(self.input(Hadamard(n)), x) if n else x
+    def _hadamard(self, x: Tensor, n: int) -> Tensor:
+        """Apply the Hadamard rotation of a quantized cache; it is its own inverse. `n` 0: none."""
+        return rotate_heads(self.input(Hadamard(n)), x) if n else x
 
     @property
     def n_seqs(self) -> int:
-        """Sequences that the batch's tokens are of where states are remembered; each has as many."""
+        """Number of sequences of the batch if layers have recurrent state; all have equally many tokens."""
         return self.shape.n_seqs or 1
 
     def state_rows(self, layer: int) -> Tensor:
-        """I32 [n_seqs]: the rows of a layer's states that the sequences go on from."""
-        kept = self._memory.states(layer)
-        return self.input(StateRows(f"states{kept.part.suffix}", self.n_seqs, kept.number))
+        """Return the state rows that the sequences continue from: I32 [n_seqs]."""
+        layer_cache = self._memory.states(layer)
+        return self.input(StateRows(f"states{layer_cache.part.suffix}", self.n_seqs, layer_cache.number))
 
     def states(self, layer: int) -> tuple[Tensor, ...]:
-        """The memory of a layer's states, F32 [width, rows] each, for operations that find their rows themselves."""
+        """Return all state rows of a layer, F32 [width, rows] each, for operations that select rows themselves."""
         return self._memory.states(layer).tensors
 
     def read_states(self, layer: int, number: int) -> Tensor:
-        """F32 [width, n_seqs]: what state `number` of a layer is before the batch."""
+        """Return state `number` of a layer before the batch: F32 [width, n_seqs]."""
         return get_rows(self.states(layer)[number], self.state_rows(layer))
 
-    def keep_states(self, layer: int, number: int, states: Tensor) -> None:
-        """What state `number` of a layer is after the batch: F32 [width, n_seqs].
+    def store_states(self, layer: int, number: int, states: Tensor) -> None:
+        """Store state `number` of a layer after the batch: F32 [width, n_seqs].
 
-        Between reading and keeping a state nothing may need weights that could lie elsewhere: while a batch waits for
-        another device the next one comes to this. Expand what an operation on states is given before it reads them.
+        Between reading and storing a state, no operation may need weights on another device: while one batch waits for
+        that device, the next batch would read the same state. Expand the sources of an operation on states before
+        reading them.
         """
-        kept = self._memory.states(layer)
-        cells = self.input(RowsWritten(f"cells{kept.part.suffix}", self.n_seqs, kept.number))
-        self.graph.expand(set_rows(kept.tensors[number], states, cells))
+        layer_cache = self._memory.states(layer)
+        cells = self.input(RowsWritten(f"cells{layer_cache.part.suffix}", self.n_seqs, layer_cache.number))
+        self.graph.expand(set_rows(layer_cache.tensors[number], states, cells))
 
-    def ends_with(self, layer: int) -> bool:
-        """Whether nothing behind a layer's memory is wanted: the last layer of a batch without logits."""
+    def is_cache_only(self, layer: int) -> bool:
+        """Return True if only the layer's memory is needed: the last layer of a batch without outputs."""
         return layer in self._cached or (layer == self._last and not self.shape.n_outputs)
 
     def mean_of_texts(self, x: Tensor) -> Tensor:
-        """Of rows of all tokens the mean of each text that has a row that is given out: F32 [n, n_outputs].
+        """Return the mean over the text of each output row, from the rows of all tokens: F32 [n, n_outputs].
 
-        Products add up along the batch in order, and what is not of the text counts 0: its bits are those it has alone.
+        Products are summed along the batch in order, and tokens of other texts count as 0, so the result has the same
+        bits as if the text were alone.
         """
         rows = cont(permute(x, 1, 0, 2, 3))
         return mul_mat(rows, self.input(TextShares(self.shape.n_tokens, self.shape.n_outputs)), name="mean_of_texts")
 
     def keep_outputs(self, layer: int, *streams: Tensor) -> tuple[Tensor, ...]:
-        """In the last layer, only the rows that get logits: nothing after attention mixes rows, but means of texts."""
+        """In the last layer, keep only the output rows: after attention no operation mixes rows, except text means."""
         if layer != self._last:
             return streams
         rows = self.out_rows()
@@ -503,6 +516,6 @@ class Pass:
 
 
 def _heads(cache: Tensor, head_dim: int, n_head: int, n_kv: int) -> Tensor:
-    """The first `n_kv` cells of a cache as [head_dim, n_head, n_kv]."""
+    """Return the first `n_kv` cells of a cache as [head_dim, n_head, n_kv]."""
     row = cache.nb[1]
     return view_4d(cache, head_dim, n_head, n_kv, 1, row // n_head, row, cache.nb[2])

@@ -1,9 +1,9 @@
-"""Turning keys and values before they are quantised: a Walsh-Hadamard matrix spreads what is large in one element of a
-head over all of them, so that less is lost to the scale of a block.
+"""Hadamard rotation of keys and values before quantization.
 
-The matrix is orthogonal and its own inverse: products of turned queries and turned keys are those of the plain ones,
-and turning a mean of turned values gives that of the plain ones. Which caches it is for: `llama_kv_cache` in
-llama-kv-cache.cpp.
+A Walsh-Hadamard matrix spreads a large element over the whole head, so that the scale of a block loses less precision.
+The matrix is orthogonal and its own inverse: products of rotated queries and keys equal those of the plain ones, and
+rotating a weighted mean of rotated values gives that of the plain ones. The caches it applies to are those of
+`llama_kv_cache` in llama-kv-cache.cpp.
 """
 
 from __future__ import annotations
@@ -23,41 +23,40 @@ from llamado.models.inputs import Bytes, Constant
 _LEAST = 64
 
 
-def turned_keys(type: TensorType, heads: Collection[int]) -> int:
-    """How many elements are turned together in keys of this type and of heads of these sizes; 0: none.
+def key_rotation(type: TensorType, heads: Collection[int]) -> int:
+    """Return how many elements of a key are rotated together, for this type and these head sizes; 0: no rotation.
 
-    It is the greatest power of two that divides the size of a head, if all have one size.
+    This is the greatest power of two that divides the head size, if all heads have the same size.
     """
-    n = _turned(type, heads)
+    n = _rotation_size(type, heads)
     while n and max(heads) % (2 * n) == 0:
         n *= 2
     return n
 
 
-def turned_values(type: TensorType, heads: Collection[int]) -> int:
-    """As `turned_keys`, for values: the fewest."""
-    return _turned(type, heads)
+def value_rotation(type: TensorType, heads: Collection[int]) -> int:
+    """Return how many elements of a value are rotated together: the smallest allowed size, or 0."""
+    return _rotation_size(type, heads)
 
 
-def _turned(type: TensorType, heads: Collection[int]) -> int:
+def _rotation_size(type: TensorType, heads: Collection[int]) -> int:
     quantised = type.block_size > 1
     return _LEAST if quantised and len(heads) == 1 and all(n and n % _LEAST == 0 for n in heads) else 0
 
 
 class Hadamard(Constant):
-    """F32 [n, n]: the Walsh-Hadamard matrix whose rows have length one; n is a power of two."""
+    """F32 [n, n]: the orthonormal Walsh-Hadamard matrix; n is a power of two."""
 
     def __init__(self, n: int) -> None:
         super().__init__(f"hadamard_{n}", TensorType.F32, n, n)
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         return hadamard(self.ne[0])
 
 
 @cache
 def hadamard(n: int) -> Bytes:
-    """The bytes of the matrix."""
+    """Return the bytes of the matrix."""
     matrix = np.array([[1.0 / np.sqrt(np.float32(n))]], np.float32)
     while len(matrix) < n:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
@@ -65,8 +64,8 @@ def hadamard(n: int) -> Bytes:
     return matrix.reshape(-1).view(np.uint8)
 
 
-def turn(matrix: Tensor, x: Tensor) -> Tensor:
-    """Each `matrix.ne[0]` elements of x, turned together."""
+def rotate_heads(matrix: Tensor, x: Tensor) -> Tensor:
+    """Rotate each group of `matrix.ne[0]` elements of x."""
     n = matrix.ne[0]
     rows = reshape(x if x.is_contiguous() else cont(x), n, x.nelements // n)
     return reshape(mul_mat(matrix, rows, hint=MatrixHint.HADAMARD), *x.ne)

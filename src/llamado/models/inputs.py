@@ -1,8 +1,8 @@
-"""What a graph is fed with: each input knows its tensor, and how to fill it from a batch.
+"""Graph inputs: each input describes its tensor and fills it from a batch.
 
-A graph is built for a shape and serves every batch up to it (llama.cpp's llm_graph_input_i). Where a batch has fewer
-tokens, an input fills the rest: such tokens see nothing, no token sees them, and nobody reads what comes out. An
-architecture that needs something else makes an Input of its own; nothing else has to know of it.
+A graph is built for a shape and serves every batch up to that size (llama.cpp's llm_graph_input_i). If a batch has
+fewer tokens, inputs pad it: padding tokens see nothing, are not seen, and their outputs are ignored. An architecture
+with special needs defines its own Input; no other code has to change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INTEGERS: dict[TensorType, type[np.integer]] = {TensorType.I32: np.int32, Tenso
 
 
 class Input(ABC):
-    """A tensor of `type` and shape `ne` with a name that is its own in the graph."""
+    """Graph input of `type` and shape `ne`; `name` is unique within the graph."""
 
     def __init__(self, name: str, type: TensorType, *ne: int) -> None:
         self.name = name
@@ -35,43 +35,40 @@ class Input(ABC):
 
     @abstractmethod
     def fill(self, batch: Batch) -> Bytes:
-        """The tensor's bytes for a batch, in memory of their own."""
+        """Return the tensor's bytes for a batch, in newly allocated memory."""
 
     def renew(self, batch: Batch, memory: Bytes, held: object) -> object:
-        """Has `memory`, the tensor's own, hold what `fill` gives; what there is to know for the next time.
+        """Update `memory`, the tensor's own, to the contents that `fill` returns; return the state for the next call.
 
-        `held`: what the last call for an input of this name gave, of this size or another; None where anything may
-        lie there.
+        `held` is the state returned by the last call for an input of this name, of any size; None if the contents of
+        `memory` are unknown.
         """
         memory[:] = self.fill(batch)
         return None
 
 
 class Constant(Input):
-    """An input that all batches fill alike."""
+    """An input with the same contents for all batches."""
 
     def renew(self, batch: Batch, memory: Bytes, held: object) -> object:
-        """See Input."""
         if held != self.ne:
             memory[:] = self.fill(batch)
         return self.ne
 
 
 class _Integers(Input):
-    """Whole numbers, and the same one behind them where a batch has fewer."""
+    """Integers, padded with one value."""
 
     @abstractmethod
     def _of(self, batch: Batch) -> tuple[NDArray[np.integer], int]:
-        """The numbers, and what goes behind them."""
+        """Return the integers and the padding value."""
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         whole = np.empty(self.ne[0], _INTEGERS[self.type])
         self._put(batch, whole)
         return whole.view(np.uint8)
 
     def renew(self, batch: Batch, memory: Bytes, held: object) -> object:
-        """See Input."""
         self._put(batch, memory.view(_INTEGERS[self.type]))
         return None
 
@@ -93,7 +90,7 @@ class ForwardGraph(Graph):
         self.feeds: list[Input] = []
 
     def feed(self, input: Input) -> Tensor:
-        """The tensor of an input, made when it is first asked for."""
+        """Return the tensor of an input, creating it on first use."""
         tensor = self.inputs.get(input.name)
         if tensor is None:
             tensor = self.input(input.name, input.type, *input.ne)
@@ -114,13 +111,12 @@ class TokenIds(_Integers):
 
 
 class Embeddings(Input):
-    """F32 [n_embd, n_tokens]: what comes in the place of tokens."""
+    """F32 [n_embd, n_tokens]: embeddings that replace tokens."""
 
     def __init__(self, n_embd: int, n_tokens: int) -> None:
         super().__init__("embeddings", TensorType.F32, n_embd, n_tokens)
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         if batch.embeddings is None:
             raise ValueError("a batch of tokens for a graph that takes embeddings")
         whole = np.zeros((self.ne[1], self.ne[0]), np.float32)
@@ -128,25 +124,24 @@ class Embeddings(Input):
         return whole.reshape(-1).view(np.uint8)
 
 
-class Given(Input):
-    """F32 [width, n_tokens]: the hidden state of another model that comes with each token."""
+class HiddenStates(Input):
+    """F32 [width, n_tokens]: the target model's hidden state that comes with each token."""
 
     def __init__(self, width: int, n_tokens: int) -> None:
         super().__init__("given", TensorType.F32, width, n_tokens)
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
-        if batch.given is None:
+        if batch.hidden_states is None:
             raise ValueError("a batch without hidden states for a graph that takes some")
         whole = np.zeros((self.ne[1], self.ne[0]), np.float32)
-        whole[: batch.n_tokens] = batch.given
+        whole[: batch.n_tokens] = batch.hidden_states
         return whole.reshape(-1).view(np.uint8)
 
 
 class Positions(_Integers):
-    """I32 [sections × n_tokens]: the place of each token in its sequence, one dimension of it after another.
+    """I32 [sections × n_tokens]: each token's position in its sequence, one dimension after another.
 
-    With M-RoPE there are four: time, height, width and one without a meaning; a token of text is at [p, p, p, 0]
+    M-RoPE has four dimensions: time, height, width and an unused one; a text token is at [p, p, p, 0]
     (llama-batch.cpp).
     """
 
@@ -166,22 +161,21 @@ class Positions(_Integers):
         return whole.reshape(-1), 0
 
 
-class StillPairs(Constant):
-    """F32 [n_pairs]: a divisor of each rotary frequency, 1, or infinity for pairs that are not turned."""
+class FixedPairs(Constant):
+    """F32 [n_pairs]: divisors of the rotary frequencies: 1, or infinity for pairs that do not rotate."""
 
-    def __init__(self, n_pairs: int, still: tuple[int, ...]) -> None:
+    def __init__(self, n_pairs: int, fixed_pairs: tuple[int, ...]) -> None:
         super().__init__("still_pairs", TensorType.F32, n_pairs)
-        self._still = still
+        self._fixed_pairs = fixed_pairs
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         factors = np.ones(self.ne[0], np.float32)
-        factors[list(self._still)] = np.inf
+        factors[list(self._fixed_pairs)] = np.inf
         return factors.view(np.uint8)
 
 
 class RowsWritten(_Integers):
-    """I64 [n]: the row of a part of the memory that each token, or each sequence's state, is written to."""
+    """I64 [n]: the memory row that each token, or each sequence's state, is written to."""
 
     def __init__(self, name: str, n: int, part: int = 0) -> None:
         super().__init__(name, TensorType.I64, n)
@@ -193,7 +187,7 @@ class RowsWritten(_Integers):
 
 
 class StateRows(_Integers):
-    """I32 [n_seqs]: the row of a part of the memory with the state that each sequence goes on from."""
+    """I32 [n_seqs]: the memory row of the state that each sequence continues from."""
 
     def __init__(self, name: str, n_seqs: int, part: int = 0) -> None:
         super().__init__(name, TensorType.I32, n_seqs)
@@ -207,19 +201,19 @@ class StateRows(_Integers):
 _Interval = tuple[int, int, int]
 
 
-class _Shown(NamedTuple):
-    """What lies in a mask: rows of `n_kv` cells, and the intervals that each of them shows."""
+class _MaskContents(NamedTuple):
+    """Contents of a mask: rows of `n_kv` cells, and the visible intervals of each row."""
 
     n_kv: int
     rows: list[list[_Interval]]
 
 
 class Mask(Input):
-    """F16 [n_kv, n_tokens]: 0 where a token (row) sees a row of a part of the memory, minus infinity elsewhere.
+    """F16 [n_kv, n_tokens]: 0 where a token (row) sees a memory row, minus infinity elsewhere.
 
-    `window`: how many rows a token sees at most, its own the last of them (0: all from its first to its last);
-    `chunked`: not the last so many, but those from the last multiple of `window` tokens on; `symmetric`: half as many
-    to each side. `distances`: instead of 0 minus the distance to a token's own row (ALiBi).
+    `window` is the number of rows a token sees at most, ending at its own (0: all from its first to its last). With
+    `chunked` it sees the rows from the last multiple of `window` tokens on instead; with `symmetric`, half the window
+    to each side. With `distances`, visible cells hold minus the distance to the token's own row (ALiBi).
     """
 
     def __init__(
@@ -239,22 +233,21 @@ class Mask(Input):
         self._chunked, self._symmetric = chunked, symmetric
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         whole = np.empty(2 * self.ne[0] * self.ne[1], np.uint8)
         self.renew(batch, whole, None)
         return whole
 
     def renew(self, batch: Batch, memory: Bytes, held: object) -> object:
-        """See Input. Of a row that shows what it showed before and one more nothing else is written."""
+        """See Input. If a row only gains one visible cell, only that cell is written."""
         n_kv, n_tokens = self.ne
-        cells, seen = memory.view(np.uint16), self._seen(batch)
+        cells, seen = memory.view(np.uint16), self._visible(batch)
         seen += [[] for _ in range(n_tokens - len(seen))]
-        before = held.rows if isinstance(held, _Shown) and held.n_kv == n_kv else []
+        before = held.rows if isinstance(held, _MaskContents) and held.n_kv == n_kv else []
         at = 0
         for new, old in zip(seen, before, strict=False):
             if len(new) == len(old) == 1 and new[0][0] == old[0][0] and not self._distances:
                 (_, end, _), (_, stop, _) = old[0], new[0]
-                if stop == end + 1:  # a sequence is a token longer
+                if stop == end + 1:  # the sequence is one token longer
                     cells[at + end] = 0
                 elif stop != end:
                     cells[at + min(end, stop) : at + max(end, stop)] = 0 if stop > end else _HIDDEN
@@ -265,22 +258,27 @@ class Mask(Input):
             row = cells[i * n_kv : (i + 1) * n_kv]
             row[:] = _HIDDEN
             self._show(row, seen[i])
-        return _Shown(n_kv, [*seen, *before[n_tokens:]])
+        return _MaskContents(n_kv, [*seen, *before[n_tokens:]])
 
-    def _seen(self, batch: Batch) -> list[list[_Interval]]:
-        """What each token sees: intervals of rows from the first to behind the last, each with the row in line with it
-        that the token itself is in.
+    def _visible(self, batch: Batch) -> list[list[_Interval]]:
+        """Return the row intervals (first, end, row) that each token sees.
+
+        `row` is where the token itself would be if the interval were continued up to it.
         """
         rows = batch.memory[self._part]
         own, firsts, lasts = rows.written.tolist(), rows.first.tolist(), rows.last.tolist()
-        origins = firsts if not rows.beginnings else rows.origins.tolist()
+        origins = firsts if not rows.prefixes else rows.origins.tolist()
         if self._window and self._symmetric:
             half = self._window // 2
             lasts = [min(last, row + half) for last, row in zip(lasts, own, strict=True)]
             least = [max(origin, row - half) for origin, row in zip(origins, own, strict=True)]
         elif self._window:
             reach = self._window - 1
-            behind = [time % self._window for time in _times(batch).tolist()] if self._chunked else [reach] * len(own)
+            behind = (
+                [time % self._window for time in _time_positions(batch).tolist()]
+                if self._chunked
+                else [reach] * len(own)
+            )
             least = [max(origin, row - n) for origin, row, n in zip(origins, own, behind, strict=True)]
             lasts = own
         else:
@@ -288,10 +286,10 @@ class Mask(Input):
         seen = [
             [(max(low, first), last + 1, row)] for low, first, last, row in zip(least, firsts, lasts, own, strict=True)
         ]
-        for beginning in rows.beginnings:
-            for i in range(beginning.start, beginning.stop):
-                at = firsts[i] - beginning.n
-                for row, n in beginning.stretches:
+        for prefix in rows.prefixes:
+            for i in range(prefix.start, prefix.stop):
+                at = firsts[i] - prefix.n
+                for row, n in prefix.row_ranges:
                     skip = max(least[i] - at, 0)
                     if skip < n:
                         seen[i].append((row + skip, row + n, own[i] - at + row))
@@ -308,11 +306,11 @@ class Mask(Input):
                 shown[:] = 0
 
     def _change(self, row: NDArray[np.uint16], old: Sequence[_Interval], new: Sequence[_Interval]) -> None:
-        """Has a row that shows `old` show `new`. Most often a sequence has got longer, or its window moved on."""
+        """Update a row from the visible intervals `old` to `new`: mostly a longer sequence or a moved window."""
         for i in range(max(len(old), len(new))):
             begin, end, _ = old[i] if i < len(old) else (0, 0, 0)
             low, high, _ = new[i] if i < len(new) and not self._distances else (end, end, 0)
-            # Of the old one what is not in the new one beside it.
+            # Hide what the new interval at the same index does not cover.
             if begin < min(low, end):
                 row[begin : min(low, end)] = _HIDDEN
             if max(high, begin) < end:
@@ -326,10 +324,10 @@ class Mask(Input):
 
 
 class RelativeBuckets(Input):
-    """I32 [n_kv × n_tokens]: for each token (row) and row of a part of the memory the bucket that their distance is in.
+    """I32 [n_kv × n_tokens]: the bucket of the distance between each token (row) and each memory row.
 
-    Of `n_buckets` one half is for what is behind the token's own row. In each half the first half are distances of
-    their own, the others lie ever further apart, up to _FARTHEST (arXiv 1910.10683; llama_relative_position_bucket).
+    Half of `n_buckets` is for rows after the token's own. Within a half, the first half of the buckets are exact
+    distances; the others grow logarithmically up to _FARTHEST (arXiv 1910.10683; llama_relative_position_bucket).
     """
 
     _FARTHEST = 128
@@ -340,21 +338,20 @@ class RelativeBuckets(Input):
         half = n_buckets // 2
         exact = half // 2
         far = np.arange(exact, n_kv).astype(np.float32)
-        # In the precision that llama.cpp has at each step, or a distance falls into the next bucket.
+        # Same precision as llama.cpp at each step; otherwise a distance could fall into the next bucket.
         logs = np.log(far / exact, dtype=np.float64).astype(np.float32) * np.float32(half - exact)
         steps = np.floor((exact + logs.astype(np.float64) / np.log(self._FARTHEST / exact)).astype(np.float32))
         self._ahead = np.concatenate([np.arange(min(exact, n_kv)), np.minimum(steps, half - 1)]).astype(np.int32)
         self._half = half
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         rows = batch.memory[self._part]
         own = rows.written
         distance = np.zeros((self._n_tokens, self._n_kv), np.int64)
         distance[: len(own)] = np.arange(self._n_kv) - own[:, None]
-        for start, stop, stretches in rows.beginnings:
+        for start, stop, row_ranges in rows.prefixes:
             at = rows.origins[start:stop, None]
-            for row, n in stretches:
+            for row, n in row_ranges:
                 distance[start:stop, row : row + n] += at - row
                 at = at + n
         buckets = self._ahead[np.minimum(np.abs(distance), self._n_kv - 1)] + self._half * (distance > 0)
@@ -369,16 +366,15 @@ class AttentionTemperature(Input):
         self._scale, self._length, self._offset = scale, length, offset
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         f = np.float32
-        turns = np.floor((_times(batch).astype(f) + f(self._offset)) / f(self._length))
+        turns = np.floor((_time_positions(batch).astype(f) + f(self._offset)) / f(self._length))
         whole = np.zeros(self.ne[2], f)
         whole[: batch.n_tokens] = np.log(turns + 1.0) * f(self._scale) + f(1)
         return whole.view(np.uint8)
 
 
 class OutputRows(_Integers):
-    """I32 [n_outputs]: the rows of the batch that are given out."""
+    """I32 [n_outputs]: the rows of the batch that are output."""
 
     def __init__(self, n_outputs: int) -> None:
         super().__init__("out_rows", TensorType.I32, n_outputs)
@@ -388,14 +384,13 @@ class OutputRows(_Integers):
 
 
 class TextShares(Input):
-    """F32 [n_tokens, n_outputs]: for each row that is given out, 1 / n at the n tokens of its text, 0 elsewhere."""
+    """F32 [n_tokens, n_outputs]: for each output row, 1 / n at the n tokens of its text, 0 elsewhere."""
 
     def __init__(self, n_tokens: int, n_outputs: int, part: int = 0) -> None:
         super().__init__("text_shares", TensorType.F32, n_tokens, n_outputs)
         self._part = part
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         rows = batch.memory[self._part]
         whole = np.zeros((self.ne[1], self.ne[0]), np.float32)
         for row, output in zip(whole, batch.outputs, strict=False):
@@ -404,6 +399,6 @@ class TextShares(Input):
         return whole.reshape(-1).view(np.uint8)
 
 
-def _times(batch: Batch) -> NDArray[np.integer]:
-    """The place in time of each token."""
+def _time_positions(batch: Batch) -> NDArray[np.integer]:
+    """Return each token's position in time."""
     return batch.positions if batch.positions.ndim == 1 else batch.positions[0]

@@ -1,4 +1,4 @@
-"""The keys a file gives its hyper-parameters by: what type each has, and in what range its value must lie."""
+"""Typed access to an architecture's metadata keys, with a valid range for each value."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _EXPERTS = 1024  # LLAMA_MAX_EXPERTS, llama-hparams.h
 
 
 class Range(NamedTuple):
-    """The least and the largest value of a hyper-parameter, and where these come from.
+    """Valid range of a hyper-parameter, and the reason for its bounds.
 
-    `or_zero`: 0 is possible too, where the range does not hold it: it stands for "not given".
+    With `or_zero`, 0 is also valid and means "not given".
     """
 
     low: float
@@ -27,8 +27,8 @@ class Range(NamedTuple):
     source: str
     or_zero: bool = False
 
-    def holds(self, value: float) -> bool:
-        """Whether a value is possible; NaN is not."""
+    def contains(self, value: float) -> bool:
+        """Return True if a value is valid; NaN is not."""
         return self.low <= value <= self.high or (self.or_zero and value == 0)
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ INTEGERS: dict[str, Range] = {
     "classifier.pooling_type": Range(-1, _INT32, "llama_pooling_type"),
     "tokenizer.ggml.token_type_count": Range(1, 2**16, "BERT has 2, RoBERTa 1"),
 }
-"""Those that are integers, by the key without its architecture."""
+"""Integer keys, without the architecture prefix."""
 
 _BASE = Range(2, 1e15, "YaRN divides by its logarithm; a million times the largest in use")
 _STRETCH = Range(1e-4, 1e6, "its inverse and YaRN's 1 + 0.1 ln(factor) must be positive and finite", or_zero=True)
@@ -169,7 +169,7 @@ FLOATS: dict[str, Range] = {
     "rope.scaling.yarn_beta_slow": _ROTATIONS,
     "adapter.lora.alpha": Range(1e-6, 1e6, "divided by the rank it scales an adapter; about the rank", or_zero=True),
 }
-"""Those that are numbers."""
+"""Float keys, without the architecture prefix."""
 
 BOOLS = (
     "attention.causal", "attention.indexer.kpool_select_tail", "expert_weights_norm", "rope.scaling.finetuned",
@@ -180,9 +180,9 @@ STRINGS = ("hidden_activation", "rope.scaling.type")
 
 @dataclass(frozen=True, slots=True)
 class RopeOptions:
-    """What a user wants of rotary embeddings in place of what the file says (llama.cpp's `--rope-*`, `--yarn-*`).
+    """User overrides of a file's rotary embedding (llama.cpp's `--rope-*`, `--yarn-*`).
 
-    `scaling` is none, linear or yarn; 0 (of the last four: a negative number) and None leave it to the file.
+    `scaling` is none, linear or yarn. None, 0 and, for the last four fields, a negative number keep the file's value.
     """
 
     scaling: str | None = None
@@ -195,7 +195,7 @@ class RopeOptions:
     beta_slow: float = -1.0
 
     def check(self) -> None:
-        """Raises InvalidModel for values that no rotation can have."""
+        """Raise InvalidModel if a value is out of range."""
         for name, value, nothing, possible in (
             ("base of the frequencies", self.freq_base, 0.0, _BASE),
             ("factor of the frequencies", self.freq_scale, 0.0, Range(1e-6, 1e4, "the inverse of a stretch")),
@@ -205,86 +205,86 @@ class RopeOptions:
             ("YaRN's beta_fast", self.beta_fast, -1.0, _ROTATIONS),
             ("YaRN's beta_slow", self.beta_slow, -1.0, _ROTATIONS),
         ):
-            if value != nothing and not possible.holds(value):
+            if value != nothing and not possible.contains(value):
                 raise InvalidModel(f"rotary embedding: {name} is {value:g}; {possible} is expected")
 
 
 FILE_ROPE = RopeOptions()
-"""What the file says."""
+"""No overrides."""
 
 
 class Keys:
-    """The metadata of one architecture: `keys.int_("block_count")` reads `llama.block_count` of a llama file.
+    """Metadata of one architecture: `keys.int_("block_count")` reads `llama.block_count` of a llama file.
 
-    What is in no table of this module cannot be read: every value that a model is built from has its range. `rope` is
-    what a user wants in place of some.
+    Only keys in the tables of this module can be read, so every value that a model is built from has a range. `rope`
+    holds the user's overrides.
     """
 
     def __init__(self, metadata: Metadata, rope: RopeOptions = FILE_ROPE, *, n_heads: int = 0) -> None:
-        """`n_heads`: the model is the first so many blocks behind the layers, which predict tokens beyond the next."""
+        """With `n_heads`, the model is the first `n_heads` multi-token prediction blocks after the layers."""
         self.metadata, self.rope, self.n_heads = metadata, rope, n_heads
         self.architecture = metadata.str_("general.architecture")
 
-    def own(self, blocks: tuple[T, ...]) -> tuple[T, ...]:
-        """Of what all blocks of the file have, that of the model's layers."""
+    def of_layers(self, blocks: tuple[T, ...]) -> tuple[T, ...]:
+        """Select the model's layers from values of all blocks of the file."""
         n = len(blocks) - self.int_("nextn_predict_layers", 0)
         return blocks[n : n + self.n_heads] if self.n_heads else blocks[:n]
 
     def name(self, suffix: str) -> str:
-        """The full name of a key."""
+        """Return the full name of a key."""
         return suffix if suffix.startswith(("tokenizer.", "adapter.", "xielu.")) else f"{self.architecture}.{suffix}"
 
     def has(self, suffix: str) -> bool:
-        """Whether the file has the key."""
+        """Return True if the file has the key."""
         return self.name(suffix) in self.metadata
 
     def has_experts(self) -> bool:
-        """Whether the file says that it is a mixture of experts."""
+        """Return True if the file is a mixture of experts."""
         return self.int_("expert_count", 0) > 0
 
     def is_int(self, suffix: str) -> bool:
-        """Whether the file has the key with one integer, where an array is possible too."""
+        """Return True if the key holds one integer rather than an array."""
         value = self.metadata.get(self.name(suffix))
         return isinstance(value, int) and not isinstance(value, bool)
 
     def int_(self, suffix: str, default: int | None = None) -> int:
-        """An integer; required when there is no default. Raises GgufError or InvalidModel."""
+        """Return an integer; required unless there is a default. Raises GgufError or InvalidModel."""
         key = self.name(suffix)
         value = self.metadata.int_(key) if default is None else self.metadata.int_(key, default)
         return value if value is default else self._checked(suffix, value, INTEGERS[suffix])
 
     def float_(self, suffix: str, default: float | None = None) -> float:
-        """A number; required when there is no default. Raises GgufError or InvalidModel."""
+        """Return a number; required unless there is a default. Raises GgufError or InvalidModel."""
         key = self.name(suffix)
         value = self.metadata.float_(key) if default is None else self.metadata.float_(key, default)
         return value if value is default else self._checked(suffix, value, FLOATS[suffix])
 
     def bool_(self, suffix: str, default: bool | None = None) -> bool:
-        """A truth value; required when there is no default. Raises GgufError."""
+        """Return a bool; required unless there is a default. Raises GgufError."""
         assert suffix in BOOLS
         key = self.name(suffix)
         return self.metadata.bool_(key) if default is None else self.metadata.bool_(key, default)
 
     def str_(self, suffix: str, default: str) -> str:
-        """A word. Raises GgufError."""
+        """Return a string. Raises GgufError."""
         assert suffix in STRINGS
         return self.metadata.str_(self.name(suffix), default)
 
     def per_layer(
-        self, suffix: str, n_layer: int, default: tuple[int, ...] | None = None, *, or_none: bool = False
+        self, suffix: str, n_layer: int, default: tuple[int, ...] | None = None, *, allow_zero: bool = False
     ) -> tuple[int, ...]:
-        """One integer per layer, from a single number or an array; with `or_none` perhaps 0.
+        """Return one integer per layer, from a scalar or an array; with `allow_zero`, 0 is valid.
 
         Raises GgufError or InvalidModel.
         """
         key = self.name(suffix)
         values = self.metadata.ints(key, n=n_layer) if default is None else self.metadata.ints(key, default, n=n_layer)
         for value in values if values is not default else ():
-            self._checked(suffix, value, INTEGERS[suffix]._replace(or_zero=or_none or INTEGERS[suffix].or_zero))
+            self._checked(suffix, value, INTEGERS[suffix]._replace(or_zero=allow_zero or INTEGERS[suffix].or_zero))
         return values
 
     def floats_per_layer(self, suffix: str, n_layer: int, default: float | None = None) -> tuple[float, ...]:
-        """One number per layer, from a single number or an array. Raises GgufError or InvalidModel."""
+        """Return one number per layer, from a scalar or an array. Raises GgufError or InvalidModel."""
         key = self.name(suffix)
         given = None if default is None else (default,) * n_layer
         values = self.metadata.floats(key, n=n_layer) if given is None else self.metadata.floats(key, given, n=n_layer)
@@ -293,6 +293,6 @@ class Keys:
         return values
 
     def _checked(self, suffix: str, value: N, range: Range) -> N:
-        if range.holds(value):
+        if range.contains(value):
             return value
         raise InvalidModel(f"metadata key '{self.name(suffix)}' is {value}; {range} is expected")

@@ -1,4 +1,4 @@
-"""Opens files of LoRA adapters for a model."""
+"""Load LoRA adapters for a model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _CELLS = 256
 
 
 def load_adapters(model: Model, paths: Sequence[str | os.PathLike[str]], *, mmap: bool = True) -> tuple[Adapter, ...]:
-    """Open adapter files and give them to a model, in place of those it had.
+    """Open adapter files and attach them to a model, replacing its current adapters.
 
-    Close their files when the model is not used any more. Raises InvalidAdapter or GgufError, naming file and tensor.
+    The caller closes the files once the model is no longer used. Raises InvalidAdapter or GgufError, naming file and
+    tensor.
     """
     adapters: list[Adapter] = []
     files: list[GGUFFile] = []
@@ -50,12 +51,12 @@ def _open(path: Path, mmap: bool) -> GGUFFile:
     file = GGUFFile.open(path, mmap=mmap)
     if file.n_shards > 1:
         file.close()
-        raise InvalidAdapter(f"{path}: an adapter that is split over several files; join them first")
+        raise InvalidAdapter(f"{path}: the adapter is split over several files; merge them first")
     return file
 
 
 def _check_used(model: Model) -> None:
-    """Raises InvalidAdapter for a pair that no forward pass would use: the answers would be wrong."""
+    """Raise InvalidAdapter if a forward pass would ignore a pair, because the results would be wrong."""
     output = Output.LOGITS if model.generates else Output.SCORES
     shape = BatchShape(1, 1, _CELLS, output, (1.0,) * len(model.adapters))
     graph = model.build(shape, model.memory(_CELLS))

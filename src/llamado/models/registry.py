@@ -1,4 +1,4 @@
-"""Every architecture that runs here, by the name files give it in `general.architecture`."""
+"""Supported architectures, by their name in `general.architecture`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _FOLDER = "llamado.models.architectures"
 
 
 class Architecture(NamedTuple):
-    """Where an architecture is (`family.module:Class`), and models that have it.
+    """Import path of an architecture (`family.module:Class`) and the models that use it.
 
-    `tested`: the file of a real model that the tests run. `kinds`: models whose files differ from those of the others
-    in what the architecture makes of them, each by a name of its own.
+    `tested` is the real model that the tests run. `variants` maps names to model families whose files configure the
+    architecture differently.
     """
 
-    place: str
+    path: str
     models: str
     tested: str = ""
-    kinds: Mapping[str, str] = MappingProxyType({})
+    variants: Mapping[str, str] = MappingProxyType({})
 
     def load(self) -> type[Model]:
-        """Its class; the file is read when it is first wanted."""
-        module, name = self.place.split(":")
+        """Import and return its class."""
+        module, name = self.path.split(":")
         found: type[Model] = getattr(import_module(f"{_FOLDER}.{module}"), name)
         return found
 
@@ -58,7 +58,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "deepseek2": Architecture(
         "deepseek.deepseek2:Deepseek2Model",
         "DeepSeek V2, GigaChat 3, Mistral Large 3",
-        kinds={"v3": "DeepSeek V3 and R1", "kimi-k2": "Kimi K2", "glm-4.7-flash": "GLM-4.7-Flash"},
+        variants={"v3": "DeepSeek V3 and R1", "kimi-k2": "Kimi K2", "glm-4.7-flash": "GLM-4.7-Flash"},
     ),
     "deepseek2-ocr": Architecture("experts.bailingmoe:Deepseek2OcrModel", "DeepSeek-OCR: its text"),
     "deepseek32": Architecture("deepseek.deepseek32:Deepseek32Model", "DeepSeek V3.2"),
@@ -183,53 +183,52 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-ELSEWHERE = {
-    "glm4moelite": "Ollama's own name for GLM-4.7-Flash, in a layout of its own: take the file of the Hugging Face "
-    "hub, whose architecture is deepseek2 (the name glm, or hf:unsloth/GLM-4.7-Flash-GGUF)",
+FOREIGN_NAMES = {
+    "glm4moelite": "Ollama's name for GLM-4.7-Flash, in a layout of its own: use the file from the Hugging Face hub, "
+    "whose architecture is deepseek2 (the name glm, or hf:unsloth/GLM-4.7-Flash-GGUF)",
 }
-"""Names that no file made by llama.cpp's tools has, and what to take instead."""
+"""Names that no llama.cpp tool writes, and the replacement to use."""
 
-NOT_HERE = {
-    "t5": "an encoder and a decoder: no endpoint of llama-server reads with one and writes with the other; encoders "
-    "alone run as t5encoder",
-    "chameleon": "llama.cpp ends with a failed assertion where a batch wants no logits, and hides tokens of images in "
-    "a batch's first row alone (b11434): there is nothing to compare with",
+UNSUPPORTED = {
+    "t5": "an encoder-decoder model: llama-server has no endpoint that uses both; encoders alone run as t5encoder",
+    "chameleon": "llama.cpp aborts with a failed assertion if a batch has no outputs, and masks image tokens only in a "
+    "batch's first row (b11434), so there is no reference to compare with",
     **dict.fromkeys(
         ("dream", "llada", "llada-moe", "rnd1"),
-        "a text is filled in steps, at any place: llama.cpp has a program of its own for it, llama-diffusion-cli, and "
-        "llama-server cannot",
+        "a diffusion model, which fills in a text in any order over several steps: llama.cpp runs it only in its own "
+        "program, llama-diffusion-cli, not in llama-server",
     ),
-    "gptj": "llama.cpp has the name, and no code for it",
-    "clip": "what sees images, beside a language model: text alone is read here",
-    "wavtokenizer-dec": "it makes sound of numbers, and has no text",
-    **dict.fromkeys(("qwen3tts", "pockettts"), "they make numbers of which another model makes sound, not text"),
+    "gptj": "llama.cpp has the name but no implementation",
+    "clip": "a vision encoder used beside a language model: only text input is supported",
+    "wavtokenizer-dec": "an audio decoder, which generates no text",
+    **dict.fromkeys(("qwen3tts", "pockettts"), "speech models: they generate audio codes for another model, not text"),
     **dict.fromkeys(
         ("eagle3", "dflash"),
-        "it drafts for another model, whose `-md` it is (`--spec-type`), and says nothing by itself",
+        "a draft head for another model (`-md`, `--spec-type`), which cannot run alone",
     ),
-    "gemma4-assistant": "it drafts for Gemma 4, whose keys and values it reads: such drafts are not here",
-    "deepseek4": "beside a window it sees rows that 4 or 128 tokens have together, and its first layers choose "
-    "experts by the token alone: not yet here",
-    "clef": "it has no text, but scores of options for llama-server's /v1/systemone, which is not here",
+    "gemma4-assistant": "a draft head that reads the keys and values of Gemma 4: such heads are not supported",
+    "deepseek4": "its attention also reads one compressed row per 4 or 128 tokens, and its first layers select experts "
+    "by token: not supported yet",
+    "clef": "it computes scores of options for llama-server's /v1/systemone, which is not supported, and no text",
 }
-"""Architectures of llama.cpp's list (b11434) that do not run here, and why."""
+"""Architectures of llama.cpp (b11434) that are not supported, and why."""
 
-REFUSED = {
-    "llama4 without chunks (`llama4.attention.sliding_window` 0)": "llama.cpp ends with a failed assertion on such a "
-    "file (`f_attn_temp_scale != 0`, b11434), and takes none without experts (MobileLLM)",
-    "ernie4_5-moe with an `interleave_moe_layer_step` other than 1": "llama.cpp wants experts in each layer of the "
-    "file, and where the step leaves one out computes an activation alone: no model is meant so, all there are have 1",
-    "places of four dimensions (`rope.dimension_sections`)": "the fourth is 0 in text; of the three others, which are "
-    "a token's place in text, glm4, glm4moe and hunyuan-dense may have any",
-    "lfm2 that is not causal (`lfm2.attention.causal`)": "embedders made of LFM2, whose convolution sees tokens of "
+UNSUPPORTED_VARIANTS = {
+    "llama4 without chunked attention (`llama4.attention.sliding_window` 0)": "llama.cpp aborts with a failed "
+    "assertion on such a file (`f_attn_temp_scale != 0`, b11434), and accepts none without experts (MobileLLM)",
+    "ernie4_5-moe with an `interleave_moe_layer_step` other than 1": "llama.cpp requires experts in each layer of the "
+    "file, and computes only an activation in the layers that the step skips; all published models have 1",
+    "four-dimensional positions (`rope.dimension_sections`)": "the fourth dimension is 0 in text; the three others "
+    "equal a text token's position, and glm4, glm4moe and hunyuan-dense accept any sections of them",
+    "non-causal lfm2 (`lfm2.attention.causal`)": "embedding models based on LFM2, whose convolution sees the tokens on "
     "both sides",
-    "ModernBERT with decision blocks (`modern-bert.decision_block_count`)": "what they decide is asked for by "
-    "llama-server's /v1/systemone alone, which is not here",
-    "pre-tokenizers `mmbert` and `whitespace`": "of mmBERT and jina-embeddings-v2-base-zh; all others of llama.cpp "
-    "are known",
-    "minimax-m3 with an `attention.indexer.block_size` that does not divide 256": "sequences begin at multiples of 256 "
-    "in memory, and blocks with them; MiniMax-M3 has 128",
-    "mpt with norms of queries and keys (`attn_q_norm`)": "llama.cpp ends with a failed assertion on such a file "
+    "ModernBERT with decision blocks (`modern-bert.decision_block_count`)": "only llama-server's /v1/systemone uses "
+    "them, which is not supported",
+    "the pre-tokenizers `mmbert` and `whitespace`": "those of mmBERT and jina-embeddings-v2-base-zh; all others of "
+    "llama.cpp are supported",
+    "minimax-m3 with an `attention.indexer.block_size` that does not divide 256": "sequences, and therefore blocks, "
+    "start at multiples of 256 in memory; MiniMax-M3 has 128",
+    "mpt with query and key norms (`attn_q_norm`)": "llama.cpp aborts with a failed assertion on such a file "
     "(`ggml_is_contiguous`, b11434)",
 }
-"""What files of these architectures may have that does not run here, and why."""
+"""Unsupported variants of supported architectures, and why."""

@@ -1,4 +1,4 @@
-"""From the tensors of a file to the weights of an architecture, each checked for its shape and with its role."""
+"""Weights of an architecture, taken from the tensors of a file with checked shapes and roles."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.forward import Linear
 
 _OF_ACTIVATIONS = ".input_scale"
-"""Tensors of NVFP4 files for activations of four bits, which nobody computes with: llama.cpp only reads them."""
+"""Scales for 4-bit activations in NVFP4 files; unused, as in llama.cpp, which only reads them."""
 
 
 class Weights:
-    """A file's tensors, handed out by role and name: `weights.input.need("token_embd.weight", 64, 1000)`.
+    """Tensors of a file, handed out by role and name: `weights.input.require("token_embd.weight", 64, 1000)`.
 
-    `taken` are those an architecture has asked for, `roles` what for; both by the names in the file. No byte is read:
-    a weight is a Tensor with the type and shape in the file; who runs the model binds it to memory.
+    `taken` are the tensors an architecture has requested, `roles` their roles, both by name. No data is read: a weight
+    is a Tensor with the type and shape in the file, bound to memory when the model is run.
     """
 
     def __init__(self, file: ModelFile) -> None:
         self._file = file
         self.taken: dict[str, Tensor] = {}
-        self._left: set[str] = set()
+        self._ignored: set[str] = set()
         self.roles: dict[str, tuple[Role, ...]] = {}
         self.input = RoleWeights(self, ModelPart.INPUT)
         self.output = RoleWeights(self, ModelPart.OUTPUT)
         self.shared = RoleWeights(self, ModelPart.SHARED)
 
     def layer(self, layer: int, stack: str = "blk", block: int | None = None) -> RoleWeights:
-        """Those of a layer; their names are given without the `blk.N.` in front, or what else `stack` says.
+        """Return the weights of a layer; names omit the prefix `blk.N.`, or `stack` in place of `blk`.
 
-        `block`: the N, where that is not the layer's number.
+        `block` is N, if it differs from the layer number.
         """
         return RoleWeights(self, ModelPart.LAYER, layer, stack=stack, block=block)
 
     def ne(self, name: str) -> Shape:
-        """The shape a tensor has in the file; raises InvalidModel when there is none."""
+        """Return a tensor's shape; raise InvalidModel if the file does not have it."""
         info = self._file.tensors.get(name)
         if info is None:
             raise InvalidModel(f"{self._file.source}: tensor '{name}' is missing")
         return info.ne
 
     def has(self, name: str) -> bool:
-        """Whether the file has a tensor of that name."""
+        """Return True if the file has a tensor with this name."""
         return name in self._file.tensors
 
     def take(self, role: Role, *ne: int) -> Tensor | None:
-        """The tensor `role.name`, or None where the file has none; raises InvalidModel when its shape is not `ne`."""
+        """Return the tensor `role.name`, or None if it is missing; raise InvalidModel if its shape is not `ne`."""
         name = role.name
         info = self._file.tensors.get(name)
         if info is None:
@@ -59,27 +59,27 @@ class Weights:
         if weight is None:
             weight = Tensor(info.type, info.ne, contiguous_strides(info.type, info.ne), name=name)
             self.taken[name] = weight
-        return self.serve(weight, role)
+        return self.add_role(weight, role)
 
-    def serve(self, weight: Tensor, role: Role) -> Tensor:
-        """A weight that was taken, with one role more."""
+    def add_role(self, weight: Tensor, role: Role) -> Tensor:
+        """Add a role to a weight that was taken."""
         roles = self.roles.get(weight.name, ())
         if role not in roles:
             self.roles[weight.name] = (*roles, role)
         return weight
 
-    def leave(self, name: str) -> None:
-        """A tensor that nothing needs, whether the file has it or not."""
-        self._left.add(name)
+    def ignore(self, name: str) -> None:
+        """Ignore a tensor, whether the file has it or not."""
+        self._ignored.add(name)
 
     def missing(self, name: str, ne: tuple[int, ...]) -> InvalidModel:
-        """The error for a tensor that an architecture cannot do without."""
+        """Return the error for a missing required tensor."""
         return InvalidModel(f"{self._file.source}: tensor '{name}' is missing; expected shape {list(ne)}")
 
     def check_all_taken(self, unused: range) -> None:
-        """Raises UnsupportedModel for weights the architecture would ignore, but those of the blocks `unused`."""
+        """Raise UnsupportedModel if weights would be ignored, other than those of the blocks `unused`."""
         free = tuple(f"blk.{block}." for block in unused)
-        known = self.taken.keys() | self._left
+        known = self.taken.keys() | self._ignored
         left = [
             name
             for name in self._file.tensors
@@ -88,13 +88,13 @@ class Weights:
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             raise UnsupportedModel(
-                f"{self._file.source}: {self._file.metadata['general.architecture']} as known here has no use for "
-                f"tensors {', '.join(left[:5])}{more}"
+                f"{self._file.source}: {self._file.metadata['general.architecture']} does not use "
+                f"the tensors {', '.join(left[:5])}{more}; this variant is not supported"
             )
 
 
 class RoleWeights:
-    """Hands out a file's tensors for one part of a model."""
+    """Tensors of a file for one part of a model."""
 
     def __init__(
         self,
@@ -112,41 +112,41 @@ class RoleWeights:
         self._prefix = f"{stack}.{layer if block is None else block}." if part is ModelPart.LAYER else ""
 
     def experts(self, n: int, n_used: int) -> RoleWeights:
-        """Those that hold the matrices of `n` experts, of which a token goes through `n_used`."""
+        """Return the weights that stack `n` experts, of which a token uses `n_used`."""
         return RoleWeights(self._weights, self._part, self._layer, n, n_used, self._stack, self._block)
 
     def _role(self, name: str) -> Role:
         return Role(self._part, self._prefix + name, self._layer, *self._experts)
 
-    def need(self, name: str, *ne: int) -> Tensor:
-        """The tensor `name`, which must have shape `ne`; raises InvalidModel."""
-        weight = self.maybe(name, *ne)
+    def require(self, name: str, *ne: int) -> Tensor:
+        """Return the tensor `name` of shape `ne`; raise InvalidModel if it is missing or has another shape."""
+        weight = self.optional(name, *ne)
         if weight is None:
             raise self._weights.missing(self._prefix + name, ne)
         return weight
 
-    def maybe(self, name: str, *ne: int) -> Tensor | None:
-        """The tensor `name`, or None where the file has none; raises InvalidModel when its shape is not `ne`."""
+    def optional(self, name: str, *ne: int) -> Tensor | None:
+        """Return the tensor `name`, or None if it is missing; raise InvalidModel if its shape is not `ne`."""
         return self._weights.take(self._role(name), *ne)
 
-    def also(self, name: str, weight: Tensor) -> Tensor:
-        """A weight that has another role already, and serves as `name` too."""
-        return self._weights.serve(weight, self._role(name))
+    def share(self, name: str, weight: Tensor) -> Tensor:
+        """Add the role `name` to a weight that has another role already."""
+        return self._weights.add_role(weight, self._role(name))
 
     def has(self, name: str) -> bool:
-        """Whether the file has it."""
+        """Return True if the file has the tensor."""
         return self._weights.has(self._prefix + name)
 
     def ne(self, name: str) -> Shape:
-        """The shape a tensor has in the file; raises InvalidModel when there is none."""
+        """Return a tensor's shape; raise InvalidModel if the file does not have it."""
         return self._weights.ne(self._prefix + name)
 
-    def leave(self, *names: str) -> None:
-        """Tensors that nothing needs, whether the file has them or not."""
+    def ignore(self, *names: str) -> None:
+        """Ignore tensors, whether the file has them or not."""
         for name in names:
-            self._weights.leave(self._prefix + name)
+            self._weights.ignore(self._prefix + name)
 
     def linear(self, name: str, n_in: int, n_out: int) -> Linear:
-        """The matrix `name.weight`, and `name.bias` and `name.scale` where they are; raises InvalidModel."""
-        weight = self.need(f"{name}.weight", n_in, n_out)
-        return Linear(weight, self.maybe(f"{name}.bias", n_out), self.maybe(f"{name}.scale", 1))
+        """Return the matrix `name.weight`, with `name.bias` and `name.scale` if present; raise InvalidModel."""
+        weight = self.require(f"{name}.weight", n_in, n_out)
+        return Linear(weight, self.optional(f"{name}.bias", n_out), self.optional(f"{name}.scale", 1))

@@ -1,7 +1,7 @@
-"""The page at `/`: the files that `web/` is built into, and how they are answered.
+"""The web page at `/`: serves the files built from `web/`.
 
-A browser keeps what lies in `assets/` for ever: those names change with their contents. Nothing of the page asks any
-address but the server's own, and the Content-Security-Policy holds it to that, whatever a model's answer contains.
+Browsers cache files in `assets/` forever, because their names change with their contents. The page sends requests to
+its own server only; the Content-Security-Policy enforces that, whatever a model's answer contains.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _TYPES = {
     ".woff2": "font/woff2",
     ".webmanifest": "application/manifest+json",
 }
-# Scripts are the server's own files alone. Styles may stand at elements (a bar's width, a formula's space); pictures
-# may be what the user attached; `trusted-types` leaves no way from a text to a script.
+# Scripts come from the server's own files only. Elements may have inline styles (a bar's width, spacing of a formula);
+# images may be user attachments; `trusted-types` keeps text from becoming a script.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -57,30 +57,30 @@ _SAFE = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-# Ollama's clients, which want JSON, look here whether a server runs.
+# Ollama clients, which accept JSON, request / to check that a server runs.
 _WANTED = ("text/", "*/*")
-_PACKED_FROM = 1024  # bytes; what is smaller is sent as it is
+_PACKED_FROM = 1024  # bytes; smaller files are sent uncompressed
 
 
 @cache
 def page_paths() -> frozenset[str]:
-    """Where the page's files are."""
+    """Return the URL paths of the page's files."""
     files = [path for path in BUILT.rglob("*") if path.suffix in _TYPES]
     return frozenset(START) | {"/" + path.relative_to(BUILT).as_posix() for path in files}
 
 
 @cache
 def _file(path: str) -> tuple[bytes, bytes, str]:
-    """A file's bytes, the same packed by gzip, and what names this version of it."""
+    """Return a file's bytes, the same compressed by gzip, and its ETag."""
     content = (BUILT / path.lstrip("/")).read_bytes()
     packed = gzip.compress(content, 9, mtime=0) if len(content) >= _PACKED_FROM else content
     return content, packed, f'"{blake2b(content, digest_size=12).hexdigest()}"'
 
 
 async def page_response(path: str, headers: Mapping[str, str]) -> Response:
-    """The answer to GET of one of `page_paths`, for a request with these headers.
+    """Return the response to GET of one of `page_paths`, for a request with these headers.
 
-    A file is read and packed once, in a thread: the reader of PDFs takes longer than `/health` may wait.
+    A file is read and compressed once, in a thread: the PDF reader takes longer than `/health` may wait.
     """
     if path == "/" and not any(kind in headers.get("accept", "*/*") for kind in _WANTED):
         return Response("Ollama is running", headers={"Vary": "Accept"}, media_type="text/plain")
@@ -108,6 +108,6 @@ async def _answer(request: Request) -> Response:
 
 
 def page_routes() -> list[Route]:
-    """For an application of Starlette's."""
+    """Return the page's routes for a Starlette application."""
     other = sorted(path for path in page_paths() if not path.startswith("/assets/"))
     return [Route(path, _answer) for path in [*other, "/assets/{file}"]]

@@ -1,1 +1,1 @@
-"""Processes that this one starts and that do not outlive it."""
+"""Child processes that end with this process."""

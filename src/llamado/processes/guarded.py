@@ -1,4 +1,4 @@
-"""A process whose end is noticed and made under all circumstances, also when this one is killed."""
+"""Child processes that end with this process, even if it is killed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LINE = 8192  # bytes of a log line
 
 
 class Watchdog:
-    """The process of `watchdog.py`: ends the others when this one cannot any more. Started again when it dies.
+    """Owner of a `watchdog.py` process, which ends our children if we are killed. It is restarted if it dies.
 
-    They get `grace` seconds; `folder` is removed then.
+    Children get `grace` seconds to end; `folder` is removed afterwards.
     """
 
     def __init__(self, grace: float, folder: Path | None = None) -> None:
@@ -37,11 +37,11 @@ class Watchdog:
 
     @property
     def pid(self) -> int | None:
-        """The watchdog's process id."""
+        """Process id of the watchdog, or None."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start it, unless it runs. Raises OSError where processes have no groups, as on Windows."""
+        """Start the watchdog unless it runs. Raises OSError on systems without process groups, such as Windows."""
         if not hasattr(os, "killpg"):
             raise OSError(errno.ENOSYS, "processes that end with their parent need Linux or macOS")
         with self._lock:
@@ -54,27 +54,27 @@ class Watchdog:
                 command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, env=environment
             )
             for group in self._groups:
-                self._tell(f"+{group}")
+                self._send(f"+{group}")
 
     def watch(self, group: int) -> None:
-        """A process group began."""
+        """Add a process group."""
         with self._lock:
             self._groups.add(group)
-            self._tell(f"+{group}")
+            self._send(f"+{group}")
 
     def forget(self, group: int) -> None:
-        """A process group ended."""
+        """Remove a process group that ended."""
         with self._lock:
             self._groups.discard(group)
-            self._tell(f"-{group}")
+            self._send(f"-{group}")
 
     def end(self) -> None:
-        """All have ended; it may go."""
+        """End the watchdog without ending any process group."""
         with self._lock:
-            self._tell("end")
+            self._send("end")
             self._discard()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         process = self._process
         try:
             if process is not None and process.stdin is not None:
@@ -82,7 +82,7 @@ class Watchdog:
                 process.stdin.flush()
         except OSError:
             if line != "end":
-                # Somebody killed it. The new one hears of all groups.
+                # It was killed. The new one gets all groups.
                 self.start()
 
     def _discard(self) -> None:
@@ -102,13 +102,13 @@ class Watchdog:
 
 
 class GuardedGroup:
-    """A process in a session of its own, from its start to its end.
+    """A process in its own session, together with its descendants.
 
-    `ended` is called once, in a thread, when it and all it started are gone, with the exit code as a shell shows it
-    (128 + the signal's number). What becomes of its output is the caller's.
+    `ended` is called once, in a thread, when all of them are gone, with the exit code as a shell reports it (128 + the
+    signal's number). Subclasses handle the output.
 
-    The session is its own so that what a shell or a container's client starts below it ends with it, and a terminal's
-    Ctrl-C reaches this process alone.
+    In its own session, descendants of a shell or container client end with it, and Ctrl-C in a terminal does not reach
+    it.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class GuardedGroup:
         """Start it. Raises OSError and ValueError."""
         self._guard = guard
         self._mark = secrets.token_hex(16)
-        self._told_end = ended
+        self._ended = ended
         self._lock = threading.Lock()
         self._reaped = False
         guard.start()
@@ -150,19 +150,19 @@ class GuardedGroup:
 
     @property
     def returncode(self) -> int | None:
-        """As Popen has it: negative for a signal; None while it runs."""
+        """Exit status as in Popen: negative for a signal, None while it runs."""
         return self._process.returncode
 
     def _begin(self) -> None:
-        """It runs."""
+        """Called after the start, before the end can be noticed."""
 
     def _read_out(self) -> None:
-        """It and its group are gone: read what is left of its output."""
+        """Called after the whole group ended: read the rest of its output."""
 
     def _wait(self) -> None:
         process = self._process
         if hasattr(os, "waitid"):
-            # Until it is reaped its id belongs to nobody else, so whatever is left of its group can be ended.
+            # Its id cannot be reused until it is reaped, so the rest of its group can be killed safely.
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             self._kill_group()
             with self._lock:
@@ -173,20 +173,20 @@ class GuardedGroup:
             with self._lock:
                 self._reaped = True
         for pid in watchdog.marked(self._mark, watchdog.OWN_VARIABLE):
-            # It left the group, as a daemon does; nobody would ever end it.
+            # It left the group, as a daemon does.
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass
         self._read_out()
         self._guard.forget(process.pid)
-        self._told_end(128 - code if code < 0 else code)
+        self._ended(128 - code if code < 0 else code)
 
     def _kill_group(self) -> None:
         self._signal_group(signal.SIGKILL)
 
     def signal(self, sig: int) -> None:
-        """Send a signal to the process and all below it; none once it is gone."""
+        """Send a signal to the process group, if it still exists."""
         self._signal_group(sig)
 
     def _signal_group(self, sig: int) -> None:
@@ -198,11 +198,11 @@ class GuardedGroup:
                     pass
 
 
-_REAPER_SECONDS = 2.0  # to end what it looks after, before it is killed itself
+_REAPER_SECONDS = 2.0  # for the reaper to kill its descendants before it is killed itself
 
 
 class PipedProcess(GuardedGroup):
-    """A command whose input, output and errors are pipes of the caller's; on Linux nothing it starts outlives it."""
+    """A command with pipes for input, output and errors. On Linux none of its descendants outlives it."""
 
     def __init__(
         self,
@@ -231,40 +231,40 @@ class PipedProcess(GuardedGroup):
                 return
             for one in (signal.SIGUSR1, signal.SIGCONT):
                 os.kill(self.pid, one)
-        timer = threading.Timer(_REAPER_SECONDS, self._kill_group)  # if the command has stopped or fooled the reaper
+        timer = threading.Timer(_REAPER_SECONDS, self._kill_group)  # in case the command stopped or misled the reaper
         timer.daemon = True
         timer.start()
 
     @property
     def stdin(self) -> IO[bytes]:
-        """What it reads."""
+        """Its standard input."""
         assert self._process.stdin is not None
         return self._process.stdin
 
     @property
     def stdout(self) -> IO[bytes]:
-        """What it says."""
+        """Its standard output."""
         assert self._process.stdout is not None
         return self._process.stdout
 
     @property
     def stderr(self) -> IO[bytes]:
-        """Its errors, where they have a pipe of their own."""
+        """Its standard error, if that has its own pipe."""
         assert self._process.stderr is not None
         return self._process.stderr
 
 
 def _check_program(name: str, environment: Mapping[str, str], cwd: str | None) -> None:
-    """Raise FileNotFoundError if there is no such program: behind the reaper that is an exit code like any other."""
+    """Raise FileNotFoundError if the program does not exist: the reaper would report an ordinary exit code."""
     path = os.path.join(cwd or "", name) if "/" in name else name
     if shutil.which(path, path=environment.get("PATH")) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
 class GuardedProcess(GuardedGroup):
-    """One whose output is read here: `said` is called in a thread with each line of it, without its end.
+    """A process whose output is read line by line: `said` is called in a thread with each line, without its end.
 
-    `ended` is called when its output is read, too.
+    `ended` is called after the last line.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class GuardedProcess(GuardedGroup):
                     self._said(text)
 
     def last_words(self) -> str:
-        """The last line it printed that reads like a reason; "" if none does."""
+        """Return the last printed line that looks like an error, or ""."""
         for line in reversed(list(self.last_lines)):
             if "error" in line.lower() or line.startswith("llamado:"):
                 return line

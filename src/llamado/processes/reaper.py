@@ -1,4 +1,4 @@
-"""A small process that runs a command and ends everything the command leaves behind (Linux).
+"""Reaper process: runs a command and kills every descendant that outlives it (Linux).
 
 `python reaper.py COMMAND [ARGUMENT …]`. As a "child subreaper" (prctl(2)) it becomes the parent of every process below
 it that loses its own, whatever session or environment that has. When the command has ended, they are killed, and this

@@ -1,10 +1,9 @@
-"""A small process that outlives a killed one just long enough to end the processes that were started by that.
+"""Watchdog process: ends the children of its parent when the parent is killed.
 
-`python watchdog.py COOKIE GRACE [FOLDER]`: standard input holds lines `+GROUP` and `-GROUP`, the process groups that
-run. When it ends without a line `end`, who started them is gone: every group, and on Linux every process with
-`LLAMADO_PROCESSES=COOKIE` in its environment (one that left its group), gets SIGTERM, and SIGKILL after GRACE seconds;
-the FOLDER of their sockets is removed. Imports next to nothing: it starts in a few milliseconds and costs a few
-megabytes.
+`python watchdog.py COOKIE GRACE [FOLDER]`: the parent writes lines `+GROUP` and `-GROUP` for process groups that start
+and end. If standard input closes without a line `end`, the parent was killed. Every group, and on Linux every process
+with `LLAMADO_PROCESSES=COOKIE` in its environment (one that left its group), then gets SIGTERM, and SIGKILL after GRACE
+seconds, and FOLDER, which holds their sockets, is removed. The few imports keep it at milliseconds and megabytes.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import time
 
 VARIABLE = "LLAMADO_PROCESSES"
 OWN_VARIABLE = "LLAMADO_PROCESS"
-"""The same for one process and what it starts."""
+"""The same for one process and its descendants."""
 
 
 def marked(cookie: str, variable: str = VARIABLE) -> set[int]:
-    """Processes with the cookie in their environment; none where there is no /proc."""
+    """Return the ids of processes with the cookie in their environment; empty without /proc."""
     found: set[int] = set()
     wanted = f"{variable}={cookie}".encode()
     try:
@@ -39,7 +38,7 @@ def marked(cookie: str, variable: str = VARIABLE) -> set[int]:
 
 
 def send(groups: set[int], cookie: str, sig: int) -> bool:
-    """Signal everything that is left; False when nothing is."""
+    """Signal all remaining processes; return False if there are none."""
     left = False
     for group in groups:
         try:
@@ -57,9 +56,9 @@ def send(groups: set[int], cookie: str, sig: int) -> bool:
 
 
 def main() -> int:
-    """Wait for the other's end; returns the exit code."""
+    """Wait until the parent ends; return the exit code."""
     cookie, grace, folders = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
-    # A terminal's Ctrl-C is for the other, which ends its processes in order.
+    # Ctrl-C in a terminal is for the parent, which ends its processes in order.
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, signal.SIG_IGN)
     groups: set[int] = set()
@@ -84,7 +83,7 @@ def main() -> int:
                 os.unlink(os.path.join(folder, name))
             os.rmdir(folder)
         except OSError:
-            pass  # somebody cleaned up before
+            pass  # already removed
     return 0
 
 

@@ -1,1 +1,1 @@
-"""Making models smaller: weights in blocks of few bits, as llama-quantize writes them, and what weighs their errors."""
+"""Quantization: weights in blocks of few bits, as written by llama-quantize, and importance matrices."""

@@ -1,4 +1,4 @@
-"""The errors of the `quantize` room."""
+"""Errors of the `quantize` package."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from llamado.errors import LlamadoError
 
 
 class QuantizeError(LlamadoError):
-    """A model cannot be quantized as asked; says which tensor or file, why, and what to do."""
+    """A model cannot be quantized as requested. The message names the tensor or file, the cause, and what to do."""

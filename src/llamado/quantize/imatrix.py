@@ -1,7 +1,7 @@
-"""Importance matrices: sums of squares of what each weight's columns are multiplied by, as llama-imatrix writes them.
+"""Importance matrices: sums of squares of each weight's input columns, as written by llama-imatrix.
 
 Two formats: GGUF (`general.type` is `imatrix`; tensors `NAME.in_sum2` float32[experts, columns], `NAME.counts`
-float32[experts, 1], and in newer files `NAME.in_sum`, the plain sums), and the older binary one (`.dat`). Source:
+float32[experts, 1], and in newer files `NAME.in_sum`, the plain sums), and the older binary format (`.dat`). Source:
 tools/imatrix/imatrix.cpp and common/imatrix-loader.cpp of llama.cpp.
 """
 
@@ -29,11 +29,11 @@ DATASETS, CHUNK_COUNT, CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "
 SUM2, SUM, COUNTS, STATS = ".in_sum2", ".in_sum", ".counts", ".stats"
 
 
-class Sums(NamedTuple):
-    """What went through a weight: sums of squares and plain sums, float32[experts, columns], and of how many rows.
+class ColumnSums(NamedTuple):
+    """Sums over a weight's inputs: `squares` and `plain` are float32[experts, columns], `counts` the number of rows.
 
-    `counts`: int64[experts], or of one element where every expert saw all rows. In the older format `squares` are means
-    times the number of chunks, which is the count.
+    `counts` is int64[experts], or has one element if all experts have the same count. In the older format, `squares`
+    are means times the number of chunks, and the count is the number of chunks.
     """
 
     squares: Floats
@@ -43,10 +43,10 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class Imatrix:
-    """An importance matrix: sums by the names of weights, and what it was computed from."""
+    """An importance matrix: sums by weight name, and the data they were computed from."""
 
     source: Path
-    entries: Mapping[str, Sums]
+    entries: Mapping[str, ColumnSums]
     datasets: tuple[str, ...] = ()
     chunk_count: int = -1
     chunk_size: int = 0
@@ -62,11 +62,11 @@ class Imatrix:
                 table = sums.squares.reshape(len(counts), -1)
                 found = np.where(counts > 0, table / np.where(counts > 0, counts, np.float32(1)), np.float32(1))
             if not np.isfinite(found).all():
-                raise QuantizeError(f"{self.source}: {name} has sums that are no numbers; the file is damaged")
+                raise QuantizeError(f"{self.source}: {name} has sums that are not finite; the file is damaged")
             self.weights[name] = found.reshape(-1)
 
-    def only(self, include: Collection[str], exclude: Collection[str]) -> Imatrix:
-        """With the entries whose names have one of `include` in them, or (where there is none) none of `exclude`."""
+    def filtered(self, include: Collection[str], exclude: Collection[str]) -> Imatrix:
+        """Return only the entries whose names contain one of `include`, or, if that is empty, none of `exclude`."""
         kept = {
             name: sums
             for name, sums in self.entries.items()
@@ -75,7 +75,7 @@ class Imatrix:
         return replace(self, entries=kept, weights={})
 
     def overrides(self) -> list[tuple[str, int | str]]:
-        """What a quantized file says of it."""
+        """Return the key-values that a quantized file stores about the matrix."""
         found: list[tuple[str, int | str]] = [("quantize.imatrix.file", str(self.source))]
         if self.datasets:
             found.append(("quantize.imatrix.dataset", self.datasets[0]))
@@ -85,9 +85,9 @@ class Imatrix:
         return found
 
     def of(self, name: str, n: int, experts: int) -> Floats | None:
-        """The importance of a weight's columns, float32[experts, n]; None where nothing is known of it.
+        """Return the importance of a weight's columns, float32[experts, n]; None if it has no entry.
 
-        Raises QuantizeError where what is known is of another shape.
+        Raises QuantizeError if the entry has another shape.
         """
         found = self.weights.get(name)
         if found is None:
@@ -96,18 +96,18 @@ class Imatrix:
             if name in EMBEDDINGS:
                 return None
             raise QuantizeError(
-                f"{self.source}: {found.size} sums for {name} of {experts} × {n} columns; it is of another model"
+                f"{self.source}: {found.size} sums for {name} of {experts} × {n} columns; it is for another model"
             )
         return found.reshape(experts, n)
 
 
 def is_observed(name: str, *, head: bool) -> bool:
-    """Whether a weight of that name has sums: those of layers, and with `head` the one that makes logits."""
+    """Return True if the weight `name` gets sums: weights of layers, and with `head` the output matrix."""
     return name.startswith("blk.") or (head and name in (OUTPUT, EMBEDDINGS[0]))
 
 
 def read_imatrix(path: Path) -> Imatrix:
-    """Reads either format. Raises QuantizeError, GgufError."""
+    """Read either format. Raises QuantizeError, GgufError."""
     try:
         with open(path, "rb") as stream:
             start = stream.read(4)
@@ -119,8 +119,8 @@ def read_imatrix(path: Path) -> Imatrix:
 def _read_gguf(path: Path) -> Imatrix:
     with GGUFFile.open(path) as file:
         if not all(key in file.metadata for key in (DATASETS, CHUNK_COUNT, CHUNK_SIZE)):
-            raise QuantizeError(f"{path}: a GGUF file, but no importance matrix ({DATASETS} is missing)")
-        entries: dict[str, Sums] = {}
+            raise QuantizeError(f"{path}: a GGUF file, but not an importance matrix ({DATASETS} is missing)")
+        entries: dict[str, ColumnSums] = {}
         for key in sorted(file.tensors):
             if not key.endswith(SUM2):
                 continue
@@ -130,7 +130,7 @@ def _read_gguf(path: Path) -> Imatrix:
             counts = _floats(file, name + COUNTS).reshape(-1)
             squares = _floats(file, key).reshape(len(counts), -1)
             plain = _floats(file, name + SUM).reshape(squares.shape) if name + SUM in file.tensors else None
-            entries[name] = Sums(squares, np.rint(counts).astype(np.int64), plain)
+            entries[name] = ColumnSums(squares, np.rint(counts).astype(np.int64), plain)
         datasets = file.metadata.get(DATASETS)
         return Imatrix(
             path,
@@ -164,14 +164,14 @@ def _read_legacy(path: Path) -> Imatrix:
         at += n
         return data[at - n : at]
 
-    entries: dict[str, Sums] = {}
+    entries: dict[str, ColumnSums] = {}
     chunks = 0
     datasets: tuple[str, ...] = ()
     try:
         for _ in range(number()):
             name = take(number()).decode()
             count, n = number(), number()
-            entries[name] = Sums(np.frombuffer(take(4 * n), "<f4")[None, :].astype(np.float32), np.array([count]))
+            entries[name] = ColumnSums(np.frombuffer(take(4 * n), "<f4")[None, :].astype(np.float32), np.array([count]))
         if at < len(data):
             chunks = number()
             if at < len(data):
@@ -184,7 +184,7 @@ def _read_legacy(path: Path) -> Imatrix:
 
 
 def write_imatrix(path: Path, given: Imatrix, *, legacy: bool = False) -> None:
-    """Writes either format; entries lie in the order of their names. Raises GgufError."""
+    """Write either format, with entries sorted by name. Raises GgufError."""
     entries = sorted(given.entries.items())
     if legacy:
         with NewFile(path) as file:
@@ -223,13 +223,13 @@ def write_imatrix(path: Path, given: Imatrix, *, legacy: bool = False) -> None:
     write_gguf(path, fields, tensors, data)
 
 
-def merged(parts: Sequence[Imatrix], chunk_size: int) -> Imatrix:
-    """The sums of several, as if all had been computed at once. Raises QuantizeError for those of other models."""
-    entries: dict[str, Sums] = {}
+def merge(parts: Sequence[Imatrix], chunk_size: int) -> Imatrix:
+    """Merge several matrices as if they had been computed at once. Raises QuantizeError if their models differ."""
+    entries: dict[str, ColumnSums] = {}
     for part in parts:
         for name, sums in part.entries.items():
-            if part.legacy:  # means times chunks
-                sums = Sums(sums.squares * np.float32(chunk_size), sums.counts * chunk_size)
+            if part.legacy:  # means times the number of chunks
+                sums = ColumnSums(sums.squares * np.float32(chunk_size), sums.counts * chunk_size)
             known = entries.get(name)
             if known is None:
                 entries[name] = sums
@@ -241,7 +241,7 @@ def merged(parts: Sequence[Imatrix], chunk_size: int) -> Imatrix:
             if known.plain is not None and sums.plain is not None:
                 plain = known.plain.reshape(sums.plain.shape) + sums.plain
             squares = known.squares.reshape(sums.squares.shape) + sums.squares
-            entries[name] = Sums(squares, known.counts + counts, plain)
+            entries[name] = ColumnSums(squares, known.counts + counts, plain)
     most = max((int(sums.counts.max()) for sums in entries.values()), default=0)
     datasets = tuple(name for part in parts for name in part.datasets)
     chunks = (most + chunk_size // 2) // chunk_size

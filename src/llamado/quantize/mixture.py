@@ -1,7 +1,8 @@
-"""Which tensor gets which type: some are left as they are, some deserve more bits, some rows fit no block.
+"""Type mixtures: the type of each tensor of a quantized file.
 
-The rules are llama-quantize's (src/llama-quant.cpp at b11434), which found them by measuring models; they go by a
-tensor's name, its layer, and how many heads and experts the model has.
+Some tensors stay unquantized, some get more bits, and some have rows that do not fit the blocks. The rules are
+llama-quantize's (src/llama-quant.cpp at b11434), which were found by measuring models. They depend on a tensor's name,
+its layer, and the model's number of heads and experts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from llamado.quantize.file_types import FileType
 
 
 class TensorRole(Enum):
-    """What a tensor does, as far as its bits depend on it."""
+    """Role of a tensor that affects its type."""
 
     EMBEDDING = auto()
     OUTPUT = auto()
@@ -50,16 +51,16 @@ _PARTS = (
 _LIKE_V = (TensorRole.V, TensorRole.QKV, TensorRole.KV_B)
 
 _TIME_MIX = ("first", "w0", "w1", "w2", "v0", "v1", "v2", "a0", "a1", "a2", "g1", "g2", "decay_w1", "decay_w2")
-# Tensors that stay as they are: small ones, and those whose errors cost much.
-_KEPT = (
+# Tensors that are not quantized: small ones, and those whose errors cost much.
+_UNQUANTIZED = (
     *("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight", "altup", "laurel", "per_layer_model_proj"),
     *("ssm_conv1d", "shortconv.conv.weight", "indexer.k_proj.weight", "indexer.q_proj.weight"),
     *(f"time_mix_{part}.weight" for part in _TIME_MIX),
     *("time_mix_lerp_fused.weight", "attn_rel_b.weight", ".position_embd", "sam.pos_embd", "sam.neck.", "sam.net_"),
     *(".rel_pos", ".patch_embd", ".patch_merger", "a.rvq.codebook", "mm.a.code_embd"),
 )
-_KEPT_NAMES = ("position_embd.weight", "token_types.weight")
-_KEPT_IN = {
+_UNQUANTIZED_NAMES = ("position_embd.weight", "token_types.weight")
+_UNQUANTIZED_BY_ARCHITECTURE = {
     "glm5-next": (
         *("hc_", "indexer.attn_q_b", "indexer.attn_k", "indexer.proj", "indexer_compressor_gate"),
         *("indexer_compressor_ape", "ssm_f_a.weight", "ssm_f_b.weight", "ssm_g_a.weight", "ssm_g_b.weight"),
@@ -79,7 +80,7 @@ _LAYERS_OF_70B = {"llama": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
 
 
 def role_of(name: str) -> TensorRole:
-    """What the tensor of that name does."""
+    """Return the role of the tensor `name`."""
     if name == OUTPUT:
         return TensorRole.OUTPUT
     if name in EMBEDDINGS:
@@ -88,8 +89,8 @@ def role_of(name: str) -> TensorRole:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What of a model the rules depend on."""
+class ModelShape:
+    """Properties of a model that the rules depend on."""
 
     architecture: str
     n_layers: int
@@ -98,8 +99,8 @@ class Shape:
     n_experts: int
 
     @classmethod
-    def of(cls, metadata: Metadata) -> Shape:
-        """Reads it from a model's metadata. Raises GgufError."""
+    def of(cls, metadata: Metadata) -> ModelShape:
+        """Read them from a model's metadata. Raises GgufError."""
         architecture = metadata.str_("general.architecture")
 
         def first(key: str, default: int) -> int:
@@ -121,16 +122,16 @@ class Shape:
 
     @property
     def is_70b(self) -> bool:
-        """Whether it is one of the models of 70 billion weights that share keys and values among eight heads."""
+        """Return True for models of 70 billion weights with eight query heads per KV head."""
         grouped = self.architecture != "llama" or self.n_heads != self.n_heads_kv
         return _LAYERS_OF_70B.get(self.architecture) == self.n_layers and grouped
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What a user asks for beyond the kind of file.
+class TypeOptions:
+    """The user's type options beyond the file type.
 
-    `types`: patterns of names (searched for) and the types such tensors get, the first one that fits.
+    `types`: pairs of a name pattern (searched) and a type for matching tensors; the first match wins.
     """
 
     pure: bool = False
@@ -142,11 +143,14 @@ class Wishes:
 
 @dataclass
 class TypeMixture:
-    """Gives tensors, in the order of the file, their types. `fallbacks`: those whose rows do not fit the one due."""
+    """Assigns types to tensors in file order.
+
+    `fallbacks` collects the tensors whose rows do not fit the blocks of their type.
+    """
 
     kind: FileType
-    shape: Shape
-    wishes: Wishes
+    shape: ModelShape
+    type_options: TypeOptions
     names: Sequence[str]
     has_imatrix: bool
     fallbacks: list[str] = field(default_factory=list)
@@ -155,50 +159,50 @@ class TypeMixture:
         self._n_v = sum(role_of(name) in _LIKE_V for name in self.names)
         self._tied = OUTPUT not in self.names
         self._seen = dict.fromkeys(("v", "down", "gate", "up"), 0)
-        self._patterns = [(re.compile(pattern), type_) for pattern, type_ in self.wishes.types]
+        self._patterns = [(re.compile(pattern), type_) for pattern, type_ in self.type_options.types]
 
-    def quantizes(self, name: str, n_dims: int) -> bool:
-        """Whether a tensor's type changes at all."""
+    def is_quantized(self, name: str, n_dims: int) -> bool:
+        """Return True if the tensor's type changes."""
         return (
             n_dims >= 2
             and name.endswith("weight")
-            and not any(part in name for part in _KEPT)
-            and name not in _KEPT_NAMES
-            and not (self.wishes.keep_output and name == OUTPUT)
-            and not any(part in name for part in _KEPT_IN.get(self.shape.architecture, ()))
+            and not any(part in name for part in _UNQUANTIZED)
+            and name not in _UNQUANTIZED_NAMES
+            and not (self.type_options.keep_output and name == OUTPUT)
+            and not any(part in name for part in _UNQUANTIZED_BY_ARCHITECTURE.get(self.shape.architecture, ()))
         )
 
     def type_of(self, name: str, ne: Sequence[int]) -> T:
-        """The type of a tensor that `quantizes`. Raises QuantizeError."""
+        """Return the type of a tensor for which `is_quantized` is True. Raises QuantizeError."""
         role, default = role_of(name), self.kind.default
         named = next((type_ for pattern, type_ in self._patterns if pattern.search(name)), None)
         if (
-            self.wishes.embedding is not None
+            self.type_options.embedding is not None
             and role is TensorRole.EMBEDDING
             and (name == EMBEDDINGS[0] or named is None)
         ):
-            return self.wishes.embedding
-        if self.wishes.output is not None and role is TensorRole.OUTPUT:
-            return self.wishes.output
+            return self.type_options.embedding
+        if self.type_options.output is not None and role is TensorRole.OUTPUT:
+            return self.type_options.output
         if default in (T.F32, T.F16, T.BF16):
             return default
         if named is not None:
             chosen = named
-        elif self.wishes.pure:
+        elif self.type_options.pure:
             chosen = default
         else:
-            chosen = self._chosen(name, ne, role)
-        return self._fitting(name, ne[0], chosen)
+            chosen = self._select_type(name, ne, role)
+        return self._fit_blocks(name, ne[0], chosen)
 
-    def _fitting(self, name: str, n: int, wanted: T) -> T:
-        """A type whose blocks fit rows of `n`."""
+    def _fit_blocks(self, name: str, n: int, wanted: T) -> T:
+        """Return `wanted`, or a type whose blocks fit rows of `n`."""
         if n % wanted.block_size == 0:
             return wanted
         self.fallbacks.append(name)
         smaller = _SMALLER_BLOCKS.get(wanted)
         if smaller is None:
             if wanted.block_size > 32:
-                raise QuantizeError(f"{name}: rows of {n} do not fit {wanted.name}, and nothing replaces that")
+                raise QuantizeError(f"{name}: rows of {n} do not fit {wanted.name}, which has no replacement")
             smaller = wanted
         return smaller if n % smaller.block_size == 0 else T.F16
 
@@ -208,22 +212,22 @@ class TypeMixture:
         match = re.match(r"blk\.(\d+)\.", name)
         layer = int(match[1]) if match else -1
         if not 0 <= layer < self.shape.n_layers:
-            raise QuantizeError(f"{name}: of which of {self.shape.n_layers} layers?")
+            raise QuantizeError(f"{name}: the name gives none of the {self.shape.n_layers} layers")
         return layer
 
     def _count(self, what: str) -> int:
         self._seen[what] += 1
         return self._seen[what] - 1
 
-    def _chosen(self, name: str, ne: Sequence[int], role: TensorRole) -> T:
+    def _select_type(self, name: str, ne: Sequence[int], role: TensorRole) -> T:
         kind, shape = self.kind.name, self.shape
         kind = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}.get(kind, kind)
         default = self.kind.default
         if shape.architecture == "glm5-next" and any(p in name for p in ("attn_q_a", "attn_q_b", "nextn.eh_proj")):
             return T.Q8_0
         if role is TensorRole.OUTPUT or (self._tied and role is TensorRole.EMBEDDING):
-            if self.wishes.output is not None:
-                return self.wishes.output
+            if self.type_options.output is not None:
+                return self.type_options.output
             if kind == "MXFP4_MOE" or shape.architecture == "falcon" or ne[0] % default.block_size:
                 return T.Q8_0
             if kind in (*_LOW, "IQ3_XXS"):
@@ -257,7 +261,7 @@ class TypeMixture:
         return default
 
     def _of_low(self, kind: str, role: TensorRole) -> T:
-        """For files of one or two bits."""
+        """Return the type in files of one or two bits."""
         more = T.IQ3_S if kind in ("IQ2_S", "IQ2_M") else T.Q2_K
         experts = self.shape.n_experts
         if role in _LIKE_V:
@@ -335,7 +339,7 @@ class TypeMixture:
 
 
 def needs_imatrix(name: str, type_: T, kind: FileType) -> bool:
-    """Whether a tensor would be worth nothing in that type without an importance matrix."""
+    """Return True if the tensor is useless in this type without an importance matrix."""
     if name in EMBEDDINGS or name == OUTPUT:
         return False
     few = (T.IQ3_XXS, T.IQ2_XXS, T.IQ2_XS, T.IQ2_S, T.IQ1_M, T.IQ1_S)
@@ -343,5 +347,5 @@ def needs_imatrix(name: str, type_: T, kind: FileType) -> bool:
 
 
 def _more_bits(i: int, n: int) -> bool:
-    """The first and last eighth of the layers, and every third between."""
+    """Return True for the first and last eighth of the layers, and every third layer in between."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2

@@ -1,4 +1,4 @@
-"""What a quantized file will hold: key-values and tensors in llama-quantize's order, before anything is computed."""
+"""Plan of a quantized file: key-values and tensors in llama-quantize's order, before anything is computed."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from llamado.gguf.writer import Fields, NewTensor, encode, read_fields
 from llamado.quantize.errors import QuantizeError
 from llamado.quantize.file_types import COPY, GUESSED, FileType, file_type_of
 from llamado.quantize.imatrix import Imatrix
-from llamado.quantize.mixture import Shape, TypeMixture, Wishes, needs_imatrix
-from llamado.quantize.rows import QUANTIZERS, readable
+from llamado.quantize.mixture import ModelShape, TypeMixture, TypeOptions, needs_imatrix
+from llamado.quantize.rows import QUANTIZERS, is_readable
 
 QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_MOST_TEXT = 127  # bytes of an overridden text (llama_model_kv_override)
+_MOST_TEXT = 127  # bytes of an overridden string (llama_model_kv_override)
 
 Override = tuple[str, "int | float | bool | str"]
 
 
 @dataclass(frozen=True)
 class QuantizeRequest:
-    """What is to be made of a file.
+    """Options for quantizing a file.
 
-    `prune`: layers that are left out. `overrides`: key-values set anew. `keep_split`: as many files as the model has.
+    `prune`: layers to remove. `overrides`: key-values to set. `keep_split`: write as many files as the model has.
     """
 
     kind: FileType
-    wishes: Wishes = field(default_factory=Wishes)
+    type_options: TypeOptions = field(default_factory=TypeOptions)
     imatrix: Imatrix | None = None
     allow_requantize: bool = False
     prune: frozenset[int] = frozenset()
@@ -42,40 +42,40 @@ class QuantizeRequest:
     keep_split: bool = False
 
 
-class Step(NamedTuple):
-    """One tensor: where it comes from, what it becomes, and what its columns weigh, float32[experts · row]."""
+class TensorPlan(NamedTuple):
+    """One tensor: its source, its target, and the name of its entry in the importance matrix."""
 
     source: TensorInfo
     target: NewTensor
     weights_name: str
 
     @property
-    def changes(self) -> bool:
+    def is_changed(self) -> bool:
         return self.source.type is not self.target.type
 
 
-class File(NamedTuple):
-    """One file that will be written."""
+class OutputFile(NamedTuple):
+    """One file to be written."""
 
     fields: Fields
-    steps: list[Step]
+    tensor_plans: list[TensorPlan]
 
 
 class FilePlan(NamedTuple):
-    """Files, tensors that have to take another type than the one due, and those that need an importance matrix."""
+    """Files to be written, tensors that fall back to another type, and tensors that need an importance matrix."""
 
-    files: list[File]
+    files: list[OutputFile]
     fallbacks: list[str]
-    wanting: list[str]
+    needing_imatrix: list[str]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors as they will be."""
-        return sum(step.target.nbytes for file in self.files for step in file.steps)
+        """Return the size in bytes of all tensors after quantizing."""
+        return sum(tensor_plan.target.nbytes for file in self.files for tensor_plan in file.tensor_plans)
 
 
 def plan(file: GGUFFile, request: QuantizeRequest) -> FilePlan:
-    """What the request makes of a model. Raises QuantizeError for what cannot be made."""
+    """Plan a request for a model. Raises QuantizeError if it is impossible."""
     tensors = sorted(file.tensors.values(), key=lambda t: (_layer(t.name), t.name.encode()))
     kind = request.kind
     number = file.metadata.int_("general.file_type", file_type_of(_most_frequent(tensors)) | GUESSED)
@@ -89,59 +89,63 @@ def plan(file: GGUFFile, request: QuantizeRequest) -> FilePlan:
             value = value.encode()[:_MOST_TEXT].decode("utf-8", "ignore")
         whole = isinstance(value, int) and not isinstance(value, bool)
         _set(fields, key, abs(value) if whole else value, ValueType.UINT32 if whole else None)
-    names, n_layers = _renumbered(tensors, request.prune)
+    names, n_layers = _renumber_layers(tensors, request.prune)
     if request.prune:
         architecture = file.metadata.str_("general.architecture")
         _set(fields, f"{architecture}.block_count", n_layers, ValueType.UINT32)
     kept = [t for t in tensors if t.name in names]
     if request.keep_split:
         kept.sort(key=lambda t: (t.shard, t.offset))
-    metadata = file.metadata.replaced(dict(request.overrides))
+    metadata = file.metadata.with_values(dict(request.overrides))
     mixture = TypeMixture(
-        kind, Shape.of(metadata), request.wishes, [names[t.name] for t in kept], request.imatrix is not None
+        kind, ModelShape.of(metadata), request.type_options, [names[t.name] for t in kept], request.imatrix is not None
     )
-    steps, wanting = [], []
+    tensor_plans, needing_imatrix = [], []
     for tensor in kept:
         name, type_ = names[tensor.name], tensor.type
-        if kind is not COPY and mixture.quantizes(name, _n_dims(tensor.ne)):
+        if kind is not COPY and mixture.is_quantized(name, _n_dims(tensor.ne)):
             type_ = mixture.type_of(name, tensor.ne)
             if needs_imatrix(name, type_, kind):
-                wanting.append(name)
-        step = Step(tensor, NewTensor(name, type_, tensor.ne), tensor.name)
-        if step.changes:
-            _check(step, request)
-        steps.append(step)
-    return FilePlan(_files(file, fields, steps, request), mixture.fallbacks, [] if request.imatrix else wanting)
+                needing_imatrix.append(name)
+        tensor_plan = TensorPlan(tensor, NewTensor(name, type_, tensor.ne), tensor.name)
+        if tensor_plan.is_changed:
+            _check(tensor_plan, request)
+        tensor_plans.append(tensor_plan)
+    return FilePlan(
+        _files(file, fields, tensor_plans, request), mixture.fallbacks, [] if request.imatrix else needing_imatrix
+    )
 
 
-def _check(step: Step, request: QuantizeRequest) -> None:
-    name, source, target = step.target.name, step.source.type, step.target.type
+def _check(tensor_plan: TensorPlan, request: QuantizeRequest) -> None:
+    name, source, target = tensor_plan.target.name, tensor_plan.source.type, tensor_plan.target.type
     if target not in QUANTIZERS:
-        raise QuantizeError(f"{name}: {target.name} is not a type that can be written")
-    if not readable(source):
-        raise QuantizeError(f"{name}: {source.name} cannot be read as numbers")
+        raise QuantizeError(f"{name}: {target.name} is not a supported target type")
+    if not is_readable(source):
+        raise QuantizeError(f"{name}: {source.name} is not a supported source type")
     if source not in (T.F32, T.F16, T.BF16) and not request.allow_requantize:
         raise QuantizeError(
-            f"{name} is {source.name} already, and what is lost twice is worse than what is lost once: take the model "
+            f"{name} is {source.name} already; quantizing twice adds to the loss: use the model "
             "in F16, BF16 or F32, or add --allow-requantize"
         )
 
 
-def _files(file: GGUFFile, fields: Fields, steps: list[Step], request: QuantizeRequest) -> list[File]:
-    n = 1 + max((step.source.shard for step in steps), default=0) if request.keep_split else 1
-    files = [File(fields if i == 0 else {}, []) for i in range(n)]
-    for step in steps:
-        files[step.source.shard if request.keep_split else 0].steps.append(step)
+def _files(
+    file: GGUFFile, fields: Fields, tensor_plans: list[TensorPlan], request: QuantizeRequest
+) -> list[OutputFile]:
+    n = 1 + max((tensor_plan.source.shard for tensor_plan in tensor_plans), default=0) if request.keep_split else 1
+    files = [OutputFile(fields if i == 0 else {}, []) for i in range(n)]
+    for tensor_plan in tensor_plans:
+        files[tensor_plan.source.shard if request.keep_split else 0].tensor_plans.append(tensor_plan)
     if n > 1:
         for i, part in enumerate(files):
             _set(part.fields, "split.no", i, ValueType.UINT16)
             _set(part.fields, "split.count", n, ValueType.UINT16)
-            _set(part.fields, "split.tensors.count", len(steps), ValueType.INT32)
+            _set(part.fields, "split.tensors.count", len(tensor_plans), ValueType.INT32)
     return files
 
 
 def _set(fields: Fields, key: str, value: int | float | bool | str, kind: ValueType | None) -> None:
-    """Sets a key-value; it moves behind all others, as llama.cpp has it."""
+    """Set a key-value and move it to the end, as llama.cpp does."""
     fields.pop(key, None)
     fields[key] = encode(value, kind)
 
@@ -151,8 +155,8 @@ def _layer(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def _renumbered(tensors: Sequence[TensorInfo], prune: frozenset[int]) -> tuple[Mapping[str, str], int]:
-    """New names of the tensors that stay, and how many layers there are then."""
+def _renumber_layers(tensors: Sequence[TensorInfo], prune: frozenset[int]) -> tuple[Mapping[str, str], int]:
+    """Return the new names of the remaining tensors, and the remaining number of layers."""
     if not prune:
         return {t.name: t.name for t in tensors}, 0
     numbers: dict[int, int | None] = {}
@@ -181,7 +185,7 @@ def _n_dims(ne: Sequence[int]) -> int:
 
 
 def _most_frequent(tensors: Sequence[TensorInfo]) -> T:
-    """The type most tensors have; of equals the one that came to that number first."""
+    """Return the most frequent type; of equally frequent ones, the first that reached that count."""
     seen: Counter[T] = Counter()
     best, most = T.F32, 0
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""Rows of weights from one type to another: every type that can be written, and every one that can be read."""
+"""Conversion of weight rows between types: every writable type, and every readable one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llamado.quantize.types.arithmetic import Bytes, Floats
 from llamado.quantize.types.search import call
 
 Quantizer = Callable[[Floats, "Floats | None"], Bytes]
-"""Rows float32[n, row], and perhaps the importance of columns, float32[row], to blocks uint8[blocks, block_bytes]."""
+"""Function of rows float32[n, row] and optional column importance float32[row]; returns uint8[blocks, block_bytes]."""
 
 QUANTIZERS: Mapping[T, Quantizer] = {
     T[name.upper()]: getattr(family, name)
@@ -37,30 +37,30 @@ QUANTIZERS: Mapping[T, Quantizer] = {
 
 
 def quantize(x: Floats, type_: T, weights: Floats | None = None) -> Bytes:
-    """Rows float32[n, row] in another type: uint8[n, row_bytes]; a row must be a whole number of its blocks.
+    """Quantize rows float32[n, row] to uint8[n, row_bytes]; a row must be a whole number of blocks.
 
-    `weights`, float32[row]: the importance of each column. Raises QuantizeError for a type that is not written here.
+    `weights`, float32[row]: the importance of each column. Raises QuantizeError if the type cannot be written.
     """
     quantizer = QUANTIZERS.get(type_)
     if quantizer is None:
-        raise QuantizeError(f"{type_.name} is not a type that can be written")
+        raise QuantizeError(f"{type_.name} is not a supported target type")
     return quantizer(x, weights).reshape(len(x), -1)
 
 
 @kernel("x", "y", "n", "row_bytes", "rows")
 def expand(c: Code, a: SimpleNamespace, work: Work, *, source: str) -> None:
-    """y = rows of `n` weights as f32."""
+    """Kernel: y = rows of `n` weights as f32."""
     with c.range(0, a.rows) as row:
         FORMATS[T[source]].expand(c, a.x + row * a.row_bytes, a.n, a.y + row * a.n * 4)
 
 
-def readable(type_: T) -> bool:
-    """Whether rows of that type can be made floats."""
+def is_readable(type_: T) -> bool:
+    """Return True if rows of this type can be converted to floats."""
     return type_ in FORMATS
 
 
 def floats(rows: Bytes, type_: T, n: int) -> Floats:
-    """Rows uint8[rows, row_bytes] as float32[rows, n]."""
+    """Convert rows uint8[rows, row_bytes] to float32[rows, n]."""
     if type_ is T.F32:
         return rows.view(np.float32).reshape(len(rows), n)
     y = np.empty((len(rows), n), np.float32)
@@ -70,14 +70,14 @@ def floats(rows: Bytes, type_: T, n: int) -> Floats:
 
 
 def is_rounded(source: T, target: T, weights: Floats | None) -> bool:
-    """Whether `convert` takes rows as they are in the file, and nothing lies in memory between those and the blocks."""
-    return simple.takes(source, target) and (weights is None or target is T.Q8_0)
+    """Return True if `convert` quantizes directly from the file's rows, without floats in memory."""
+    return simple.supports(source, target) and (weights is None or target is T.Q8_0)
 
 
 def convert(rows: Bytes, source: T, n: int, target: T, weights: Floats | None) -> Bytes | None:
-    """Rows uint8[rows, row_bytes] of `n` weights in another type; None where that has elements that are no numbers."""
+    """Convert rows uint8[rows, row_bytes] of `n` weights; return None if the result is not finite."""
     if is_rounded(source, target, weights):
-        found, is_finite = simple.rounded(rows, source, n, target)
+        found, is_finite = simple.quantize_rows(rows, source, n, target)
         return found if is_finite else None
     x = floats(rows, source, n)
     if not np.isfinite(x).all():

@@ -1,6 +1,6 @@
-"""What an importance matrix says of each tensor: moments of its columns' means, how far it is from the layer before.
+"""Statistics of an importance matrix: moments of each tensor's column means, and its distance to the previous layer.
 
-The numbers and their order are those of llama-imatrix (`imatrix.stats_schema`; tools/imatrix/imatrix.cpp,
+The numbers and their order are llama-imatrix's (`imatrix.stats_schema`; tools/imatrix/imatrix.cpp,
 `compute_vector_statistics` and `compute_tensor_statistics`).
 """
 
@@ -21,7 +21,7 @@ _LAYER = re.compile(r"blk\.(\d+)")
 
 
 class TensorSums(NamedTuple):
-    """Sums of squares and plain sums (None: a file has none), float32[experts, columns], and counts, int64[experts]."""
+    """Sums of squares and plain sums (None if absent), float32[experts, columns], and counts, int64[experts]."""
 
     squares: NDArray[np.floating]
     counts: NDArray[np.integer]
@@ -29,7 +29,7 @@ class TensorSums(NamedTuple):
 
 
 class TensorStatistics(NamedTuple):
-    """Fields as in SCHEMA; NaN where there is nothing to compare with."""
+    """Fields as in SCHEMA; NaN if there is no tensor to compare with."""
 
     sum_sq: float
     mean: float
@@ -46,17 +46,17 @@ class TensorStatistics(NamedTuple):
 
 
 def statistics(entries: Mapping[str, TensorSums]) -> dict[str, TensorStatistics]:
-    """The statistics of each tensor, by its name."""
-    found = {name: _alone(sums) for name, sums in entries.items()}
+    """Return the statistics of each tensor by name."""
+    found = {name: _own_statistics(sums) for name, sums in entries.items()}
     for name, sums in entries.items():
-        before = _before(name, entries)
+        before = _previous_layer(name, entries)
         if before is not None:
-            found[name] = _compared(found[name], sums, found[before], entries[before])
+            found[name] = _with_comparison(found[name], sums, found[before], entries[before])
     return found
 
 
 def _means(sums: TensorSums, *, plain: bool) -> NDArray[np.float64]:
-    """Means of the columns that something went through."""
+    """Return the means of the columns of all experts with a count."""
     table = sums.plain if plain else sums.squares
     assert table is not None
     rows = np.asarray(table, np.float64).reshape(len(sums.counts), -1)
@@ -64,7 +64,7 @@ def _means(sums: TensorSums, *, plain: bool) -> NDArray[np.float64]:
     return (rows[some] / sums.counts[some, None]).reshape(-1)
 
 
-def _alone(sums: TensorSums) -> TensorStatistics:
+def _own_statistics(sums: TensorSums) -> TensorStatistics:
     energy = _means(sums, plain=False)
     values = energy if sums.plain is None else _means(sums, plain=True)
     nan = float("nan")
@@ -87,8 +87,8 @@ def _alone(sums: TensorSums) -> TensorStatistics:
     )
 
 
-def _before(name: str, entries: Mapping[str, TensorSums]) -> str | None:
-    """The tensor of that kind in the nearest layer before that has one."""
+def _previous_layer(name: str, entries: Mapping[str, TensorSums]) -> str | None:
+    """Return the same tensor of the nearest earlier layer that has one."""
     match = _LAYER.match(name)
     if match is None:
         return None
@@ -99,7 +99,9 @@ def _before(name: str, entries: Mapping[str, TensorSums]) -> str | None:
     return None
 
 
-def _compared(of: TensorStatistics, sums: TensorSums, before: TensorStatistics, others: TensorSums) -> TensorStatistics:
+def _with_comparison(
+    of: TensorStatistics, sums: TensorSums, before: TensorStatistics, others: TensorSums
+) -> TensorStatistics:
     plain = sums.plain is not None and others.plain is not None
     a, b = _means(sums, plain=plain), _means(others, plain=plain)
     if not a.size or a.size != b.size:

@@ -138,7 +138,7 @@ class Downloads:
 def remove_cached(name: str) -> bool:
     """Delete a cached model's files; False when there were none."""
     for model in stored_models():
-        if model.name == name and model.removable:
+        if model.name == name and model.is_removable:
             remove(model)
             return True
     return False

@@ -4,7 +4,9 @@ Everything here happens on one event loop; nothing is locked. Requests take turn
 
 - A request for a loaded model goes to it at once.
 - Others wait. Their models stand in line by who asked first; the first in line gets the next place.
-- To make room, the least recently used idle model is unloaded. If all are busy, the one that has been loaded for the
+- A place is one of `models_max`, and as much of `memory` as the model needs. One that needs more than all of it gets
+  all of it.
+- To make room, the least recently used idle models are unloaded. If all are busy, the one that has been loaded for the
   longest time takes no further requests (they queue behind) and is unloaded once its answers are complete. It may have
   its place for as long as loading it took before that, so that two models that fight for one place do not spend all
   their time loading.
@@ -48,6 +50,8 @@ class FleetLimits:
 
     models_max: int = 4
     """Models loaded at a time; 0: no limit."""
+    memory: int = 0
+    """Bytes that models loaded at a time may need together; 0: no limit."""
     waiting: int = 1024
     """Requests that wait for a model; more are turned away."""
     patience: float = 600.0
@@ -69,6 +73,8 @@ class Instance:
     """A model of the catalogue and what is known of its process."""
 
     model: RoutedModel
+    need: int | None = None
+    """Bytes of memory it needs, 0 if that cannot be known; None: not looked at yet."""
     status: str = UNLOADED
     asleep: bool = False
     """Loaded, but its process has put the model aside until the next request."""
@@ -146,8 +152,17 @@ class Lease:
 class Fleet:
     """The models' processes."""
 
-    def __init__(self, catalogue: Catalogue, limits: FleetLimits, notify: Notify | None = None) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        limits: FleetLimits,
+        notify: Notify | None = None,
+        need_of: Callable[[RoutedModel], int] = lambda model: 0,
+    ) -> None:
+        """`need_of`: bytes of memory that a model needs, 0 if unknown; called in a thread."""
         self.limits = limits
+        self._need_of = need_of
+        self._looking: set[str] = set()
         self.catalogue = catalogue
         self.instances: dict[str, Instance] = {name: Instance(model) for name, model in catalogue.models.items()}
         self.swaps = 0
@@ -252,8 +267,9 @@ class Fleet:
         for instance in drained:
             instance.leaving = False
         limit = self.limits.models_max or math.inf
+        budget = self.limits.memory or math.inf
         ahead: list[Instance] = []
-        reserved = 0
+        reserved = reserved_bytes = 0
         for instance in list(self._queue):
             if instance.status == LOADING and not instance.stopping:
                 self._queue.remove(instance)  # its waiters go on when it is ready
@@ -265,6 +281,9 @@ class Fleet:
             if instance.retry_at > now and not instance.running:
                 wake = min(wake, instance.retry_at)
                 continue
+            if instance.need is None:
+                self._look_at_need(instance)
+                continue
             blocked = any(_conflict(instance, other) or _conflict(other, instance) for other in ahead)
             ahead.append(instance)
             if blocked:
@@ -272,21 +291,29 @@ class Fleet:
             in_the_way = [other for other in running if other is not instance and _conflict(instance, other)]
             for other in in_the_way:
                 wake = min(wake, self._drain(other, now))
-            staying = sum(1 for other in running if not other.stopping and not other.leaving)
-            while staying + reserved + 1 > limit:
-                victim, when = self._victim(running, drained, now)
+            staying = [other for other in running if not other.stopping and not other.leaving]
+            while staying:
+                crowded = len(staying) + reserved + 1 > limit
+                if not crowded and _fits(instance, _need(staying) + reserved_bytes, budget):
+                    break
+                able = [other for other in running if crowded or other.need]
+                victim, when = self._victim(able, drained, now)
                 wake = min(wake, when)
                 if victim is None:
                     break
                 self._drain(victim, now, forced=True)
-                staying -= 1
+                staying.remove(victim)
             reserved += 1
+            reserved_bytes += instance.need
             in_the_way = [other for other in in_the_way if other.running]
-            if not instance.running and not in_the_way and sum(1 for other in running if other.running) < limit:
+            held = [other for other in running if other.running]
+            fits = len(held) < limit and _fits(instance, _need(held), budget)
+            if not instance.running and not in_the_way and fits:
                 self._queue.remove(instance)
                 self._start(instance)
                 running.append(instance)
                 reserved -= 1
+                reserved_bytes -= instance.need
         for instance in running:
             if instance.leaving and not instance.stopping and instance.in_flight == 0:
                 self._stop(instance)
@@ -298,6 +325,31 @@ class Fleet:
                 else:
                     wake = min(wake, instance.over)
         self._wake_at(wake, now)
+
+    def _look_at_need(self, instance: Instance) -> None:
+        """Find out how much memory a model needs, and go on then."""
+        name, model = instance.model.name, instance.model
+        if not self.limits.memory:
+            instance.need = 0
+            self._loop.call_soon(self._schedule)
+        elif name not in self._looking:
+            self._looking.add(name)
+            self._task(self._learn_need(instance, model))
+
+    async def _learn_need(self, instance: Instance, model: RoutedModel) -> None:
+        need = 0
+        try:
+            need = await asyncio.to_thread(self._need_of, model)
+        except Exception:
+            log.exception("model %s: its memory cannot be told", model.name)
+        finally:
+            self._looking.discard(model.name)
+        if instance.model is model:
+            instance.need = need
+            if need > self.limits.memory:
+                told = "model %s: needs %d MiB, and all models together may take %d MiB: it is loaded alone"
+                log.warning(told, model.name, need >> 20, self.limits.memory >> 20)
+        self._schedule()
 
     def _wake_at(self, when: float, now: float) -> None:
         if self._timer is not None:
@@ -554,7 +606,7 @@ class Fleet:
                 continue
             instance.removed = False
             if model != instance.model:
-                instance.model = model
+                instance.model, instance.need = model, None
                 if instance.running:
                     log.info("model %s: its settings changed: unloaded", name)
                     self.unload(instance)
@@ -590,6 +642,16 @@ class Fleet:
         for instance in self.instances.values():
             if instance.child is not None:
                 instance.child.kill()
+
+
+def _need(instances: Iterable[Instance]) -> int:
+    """Bytes that models need together."""
+    return sum(instance.need or 0 for instance in instances)
+
+
+def _fits(instance: Instance, used: int, budget: float) -> bool:
+    """Whether a model may have the memory it needs beside that of others."""
+    return not used or used + (instance.need or 0) <= budget
 
 
 def _conflict(instance: Instance, other: Instance) -> bool:

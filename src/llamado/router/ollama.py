@@ -226,7 +226,7 @@ def _with_facts(models: list[RoutedModel]) -> list[tuple[RoutedModel, ModelFacts
         path = Path(model.path)
         if not (model.path.endswith(".gguf") and path.is_file()):
             if stored is None:
-                stored = {one.name.lower(): one.path for one in stored_models() if one.whole}
+                stored = {one.name.lower(): one.path for one in stored_models() if one.is_complete}
             path = stored.get((model.path or model.name).lower(), Path())
         found.append((model, read_facts(path) if path.name else None))
     return found

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from types import FrameType
 from typing import Any, cast
@@ -21,7 +21,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llamado.build import BUILD
-from llamado.flags import Parsed
+from llamado.devices.limits import memory
+from llamado.flags import Parsed, memory_size
 from llamado.gguf.errors import SourceError
 from llamado.http.access import HEALTH, Access, busy_app
 from llamado.http.answer import Receive, Scope, Send, answer, answer_faults, error_response
@@ -31,7 +32,8 @@ from llamado.http.errors import OLLAMA, ApiError, invalid, not_found
 from llamado.http.exchange import MODEL, MODEL_POSTS
 from llamado.http.exposition import CONTENT_TYPE, merge
 from llamado.http.json_body import parse_json
-from llamado.http.metrics import USAGE_PATH, ask_usage, is_usage_id
+from llamado.http.metrics import USAGE_PATH, Traffic, ask_usage, is_usage_id
+from llamado.http.monitoring.counted import OTHER, Counted
 from llamado.http.running import announced
 from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
@@ -44,6 +46,7 @@ from llamado.router.fleet import LOADED, UNLOADED, Fleet, FleetLimits, Instance
 from llamado.router.live import PATH as LIVE_EVENTS
 from llamado.router.live import RouterSource, pass_on
 from llamado.router.ollama import OllamaApi
+from llamado.router.peers import Peer, Peers
 from llamado.router.proxy import Passage
 from llamado.router.refusals import RefusalLog
 from llamado.router.swap_config import SwapConfig, read_swap_config
@@ -67,6 +70,7 @@ _DONE = b'{"success":true}'
 METRICS_TIMEOUT = 2.0  # seconds a model's process may take to give its metrics
 _BEHIND = 1024  # events a client of /models/sse may be behind before it is let go
 
+NeedOf = Callable[[RoutedModel], int]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -82,6 +86,8 @@ class Router:
         autoload: bool = True,
         reread: Callable[[], Catalogue] | None = None,
         tools: ToolsApi | None = None,
+        peers: Iterable[Peer] = (),
+        need_of: NeedOf = lambda model: 0,
     ) -> None:
         tools = self._tools = tools or ToolsApi()
         self._settings = settings
@@ -90,7 +96,8 @@ class Router:
         self._reread = reread
         self._stale = False
         self.page = page_paths() if settings.switches.page else frozenset[str]()
-        self.fleet = Fleet(catalogue, limits, self._tell)
+        self.fleet = Fleet(catalogue, limits, self._tell, need_of)
+        self.peers = Peers(tuple(peers))
         self.log_tail = LogTail()
         self._downloads = Downloads(self._tell, self._mark_stale)
         self._ollama = OllamaApi(
@@ -99,6 +106,7 @@ class Router:
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
         self._streams: set[asyncio.Task[Any]] = set()
         self._closing = False
+        self.traffic = Traffic()
         self._handlers: dict[tuple[str, str], Handler] = {
             **{("GET", path): self._health for path in HEALTH},
             ("GET", "/models"): self._list,
@@ -149,6 +157,19 @@ class Router:
         else:
             await error_response(not_found())(scope, receive, send)
 
+    def endpoint(self, method: str, path: str) -> str:
+        """Return the row of a request in the metrics: its path, or one row for all that share a handler."""
+        if (
+            path in OLLAMA
+            or path in (MODEL_POSTS if method == "POST" else _GET | self.page)
+            or (method, path) in self._handlers
+        ):
+            return path
+        for start in (f"{UNLOAD}/", MODEL, "/upstream/", "/slots/"):
+            if path.startswith(start):
+                return f"{start}{{name}}"
+        return "/logs/stream" if path == "/logs/stream" or path.startswith("/logs/stream/") else OTHER
+
     # To a model
 
     def _instance(self, name: str, autoload: bool) -> Instance:
@@ -172,18 +193,17 @@ class Router:
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         autoload = self._loads(_query(scope))
-        instance, body = await self._addressed(scope, receive, autoload)
-        passage = self._passage(scope, receive, send, body)
-        del body  # the passage lets go of it when the answer begins
-        await passage.run(instance, scope["raw_path"], scope["query_string"], count=True, autoload=autoload)
-
-    async def _addressed(self, scope: Scope, receive: Receive, autoload: bool) -> tuple[Instance, bytes]:
-        """The model a body names, and the body as the model shall get it."""
         body = await body_of(scope).read(scope, receive)
         told = parse_json(body)
-        name = told.get("model") if isinstance(told, dict) else None
-        instance = self._instance(name if isinstance(name, str) else "", autoload)
-        return instance, _rewritten(instance, told, body)
+        name = _model_of(told)
+        found = None if self.fleet.find(name) else self.peers.find(name)
+        if found is not None:
+            await self.peers.run(found, scope, receive, send, told, body)
+            return
+        instance = self._instance(name, autoload)
+        passage = self._passage(scope, receive, send, _rewritten(instance, told, body))
+        del body  # the passage lets go of it when the answer begins
+        await passage.run(instance, scope["raw_path"], scope["query_string"], count=True, autoload=autoload)
 
     async def _pass_on(
         self, instance: Instance, scope: Scope, receive: Receive, send: Send, told: dict[str, Any], body: bytes
@@ -248,6 +268,10 @@ class Router:
         return {
             "role": "router",
             "max_instances": self._limits.models_max,
+            "models_memory": {
+                "limit": self._limits.memory,
+                "used": sum(one.need or 0 for one in self.fleet.instances.values() if one.running),
+            },
             "models_autoload": self._autoload,
             "model_alias": "llamado",
             "model_path": "none",
@@ -260,7 +284,7 @@ class Router:
         }
 
     async def _metrics(self, send: Send) -> None:
-        """Those of all loaded models; one that does not answer in time is left out."""
+        """With --metrics the router's own, and those of all loaded models, but for one that does not answer in time."""
         loaded = [
             (instance.model.name, instance.child)
             for instance in self.fleet.instances.values()
@@ -270,6 +294,10 @@ class Router:
             *(get(child.pool, "/metrics", timeout=METRICS_TIMEOUT) for _, child in loaded), return_exceptions=True
         )
         texts: list[tuple[dict[str, str], str]] = []
+        if self._settings.switches.metrics:
+            from llamado.router.metrics import router_metrics
+
+            texts.append(({}, router_metrics(self.traffic)))
         for (name, _), found in zip(loaded, answers, strict=True):
             if isinstance(found, UpstreamLost | TimeoutError):
                 log.warning("model %s: no metrics: %s", name, str(found) or f"no answer within {METRICS_TIMEOUT:g} s")
@@ -334,6 +362,8 @@ class Router:
                     model_json(instance, now) | {"id": alias} | ({"name": title} if title else {})
                     for alias, title in instance.model.alias_titles.items()
                 ]
+        remote = self.peers.named(lambda name: self.fleet.find(name) is not None)
+        data += [found.listed(name, now) for name, found in remote]
         for name, progress in self._downloads.progress.items():
             if self.fleet.find(name) is None:
                 data.append(_downloading(name, progress, now))
@@ -341,9 +371,7 @@ class Router:
 
     async def _asked(self, scope: Scope, receive: Receive) -> str:
         """The model a body names."""
-        told = parse_json(await body_of(scope).read(scope, receive))
-        name = told.get("model") if isinstance(told, dict) else None
-        return name if isinstance(name, str) else ""
+        return _model_of(parse_json(await body_of(scope).read(scope, receive)))
 
     async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = await self._asked(scope, receive)
@@ -563,6 +591,12 @@ def _rewritten(instance: Instance, told: dict[str, Any], body: bytes) -> bytes:
     return orjson.dumps(told)
 
 
+def _model_of(told: object) -> str:
+    """The model that a body names."""
+    name = told.get("model") if isinstance(told, dict) else None
+    return name if isinstance(name, str) else ""
+
+
 def _is_slot(path: str) -> bool:
     return path.startswith("/slots/") and "/" not in path[7:] and len(path) > 7
 
@@ -604,6 +638,8 @@ def model_json(instance: Instance, now: int) -> dict[str, Any]:
         "source": model.source,
         "can_remove": model.source == "cache",
     }
+    if instance.need:
+        entry["memory"] = instance.need
     if model.path:
         entry["path"] = model.path
     if model.title:
@@ -658,6 +694,7 @@ class RouterServer(EndingServer):
             if self.tools is not None:
                 self.tools.close()
             await router.fleet.close()
+            router.peers.close()
             logging.getLogger("llamado").removeHandler(router.log_tail)
 
 
@@ -672,8 +709,8 @@ def _catalogue(flags: Parsed) -> Catalogue:
     return catalogues.load(flags, config.models if config else ())
 
 
-def make_server(settings: Settings, flags: Parsed) -> RouterServer:
-    """A server that is ready to run.
+def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda model: 0) -> RouterServer:
+    """A server that is ready to run. `need_of`: bytes of memory that a model needs, 0 if unknown.
 
     Raises FlagError, CatalogueError, PresetError, SwapConfigError: models that cannot be listed.
     """
@@ -697,10 +734,10 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
         )
     settings = replace(settings, access=access)
     tools = ToolsApi.open(settings.tools, access, settings.hosts)
-    application: list[Access] = []
-    limits = FleetLimits(models_max=models_max, waiting=settings.engine.max_queue)
+    application: list[Counted] = []
+    limits = FleetLimits(models_max=models_max, memory=_memory_limit(flags), waiting=settings.engine.max_queue)
 
-    def make() -> RefusalLog:
+    def make() -> Counted:
         router = server.router = Router(
             catalogue,
             settings,
@@ -708,6 +745,8 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
             autoload=flags.models_autoload,
             reread=lambda: _catalogue(flags),
             tools=tools,
+            peers=config.peers if config else (),
+            need_of=need_of,
         )
         logging.getLogger("llamado").addHandler(router.log_tail)
         for name in preload:
@@ -715,14 +754,18 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
             if instance is not None:
                 router.fleet.load(instance)
         prefix, public = settings.switches.api_prefix, HEALTH | router.page
-        application.append(Access(router, settings.access, prefix, public=public, changing=CHANGING))
-        server.access = application[0]
-        return RefusalLog(application[0])
+        access = server.access = Access(router, settings.access, prefix, public=public, changing=CHANGING)
+        application.append(Counted(RefusalLog(access), router.traffic, router.endpoint, prefix))
+        return application[0]
 
     # Each request has a connection to its model besides the client's.
     limit = (raise_file_limit() - RESERVED_FILES) // 2
     connections = ConnectionLimits(min(limit, settings.max_connections or limit), settings.timeout)
-    refuse = busy_app(lambda: cast(Any, application[0]), settings.switches.api_prefix)
+    refuse = busy_app(
+        lambda: application[0],
+        settings.switches.api_prefix,
+        lambda *refused: application[0].refused(*refused),
+    )
     options = configure(
         make,
         connections,
@@ -734,12 +777,21 @@ def make_server(settings: Settings, flags: Parsed) -> RouterServer:
     server = RouterServer(options)
     server.tools = tools
     _log_models(list(catalogue.models.values()))
+    for peer in config.peers if config else ():
+        log.info("  [peer] %s at %s: %s", peer.name, peer.url, ", ".join(peer.models))
     return server
 
 
-def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket]) -> int:
+def _memory_limit(flags: Parsed) -> int:
+    """Bytes of memory for all models together; 0: no limit. Raises FlagError."""
+    if flags.models_memory is None:
+        return memory().total
+    return 0 if flags.models_memory.strip() == "0" else memory_size(flags.models_memory, "--models-memory")
+
+
+def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket], need_of: NeedOf) -> int:
     """Serve many models until a signal comes; returns the exit code. Raises as `make_server` does."""
-    server = make_server(settings, flags)
+    server = make_server(settings, flags, need_of)
     for note in settings.notes:
         log.info("%s", note)
     addresses = [address_of(sock, tls=bool(settings.ssl_cert)) for sock in sockets]

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from llamado.errors import LlamadoError
 from llamado.processes.secret_values import secret
 from llamado.router import presets
 from llamado.router.catalogue import Group, Launch, Rewrite, RoutedModel
+from llamado.router.peers import Peer
 
 log = logging.getLogger("llamado.router")
 
@@ -34,7 +35,9 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_TOP = _words("healthCheckTimeout logLevel startPort macros models groups hooks globalTTL includeAliasesInList apiKeys")
+_TOP = _words(
+    "healthCheckTimeout logLevel startPort macros models groups hooks globalTTL includeAliasesInList apiKeys peers"
+)
 # Known, and without meaning here.
 _QUIET = _words("logTimeFormat logToStdout logRequests metricsMaxInMemory captureBuffer sendLoadingState")
 _MODEL = _words(
@@ -44,6 +47,8 @@ _MODEL = _words(
 _MODEL_QUIET = _words("sendLoadingState timeouts capabilities")
 _FILTERS = _words("strip_params stripParams setParams setParamsByID")
 _GROUP = _words("swap exclusive persistent members")
+_PEER = _words("proxy apiKey models filters timeouts")
+_TIMEOUTS = _words("connect keepalive responseHeader tlsHandshake expectContinue idleConn")
 _MIN_HEALTH = 15.0
 _STOP_TIMEOUT = 5.0  # llama-swap's
 _DEFAULT_GROUP = Group(name="(default)")
@@ -55,7 +60,8 @@ class SwapConfig:
     """What a `config.yaml` says."""
 
     models: list[RoutedModel]
-    api_keys: tuple[str, ...] = ()
+    peers: tuple[Peer, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
     preload: tuple[str, ...] = ()
     log_level: str = "info"
 
@@ -143,7 +149,7 @@ def _read(reader: _ConfigReader, top: dict[str, Any]) -> SwapConfig:
     ttl = reader.number("globalTTL", top.get("globalTTL"), 0.0)
     listed = reader.switch("includeAliasesInList", top.get("includeAliasesInList"), False)
     bodies = reader.mapping("models", top.get("models"))
-    if not bodies:
+    if not bodies and not top.get("peers"):
         raise reader.fail("models", "there is none")
     groups = _groups(reader, top.get("groups"), bodies)
     models = []
@@ -156,6 +162,7 @@ def _read(reader: _ConfigReader, top: dict[str, Any]) -> SwapConfig:
     start = reader.mapping("hooks.on_startup", hooks.get("on_startup"))
     reader.check("hooks.on_startup", start, frozenset({"preload"}))
     names = {name for model in models for name in (model.name, *model.aliases)}
+    peers = _peers(reader, top.get("peers"), macros, names)
     preload = []
     for name in reader.texts("hooks.on_startup.preload", start.get("preload")):
         if name in names:
@@ -167,7 +174,34 @@ def _read(reader: _ConfigReader, top: dict[str, Any]) -> SwapConfig:
         # An empty key would let everybody in.
         raise reader.fail("apiKeys", "a key is empty")
     level = str(top.get("logLevel") or "info").strip().lower()
-    return SwapConfig(models=models, api_keys=tuple(keys), preload=tuple(preload), log_level=level)
+    return SwapConfig(models=models, peers=peers, api_keys=tuple(keys), preload=tuple(preload), log_level=level)
+
+
+def _peers(reader: _ConfigReader, given: Any, macros: Mapping[str, Any], names: Set[str]) -> tuple[Peer, ...]:
+    """Servers elsewhere. `names`: those of this router's own models."""
+    peers = []
+    for name, value in reader.mapping("peers", given).items():
+        where = f"peers.{name}"
+        body = reader.mapping(where, value)
+        reader.check(where, body, _PEER)
+        url = str(_fill(reader, f"{where}.proxy", str(body.get("proxy") or ""), macros)).strip()
+        if not _is_address(url):
+            raise reader.fail(f"{where}.proxy", f"expected http://host:port, got {url!r}")
+        models = tuple(reader.texts(f"{where}.models", body.get("models")))
+        if not models:
+            raise reader.fail(f"{where}.models", "there is none")
+        for model in models:
+            if f"{name}/{model}" in names:
+                raise reader.fail(f"{where}.models", f"{name}/{model} is the name of a model of this router already")
+        key = str(_fill(reader, f"{where}.apiKey", str(body.get("apiKey") or ""), macros)).strip()
+        if not (key.isascii() and key.isprintable()):
+            raise reader.fail(f"{where}.apiKey", "the key has characters that no header can have")
+        timeouts = reader.mapping(f"{where}.timeouts", body.get("timeouts"))
+        reader.check(f"{where}.timeouts", timeouts, _TIMEOUTS)
+        timeout = reader.number(f"{where}.timeouts.responseHeader", timeouts.get("responseHeader"), 60.0)
+        rewrite = _rewrite(reader, where, {"filters": body.get("filters")}, macros)
+        peers.append(Peer(name=name, url=url, models=models, key=key, rewrite=rewrite, timeout=max(timeout, 0.0)))
+    return tuple(peers)
 
 
 def _groups(reader: _ConfigReader, given: Any, models: Mapping[str, Any]) -> dict[str, Group]:

@@ -12,16 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from llamado.errors import LlamadoError
 from llamado.installation import install_command
+from llamado.loglines import LineLimit
 from llamado.rpc.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from zeroconf import Zeroconf
 
 log = logging.getLogger("llamado.rpc.discovery")
+log.addFilter(LineLimit())
 
 SERVICE = "_llamado-rpc._tcp.local."
 _LEAVE_SECONDS = 600.0
 """How long a worker that leaves waits for servers to let it go."""
+
+
+_MOST_WORKERS = 64
+"""Names that are asked about or belong here at a time; anything in the network can announce thousands."""
+_MOST_SHARE = 1e15  # as MAX_SHARE of devices/split/placement.py
 
 
 class DiscoveryError(LlamadoError):
@@ -65,10 +72,13 @@ class Announcement:
 
 
 class Discovery:
-    """Tells `found` (endpoint, share) and `gone` (endpoint) of workers, each on one thread of its own, in order."""
+    """Tells `found` (endpoint, share) and `gone` (endpoint) of workers, each on one thread of its own, in order.
+
+    `found` returns whether the worker was taken in; one that was not is forgotten.
+    """
 
     def __init__(
-        self, found: Callable[[str, float], None], gone: Callable[[str], None], interfaces: Sequence[str] = ()
+        self, found: Callable[[str, float], bool], gone: Callable[[str], None], interfaces: Sequence[str] = ()
     ) -> None:
         """Raises DiscoveryError."""
         self._zeroconf = _open(interfaces)
@@ -76,37 +86,60 @@ class Discovery:
 
         self._found, self._gone = found, gone
         self._known: dict[str, str] = {}
+        """Endpoints by name of a service; "" while one is asked about."""
+        self._lock = threading.Lock()
         self._browser = ServiceBrowser(self._zeroconf, SERVICE, handlers=[self._changed])
 
     def _changed(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: Any) -> None:
         from zeroconf import ServiceStateChange
 
+        leaves = state_change is ServiceStateChange.Removed
+        with self._lock:
+            if leaves:
+                if not self._known.get(name):
+                    return
+            elif self._known.get(name) == "":
+                return
+            elif name not in self._known and len(self._known) >= _MOST_WORKERS:
+                log.warning("%d workers have announced themselves: %s is ignored", _MOST_WORKERS, name)
+                return
+            else:
+                self._known.setdefault(name, "")
         # Asking for the rest takes a while, and what is told takes longer: not on the thread that listens.
-        work = self._leave if state_change is ServiceStateChange.Removed else self._ask
-        threading.Thread(target=work, args=(name,), name=f"discovered {name}", daemon=True).start()
+        work = self._leave if leaves else self._ask
+        threading.Thread(target=work, args=(name,), name="llamado-discovered", daemon=True).start()
 
     def _ask(self, name: str) -> None:
-        info = self._zeroconf.get_service_info(SERVICE, name, timeout=5000)
-        if info is None or info.port is None or not (addresses := info.parsed_scoped_addresses()):
-            return
-        properties = info.decoded_properties
-        endpoint = str(Endpoint(addresses[0], info.port, properties.get("tls") == "1"))
+        taken = False
         try:
-            share = max(0.0, float(properties.get("share") or 1.0))
-        except ValueError:
-            share = 1.0
-        self._known[name] = endpoint
-        self._found(endpoint, share)
+            info = self._zeroconf.get_service_info(SERVICE, name, timeout=5000)
+            if info is not None and info.port and (addresses := info.parsed_scoped_addresses()):
+                properties = info.decoded_properties
+                endpoint = str(Endpoint(addresses[0], info.port, properties.get("tls") == "1"))
+                self._known[name] = endpoint
+                taken = self._found(endpoint, read_share(properties.get("share")))
+        finally:
+            if not taken:
+                self._known.pop(name, None)
 
     def _leave(self, name: str) -> None:
         endpoint = self._known.pop(name, None)
-        if endpoint is not None:
+        if endpoint:
             self._gone(endpoint)
 
     def close(self) -> None:
         """Listens no more."""
         self._browser.cancel()
         self._zeroconf.close()
+
+
+def read_share(text: str | None) -> float:
+    """Return the share that a worker announces; 1 in place of text that is no proportion."""
+    try:
+        share = float(text or 1.0)
+    except ValueError:
+        return 1.0
+    return share if 0.0 <= share <= _MOST_SHARE else 1.0
 
 
 def _open(interfaces: Sequence[str]) -> Zeroconf:

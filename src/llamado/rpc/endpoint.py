@@ -11,6 +11,9 @@ from llamado.errors import LlamadoError
 DEFAULT_PORT = 50052
 """rpc-server's default port."""
 
+_LONGEST_NAME = 253
+"""Characters of a host name (RFC 1035, 2.3.4)."""
+
 _SPELLING = re.compile(
     r"(?:(?P<scheme>[a-zA-Z][\w+.-]*)://)?(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:\[\]]*))(?::(?P<port>.*))?"
 )
@@ -36,17 +39,18 @@ class Endpoint:
         'tls://[::1]:50053'
         """
         found = _SPELLING.fullmatch(text.strip())
+        text = text[:_LONGEST_NAME]  # as messages show it
         if found is None:
             raise EndpointError(f"{text!r} is no address of a worker: expected host:port, tls://host:port or [v6]:port")
         scheme = (found["scheme"] or "tcp").lower()
         if scheme not in ("tcp", "tls"):
             raise EndpointError(f"{text!r}: a worker is reached by tcp:// (the default) or tls://, not {scheme}://")
         host = found["v6"] or found["host"]
-        if not host or any(c.isspace() or c in "/@?#" for c in host):
+        if not host or any(c.isspace() or c in "/@?#" or not c.isprintable() for c in host) or not _is_name(host):
             raise EndpointError(f"{text!r} names no host: expected host:port, tls://host:port or [v6]:port")
         digits = found["port"]
         if digits is not None and not (digits.isascii() and digits.isdigit() and len(digits) <= 5):
-            raise EndpointError(f"{text!r}: the port is a number from 1 to 65535, not {digits!r}")
+            raise EndpointError(f"{text!r}: the port is a number from 1 to 65535, not {digits[:20]!r}")
         port = default_port if digits is None else int(digits)
         if not 0 < port < 65536:
             raise EndpointError(f"{text!r}: the port is a number from 1 to 65535, not {port}")
@@ -60,6 +64,14 @@ class Endpoint:
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'tls://' if self.tls else ''}{host}:{self.port}"
+
+
+def _is_name(host: str) -> bool:
+    """Return True if DNS can have a name: labels of up to 63 bytes, 253 bytes in all."""
+    try:
+        return len(host) <= _LONGEST_NAME and len(host.encode("idna")) <= _LONGEST_NAME
+    except UnicodeError:
+        return False
 
 
 def server_tls(cert: str, key: str, client_ca: str | None = None) -> ssl.SSLContext:

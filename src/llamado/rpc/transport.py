@@ -36,6 +36,8 @@ def dial(endpoint: Endpoint, tls: ssl.SSLContext | None, timeout: float) -> sock
         raise ConnectError(f"{endpoint} does not answer within {timeout:g} s; is the address right?") from error
     except OSError as error:
         raise ConnectError(f"cannot connect to {endpoint}: {error.strerror or error}; is a worker running?") from error
+    except UnicodeError as error:
+        raise ConnectError(f"cannot connect to {endpoint}: DNS has no such names") from error
     try:
         _set_options(sock)
         if tls is not None:

@@ -22,6 +22,7 @@ from llamado.http.access import HEALTH, OWN, Access
 from llamado.http.answer import error_response, json_response
 from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
 from llamado.http.metrics import USAGE_HEADER, is_usage_id
+from llamado.http.monitoring.counted import CLIENT_GONE, OTHER
 from llamado.http.request_log import Record, current, request_id
 from llamado.page.files import START, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
@@ -49,14 +50,10 @@ from llamado.server.tool_routes import tools_router
 log = logging.getLogger("llamado.server")
 
 
-CLIENT_GONE = 499
-"""Status in logs and metrics of a request whose client went away before its answer began (nginx's)."""
-
 _LONGEST_PATH = _LONGEST_REASON = 300  # characters of a log line
 
 # What probes, dashboards and `llamado top` ask for every few seconds: it is in the log already where it matters.
 _LOOKED_AT = QUIET | {"/slots"}
-_OTHER = "other"  # endpoint, in metrics, of paths that do not exist
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
@@ -85,6 +82,8 @@ class ServerApp:
         # What needs no key (`get_public_endpoints` in tools/server/server-http.cpp, b11434): the page among it, so that
         # a browser can show it and ask for the key.
         switches = state.switches
+        wanted = switches.predict
+        self._probes = HEALTH if wanted is None else HEALTH | {wanted.health}
         self._page = frozenset(START if switches.static_path else page_paths() if switches.page else ())
         public = HEALTH | MEMBERS | frozenset(START) | self._page
         guarded = frozenset() if switches.cluster_token is None else MEMBERS
@@ -126,7 +125,7 @@ class ServerApp:
             path = scope["path"]
             quiet = path in (QUIET | self._page if scope["method"] == "GET" else MEMBERS) | OWN
             quiet = quiet or path.startswith("/v1/models/")
-            if sleep is None or quiet or (sleep.asleep and not self._exists(scope)):
+            if sleep is None or quiet or (sleep.asleep and not self._endpoint(scope["method"], path)):
                 await self._app(scope, receive, send)
                 return
             try:
@@ -139,14 +138,9 @@ class ServerApp:
             if record is not None:
                 record.route = getattr(scope.get("route"), "path", "")
 
-    def _exists(self, scope: Scope) -> bool:
-        """Whether an endpoint takes the request; for anything else no model is woken."""
-        routes = [route for route in self._app.router.routes if not isinstance(route, Mount)]
-        return any(route.matches(scope)[0] is Match.FULL for route in routes)
-
     def _unready(self, path: str) -> tuple[int, bytes] | None:
-        """The answer while the model is loaded; only the page is there already."""
-        if self._state.served is not None or path in self._page:
+        """Return the answer while the model is loaded; the page and the metrics are there already."""
+        if self._state.served is not None or path in self._page or path == "/metrics":
             return None
         status, body = health_body(self._state)
         if path in OLLAMA:
@@ -156,13 +150,33 @@ class ServerApp:
             body = orjson.dumps(told | anthropic_error(ApiError("unavailable_error", told["error"]["message"])))
         return status, body
 
+    def refused(self, scope: Scope, status: int) -> None:
+        """Count a request that was answered before it came here."""
+        self._count(scope["method"], scope["path"], "", status, 0.0)
+
+    def _count(
+        self, method: str, path: str, route: str, status: int, seconds: float, *, cancelled: bool = False
+    ) -> None:
+        """Count a request under the endpoint that it was for, also if it was turned away before it got there."""
+        path = path.removeprefix(self._prefix)
+        endpoint = route or self._endpoint("GET" if method == "HEAD" else method, path) or OTHER
+        probe = path in self._probes
+        self._state.traffic.count(method, endpoint, status, seconds, cancelled=cancelled, probe=probe)
+
+    def _endpoint(self, method: str, path: str) -> str:
+        """Return the path of the endpoint that takes a request; "" if none does."""
+        scope = {"type": "http", "method": method, "path": path, "root_path": ""}
+        for route in self._app.router.routes:
+            if not isinstance(route, Mount) and route.matches(scope)[0] is Match.FULL:
+                return str(getattr(route, "path", ""))
+        return ""
+
     def _note(self, record: Record, number: int) -> None:
         seconds = time.perf_counter() - record.began
         if not record.status:
             record.status = CLIENT_GONE
         cancelled = record.was_cancelled or record.status == CLIENT_GONE
-        endpoint = record.route or _OTHER
-        self._state.traffic.count(record.method, endpoint, record.status, seconds, cancelled=cancelled)
+        self._count(record.method, record.path, record.route, record.status, seconds, cancelled=cancelled)
         model = self._state.served.info.name if self._state.served else ""
         self._state.live.requests.end(number, record, model, cancelled=cancelled)
         looks = record.method in ("GET", "HEAD") and record.path.removeprefix(self._prefix) in _LOOKED_AT

@@ -18,6 +18,7 @@ import uvicorn
 
 from llamado.errors import LlamadoError
 from llamado.http.access import busy_app
+from llamado.http.answer import Scope
 from llamado.http.connections import GRACE, HEADER_SECONDS, ConnectionLimits, configure
 from llamado.http.running import ServerFile, announced
 from llamado.http.signals import EndingServer
@@ -196,7 +197,10 @@ def serve(
         server.access = application[0].access
         return application[0]
 
-    refuse = busy_app(lambda: application[0], settings.switches.api_prefix)
+    def refused(scope: Scope, status: int) -> None:
+        application[0].refused(scope, status)
+
+    refuse = busy_app(lambda: application[0], settings.switches.api_prefix, refused)
     config = configure(make_app, gate, cast(Any, refuse), key=settings.ssl_key, certificate=settings.ssl_cert)
 
     def watchers() -> list[Coroutine[None, None, None]]:

@@ -1,1 +1,1 @@
-"""Output to terminals: text from files, models, servers and workers cannot steer them."""
+"""Terminal output that is safe for untrusted text from files, models, servers and workers."""

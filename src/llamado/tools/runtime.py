@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from llamado.numerals import whole_number
 from llamado.processes.guarded import PipedProcess
 from llamado.processes.secret_values import child_environment
 from llamado.tools.commands import Commands, Ran
@@ -150,7 +151,7 @@ class Elsewhere:
 
     def size(self, path: str) -> int | None:
         ran = self._sh('[ -f "$1" ] && wc -c < "$1"', path)
-        return int(ran.text) if ran.ok and ran.text.strip().isdigit() else None
+        return whole_number(ran.text.strip()) if ran.ok else None
 
     def read(self, path: str) -> BinaryIO:
         ran = self._sh('cat -- "$1"', path, _FILE_BYTES)

@@ -5,7 +5,8 @@ import { Icon } from "../ui/Icon";
 import { confirmed } from "../ui/Confirm";
 import { IconButton } from "../ui/IconButton";
 import { isBusy } from "./answering";
-import { type Conversation, conversations, current, exported, imported, isRead, removeConversation, rename, search } from "./store";
+import { conversations, current, exported, imported, isRead, removeConversation, rename, search } from "./store";
+import type { Conversation } from "./tree";
 
 const DAY_MS = 86_400_000;
 

@@ -1,7 +1,6 @@
 // What a file of conversations may hold: only what the page itself would write is taken over.
 import { NO_SETTINGS, type Settings } from "./settings";
-import type { Conversation } from "./store";
-import type { Attachment, Message, Stats, TokenProbs, ToolCall } from "./tree";
+import type { Attachment, Conversation, Message, Stats, TokenProbs, ToolCall } from "./tree";
 
 type Fields = Record<string, unknown>;
 

@@ -4,17 +4,7 @@ import { type IDBPDatabase, openDB } from "idb";
 import { dropDraft } from "./drafts";
 import * as sound from "./imported";
 import { lastSettings, NO_SETTINGS, type Settings } from "./settings";
-import { type Message, type Messages, subtree } from "./tree";
-
-export interface Conversation {
-  id: string;
-  title: string;
-  created: number;
-  updated: number;
-  /** The end of the branch that is shown. */
-  leaf: string | null;
-  settings: Settings;
-}
+import { type Conversation, type Message, type Messages, subtree } from "./tree";
 
 export interface Exported {
   format: "llamado-conversations";

@@ -1,5 +1,16 @@
 // A conversation is a tree: an edit or a new answer is another branch beside the first. What is shown is the way from
 // the root to one leaf.
+import type { Settings } from "./settings";
+
+export interface Conversation {
+  id: string;
+  title: string;
+  created: number;
+  updated: number;
+  /** The end of the branch that is shown. */
+  leaf: string | null;
+  settings: Settings;
+}
 
 export interface ToolCall {
   id: string;

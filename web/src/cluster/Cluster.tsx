@@ -7,7 +7,8 @@ import { BehindRouter } from "./BehindRouter";
 import { bytes, ms, shortName } from "./figures";
 import { Lanes } from "./Lanes";
 import { Machines } from "./Machines";
-import { apply, busy, cluster, discard, draft, measure, prediction, refused, trouble, watch, type ClusterEvent } from "./state";
+import type { ClusterEvent } from "./bodies";
+import { apply, busy, cluster, discard, draft, measure, prediction, refused, trouble, watch } from "./state";
 import "./cluster.css";
 
 const START = "llamado up --nodes 3";

@@ -1,7 +1,8 @@
 import { useRef, useState } from "preact/hooks";
 import { ms, shortName } from "./figures";
 import { type Edge, type Layout, paint, placeName, placeToGive, placeToTake } from "./layout";
-import { busy, cluster, draft, now, prediction, tryOut, type Device } from "./state";
+import type { Device } from "./bodies";
+import { busy, cluster, draft, now, prediction, tryOut } from "./state";
 
 interface Grip {
   place: number;

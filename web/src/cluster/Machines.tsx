@@ -1,5 +1,5 @@
 import { bytes, ms, perSecond, shortName } from "./figures";
-import type { Device } from "./state";
+import type { Device } from "./bodies";
 
 const WORDS = { ready: "ready", idle: "has no layers", lost: "lost", away: "gone, its layers are elsewhere" };
 

@@ -1,5 +1,5 @@
 // Who has which layers, as a list with a device's name for each layer and for the head behind the last one.
-import type { Device } from "./state";
+import type { Device } from "./bodies";
 
 export type Layout = string[];
 

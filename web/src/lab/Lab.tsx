@@ -7,7 +7,8 @@ import { cluster, watch } from "../cluster/state";
 import { Copy } from "../ui/Copy";
 import { Figure, Figures } from "../ui/Figures";
 import { Curve } from "./Curve";
-import { act, begin, computing, first, isMeasured, links, linkSeconds, on, partial, PROMPT, runs, setLink, take, trouble, type LabLink } from "./runs";
+import { act, begin, computing, first, isMeasured, links, linkSeconds, on, partial, PROMPT, runs, setLink, take, trouble } from "./runs";
+import type { LabLink } from "./theory";
 import { secondsOnLink, theory } from "./theory";
 import "./lab.css";
 

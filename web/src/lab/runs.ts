@@ -2,22 +2,10 @@
 import { computed, effect, signal } from "@preact/signals";
 import { postJson, stream } from "../api/http";
 import { partsOf } from "../cluster/layout";
-import { cluster, now, type Prediction } from "../cluster/state";
+import type { Prediction } from "../cluster/bodies";
+import { cluster, now } from "../cluster/state";
 import { props } from "../api/server";
-import { secondsOnLinks, secondsReckoned, theory } from "./theory";
-
-export interface LabLink {
-  endpoint: string;
-  worker: string;
-  latency_ms: number;
-  jitter_ms: number;
-  /** Bits per second; null: no limit. */
-  bandwidth: number | null;
-  own: boolean;
-  running: boolean;
-  /** Whether `llamado up` started the worker, and starts it again by itself. */
-  watched: boolean;
-}
+import { type LabLink, secondsOnLinks, secondsReckoned, theory } from "./theory";
 
 export interface Run {
   /** Seconds that links should cost a token. */

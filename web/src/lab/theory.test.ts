@@ -1,7 +1,6 @@
 import { expect, it } from "vitest";
-import type { Device } from "../cluster/state";
-import type { LabLink } from "./runs";
-import { secondsOnLinks, secondsReckoned, theory } from "./theory";
+import type { Device } from "../cluster/bodies";
+import { type LabLink, secondsOnLinks, secondsReckoned, theory } from "./theory";
 
 const link = (endpoint: string, latency_ms: number, jitter_ms = 0, bandwidth: number | null = null): LabLink => ({
   endpoint, latency_ms, jitter_ms, bandwidth, worker: "w", own: true, running: true, watched: false,

@@ -1,6 +1,18 @@
 // What links cost a token: each turn of a worker waits once for its link, and bytes take their time.
-import type { Device, Prediction } from "../cluster/state";
-import type { LabLink } from "./runs";
+import type { Device, Prediction } from "../cluster/bodies";
+
+export interface LabLink {
+  endpoint: string;
+  worker: string;
+  latency_ms: number;
+  jitter_ms: number;
+  /** Bits per second; null: no limit. */
+  bandwidth: number | null;
+  own: boolean;
+  running: boolean;
+  /** Whether `llamado up` started the worker, and starts it again by itself. */
+  watched: boolean;
+}
 
 /** Seconds of a token on a link. A tap delays what goes to a worker, and jitter is half of its most on average. */
 export function secondsOnLink(link: LabLink, devices: Device[]): number {

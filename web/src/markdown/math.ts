@@ -1,5 +1,5 @@
 // Formulas in Markdown: $…$ and \(…\) in a line, $$…$$ and \[…\] as blocks.
-import type { MarkdownIt } from "./parser";
+import type MarkdownItClass from "markdown-it";
 
 const PAIRS: [open: string, close: string, display: boolean][] = [
   ["$$", "$$", true],
@@ -37,7 +37,7 @@ function formula(text: string, start: number): { tex: string; end: number; displ
   return null;
 }
 
-export function math(md: MarkdownIt): void {
+export function math(md: InstanceType<typeof MarkdownItClass>): void {
   md.inline.ruler.before("escape", "math", (state, silent) => {
     const found = formula(state.src, state.pos);
     if (!found) return false;

@@ -4,7 +4,8 @@ import type { Settings } from "../chat/settings";
 import { shown } from "../markdown/visible";
 import { Icon } from "../ui/Icon";
 import { add, addresses, connect, remove, states } from "./mcp";
-import { type RunnableTool, serverTools } from "./offered";
+import type { RunnableTool } from "./mcp";
+import { serverTools } from "./offered";
 
 interface Given {
   settings: Settings;

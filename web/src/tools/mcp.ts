@@ -4,7 +4,19 @@ import { computed, signal } from "@preact/signals";
 import { ApiFailure, send } from "../api/http";
 import { events } from "../api/sse";
 import { remembered } from "../ui/remembered";
-import type { RunnableTool } from "./offered";
+
+export interface RunnableTool {
+  name: string;
+  description: string;
+  /** Whether it changes something. */
+  writes: boolean;
+  /** Where it is run, for the reader. */
+  where: string;
+  /** As a chat request has it. */
+  schema: unknown;
+  /** What the model is told of a call. Throws ApiFailure where nothing can be said. */
+  run: (given: Record<string, unknown>, signal: AbortSignal) => Promise<string>;
+}
 
 const REVISION = "2025-06-18";
 const HEADER = "x-llama-server-proxy-header-"; // the proxy passes on what begins so, and nothing else

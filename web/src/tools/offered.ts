@@ -3,20 +3,7 @@
 import { computed, signal } from "@preact/signals";
 import { getJson, postJson } from "../api/http";
 import { props } from "../api/server";
-import { remoteTools } from "./mcp";
-
-export interface RunnableTool {
-  name: string;
-  description: string;
-  /** Whether it changes something. */
-  writes: boolean;
-  /** Where it is run, for the reader. */
-  where: string;
-  /** As a chat request has it. */
-  schema: unknown;
-  /** What the model is told of a call. Throws ApiFailure where nothing can be said. */
-  run: (given: Record<string, unknown>, signal: AbortSignal) => Promise<string>;
-}
+import { remoteTools, type RunnableTool } from "./mcp";
 
 interface Listed {
   tool: string;

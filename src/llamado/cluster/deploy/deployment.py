@@ -1,29 +1,77 @@
-"""What is deployed: how many servers and workers, and their commands, spelled as the table of flags has it."""
+"""Deployments: numbers of servers and workers, their commands in the spelling of the flags, and their secrets."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
 
 from llamado.errors import LlamadoError
-from llamado.flags import FLAGS, Flag, FlagParser, Kind, Parsed, add_flags, parse
+from llamado.flags import (
+    FLAGS,
+    Flag,
+    FlagParser,
+    Kind,
+    Parsed,
+    add_flags,
+    api_prefix,
+    parse,
+    split_flags,
+    split_secrets,
+)
 
 _SIZE = re.compile(r"\d+(?:\.\d+)?[KMGT]?")
 _MODELS = frozenset({"model", "hf_repo", "model_url", "models_dir", "models_preset", "llama_swap"})
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
+_CERTIFICATE = ("ssl_key_file", "ssl_cert_file")
+_FILES = (
+    *_CERTIFICATE,
+    "api_key_file",
+    "key_file",
+    "gateway_config",
+    "mcp_servers_config",
+    "rpc_ca",
+    "rpc_cert",
+    "rpc_key",
+)
+"""Keys of the flags that name files of keys, tokens and certificates."""
+_CLIENT_KEYS = frozenset({"api_key", "api_key_file", "key_file", "gateway_config"})
+"""Keys of the flags without which clients need no key."""
 
 
 class DeploymentError(LlamadoError):
-    """What is asked for cannot be deployed."""
+    """The requested deployment is not possible."""
+
+
+class SecretText(str):
+    """Content of a file that only its owner may read."""
+
+
+class _Flags(NamedTuple):
+    """Flags of a server or gateway: words that may be shown, secrets by their variables, and files by their keys."""
+
+    words: tuple[str, ...]
+    secrets: Mapping[str, str]
+    files: Mapping[str, str]
+
+    @classmethod
+    def of(cls, arguments: tuple[str, ...], command: str) -> _Flags:
+        """Divide arguments. Raises FlagError for those that the command does not take."""
+        _parsed(arguments, command)
+        words, secrets = split_secrets(arguments, command)
+        words, files = split_flags(words, command, _FILES)
+        return cls(tuple(words), secrets, {key: os.path.abspath(paths[-1]) for key, paths in files.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What is deployed. `serve`: flags of `llamado serve`, as given."""
+    """Servers, workers and a gateway before them. `serve`: flags of `llamado serve`, as given."""
 
     serve: tuple[str, ...] = ()
     name: str = "llamado"
@@ -36,12 +84,14 @@ class Deployment:
     models: str = "/srv/models"
     """Folder of models on the machine; /models in containers."""
     memory: str | None = None
-    """Most memory of a server, and of a worker: 16G."""
+    """Most memory of a server: 16G."""
+    worker_memory: str | None = None
+    """Most memory of a worker; None: as much as a server."""
     cpus: float | None = None
     tls: bool = False
-    """Whether servers and workers are reached by TLS, with keys that the target keeps."""
+    """Servers and workers are reached by TLS, with certificates that the target keeps."""
     key: bool = False
-    """Whether clients need a key, which the target keeps."""
+    """Clients need a key, which the target keeps."""
     domain: str = "_"
     """Name by which clients come (nginx)."""
     worker: tuple[str, ...] = ()
@@ -49,7 +99,7 @@ class Deployment:
     gateway: tuple[str, ...] | None = None
     """Flags of the gateway before the servers; None: there is none."""
     leader_worker_set: bool = False
-    """Whether Kubernetes' LeaderWorkerSet groups a server with its workers, instead of a StatefulSet of workers."""
+    """Kubernetes' LeaderWorkerSet groups each server with its workers, instead of a StatefulSet of workers for all."""
 
     def __post_init__(self) -> None:
         """Raises DeploymentError."""
@@ -59,8 +109,9 @@ class Deployment:
         for name, port in (("--port", self.port), ("--worker-port", self.worker_port)):
             if not 0 < port < 65536:
                 raise DeploymentError(f"{name}: expected 1 to 65535, got {port}")
-        if self.memory is not None and not _SIZE.fullmatch(self.memory):
-            raise DeploymentError(f"--memory: expected a size as 16G or 800M, got {self.memory!r}")
+        for memory in (self.memory, self.worker_memory):
+            if memory is not None and not _SIZE.fullmatch(memory):
+                raise DeploymentError(f"--memory: expected a size as 16G or 800M, got {memory!r}")
         if self.cpus is not None and not 0 < self.cpus < 10_000:
             raise DeploymentError(f"--cpus: expected a number above 0, got {self.cpus}")
         if not _NAME.fullmatch(self.name):
@@ -72,16 +123,117 @@ class Deployment:
     @property
     def parsed(self) -> Parsed:
         """The given flags of `llamado serve`. Raises FlagError."""
-        parser = FlagParser(prog="llamado serve", allow_abbrev=False)
-        add_flags(parser, "serve")
-        return parse(parser, "serve", list(self.serve), {})[0]
+        return _parsed(self.serve, "serve")
+
+    @cached_property
+    def _given(self) -> Mapping[str, _Flags]:
+        """Flags of servers and gateway, by part. Raises FlagError."""
+        given = {"server": _Flags.of(self.serve, "serve")}
+        if self.gateway is not None:
+            given["gateway"] = _Flags.of(self.gateway, "gateway")
+        return given
+
+    # --- keys, certificates, prefix -----------------------------------------------------------------------------------
+
+    @property
+    def front(self) -> str:
+        """The part that clients reach: server or gateway."""
+        return "server" if self.gateway is None else "gateway"
+
+    @property
+    def prefix(self) -> str:
+        """Path before all paths of servers. Raises FlagError."""
+        return api_prefix(self.parsed.api_prefix)
+
+    @property
+    def https(self) -> bool:
+        """Clients come by TLS. Raises DeploymentError."""
+        named = {key for given in self._given.values() for key in _CERTIFICATE if key in given.files}
+        if len(named) == 1:
+            raise DeploymentError("--ssl-key-file and --ssl-cert-file: give both or none")
+        return self.tls or bool(named)
+
+    @property
+    def server_https(self) -> bool:
+        """Servers are reached by TLS; behind a gateway only the gateway is."""
+        return self.https and self.front == "server"
+
+    @property
+    def has_key(self) -> bool:
+        """Clients need a key."""
+        return self.server_has_key or self._gateway_has_keys
+
+    @property
+    def server_has_key(self) -> bool:
+        """Servers ask for a key."""
+        return self.key or bool(self.parsed.given & _CLIENT_KEYS)
+
+    @cached_property
+    def _gateway_has_keys(self) -> bool:
+        """The gateway has keys that are not those of the servers."""
+        return self.gateway is not None and bool(_parsed(self.gateway, "gateway").given & _CLIENT_KEYS)
+
+    @cached_property
+    def first_key(self) -> str:
+        """A key that servers accept; "" if none is known here."""
+        given = self._given["server"]
+        keys = given.secrets.get("LLAMA_API_KEY", "").split(",")
+        lines = (read_secret(given.files.get("api_key_file", "")) or "").splitlines()
+        keys += [line for line in lines if not line.startswith("#")]
+        return next((key.strip() for key in keys if key.strip()), "")
+
+    def secrets(self, part: str) -> dict[str, str]:
+        """Environment with the secrets of a part, without values that only the operator has ("")."""
+        if part not in self._given:
+            return {}
+        found = dict(self._given[part].secrets)
+        own_key = variable("serve", "api_key")
+        if part == "server":
+            if self.key and not self.parsed.given & _CLIENT_KEYS:
+                found[own_key] = ""
+            return found
+        if self.server_has_key:
+            if not self._gateway_has_keys and own_key in (servers := self.secrets("server")):
+                found[own_key] = servers[own_key]
+            found.setdefault(variable("gateway", "replica_key"), self.first_key)
+        return found
+
+    def files(self, part: str, *, certificate: bool) -> dict[str, str]:
+        """Names of the files with secrets that a part reads, by the keys of its flags.
+
+        `certificate`: with those of TLS, which the part that clients reach has. Raises DeploymentError.
+        """
+        if part not in self._given:
+            return {}
+        keys = [key for key in self._given[part].files if key not in _CERTIFICATE]
+        names = {key: self._file_name(part, key) for key in keys}
+        if part == "gateway" and not self._gateway_has_keys and "api_key_file" in self._given["server"].files:
+            names["api_key_file"] = "api_key_file"
+        if certificate and self.https:
+            names |= {key: key for key in _CERTIFICATE}
+        return names
+
+    def _file_name(self, part: str, key: str) -> str:
+        taken = part == "gateway" and key in self._given["server"].files
+        return f"gateway_{key}" if taken else key
+
+    def source(self, name: str) -> str:
+        """Path of a file with secrets on the machine of the operator; "" where the target has a place for it."""
+        for part, given in self._given.items():
+            for key, path in given.files.items():
+                if name == (key if key in _CERTIFICATE else self._file_name(part, key)):
+                    return path
+        return ""
+
+    # --- commands -----------------------------------------------------------------------------------------------------
 
     def serve_command(self, *more: str, rpc: Sequence[str] = (), host: str | None = None) -> list[str]:
-        """Arguments of `llamado` for a server: what was given, and address, workers and metrics.
+        """Arguments of `llamado` for a server: what was given but for secrets, and address, workers and metrics.
 
         Raises FlagError for flags that `llamado serve` does not have, and DeploymentError.
         """
         given = self.parsed.given
+        api_prefix(self.parsed.api_prefix)
         ours = [key for key in ("host", "port") if key in given]
         if ours:
             raise DeploymentError(f"{spelled('serve', ours[0])} is set here: give {spelled('serve', 'port')} before --")
@@ -89,7 +241,7 @@ class Deployment:
             raise DeploymentError("which model? llamado deploy TARGET -- -m MODEL")
         if rpc and "rpc" in given:
             raise DeploymentError(f"{spelled('serve', 'rpc')} and --workers: workers that are there, or new ones?")
-        words = ["serve", *self.serve]
+        words = ["serve", *self._given["server"].words]
         if "metrics" not in given:
             words.append(spelled("serve", "metrics"))
         for key, value in (("host", host), ("port", str(self.port))):
@@ -106,14 +258,27 @@ class Deployment:
 
     def gateway_command(self, *more: str, servers: Sequence[str], host: str) -> list[str]:
         """Arguments of `llamado` for a gateway before servers at these addresses (`host:port`)."""
-        words = ["gateway", *(self.gateway or ())]
+        words = ["gateway", *self._given["gateway"].words]
         words += [spelled("gateway", "host"), host, spelled("gateway", "port"), str(self.port)]
-        return [*words, spelled("gateway", "replica"), ",".join(f"http://{server}" for server in servers), *more]
+        urls = ",".join(f"http://{server}{self.prefix}" for server in servers)
+        return [*words, spelled("gateway", "replica"), urls, *more]
 
     def allowed_hosts(self, *names: str) -> dict[str, str]:
         """Environment with the names under which servers and gateways without keys are reached: these and `domain`."""
         found = [*names, *([self.domain] if self.domain != "_" else [])]
         return {variable("serve", "allowed_hosts"): ",".join(found)} if found else {}
+
+    def written_folders(self, part: str) -> list[str]:
+        """Folders that a part's flags have it write to."""
+        if part == "worker" or (part == "gateway" and self.gateway is None):
+            return []
+        flags = self.parsed if part == "server" else _parsed(self.gateway or (), "gateway")
+        found = [flags.values.get(key) for key in ("slot_save_path", "cache_disk")]
+        found += [os.path.dirname(os.path.abspath(path)) for key in ("log_file", "quota_file")
+                  if (path := flags.values.get(key))]  # fmt: skip
+        if "tools_folder" in flags.given:
+            found.append(flags.tools_folder)
+        return sorted({os.path.abspath(folder) for folder in found if folder})
 
     @property
     def server_port(self) -> int:
@@ -121,15 +286,44 @@ class Deployment:
         return self.port + (self.gateway is not None)
 
     @property
-    def server_tls(self) -> bool:
-        """Whether servers are reached by TLS: behind a gateway that is the gateway's."""
-        return self.tls and self.gateway is None
-
-    @property
     def mlock(self) -> bool:
-        """Whether weights are to be locked in RAM."""
+        """Weights are to be locked in RAM."""
         parsed = self.parsed
         return bool(parsed.mlock) or "mlock" in str(parsed.load_mode)
+
+
+@lru_cache(maxsize=16)
+def _parsed(arguments: tuple[str, ...], command: str) -> Parsed:
+    parser = FlagParser(prog=f"llamado {command}", allow_abbrev=False)
+    add_flags(parser, command)
+    return parse(parser, command, list(arguments), {})[0]
+
+
+def read_secret(path: str) -> str | None:
+    """Content of a file with a secret, if this machine has it."""
+    try:
+        return Path(path).read_text(encoding="utf-8") if path else None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def environment_file(name: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """A file of variables that hold secrets, as systemd and compose read it; {} for none.
+
+    `.example` is added to its name if the operator has to fill in values: an empty key starts no server.
+    """
+    if not variables:
+        return {}
+    text = "".join(f"{variable}={_quoted(value)}\n" for variable, value in variables.items())
+    return {name if all(variables.values()) else f"{name}.example": SecretText(text)}
+
+
+def _quoted(value: str) -> str:
+    if re.fullmatch(r"[\w.,:/@%+=-]*", value, re.ASCII):
+        return value
+    if "'" not in value:
+        return f"'{value}'"
+    return '"' + re.sub(r'([\\"$`])', r"\\\1", value) + '"'
 
 
 def spelled(command: str, key: str) -> str:

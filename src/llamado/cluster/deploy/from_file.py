@@ -1,4 +1,4 @@
-"""A deployment of what a cluster.yaml says: the file that `llamado up` reads, for whoever runs it elsewhere."""
+"""Deployments from a cluster.yaml, the file of `llamado up`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,6 @@ def deployed(config: ClusterConfig, source: str, target: str) -> dict[str, Any]:
     """
     if config.engine != "llamado":
         raise DeploymentError(f"{source}: engine: only llamado's own programs are deployed; leave it out")
-    for name in ("ssl-key-file", "ssl-cert-file", "api-key-file"):
-        for key, options in (("server", config.server), ("gateway", config.gateway)):
-            if name in options:
-                option = "--key" if name == "api-key-file" else "--tls"
-                raise DeploymentError(f"{source}: {key}.{name}: targets keep such files: give {option} instead")
     local = [worker for worker in config.worker_list if worker.here]
     remote = [f"{worker.host}:{worker.port}" for worker in config.worker_list if not worker.here]
     if local and remote:
@@ -41,7 +36,7 @@ def deployed(config: ClusterConfig, source: str, target: str) -> dict[str, Any]:
         "serve": tuple(serve),
         "replicas": config.replicas,
         "workers": len(local),
-        "worker": _alike(local, source),
+        "worker": _alike(local, source, target),
     }
     if config.name != "default":
         fields["name"] = config.name
@@ -63,24 +58,28 @@ def _model(spec: str, target: str) -> str:
     return f"{MODELS}/{path.name}" if target in IN_CONTAINERS else str(path.resolve())
 
 
-def _alike(workers: Iterable[WorkerConfig], source: str) -> tuple[str, ...]:
+def _alike(workers: Iterable[WorkerConfig], source: str, target: str) -> tuple[str, ...]:
     """Flags that all workers have. Raises DeploymentError."""
     found: set[tuple[str, ...]] = set()
     for number, worker in enumerate(workers, 1):
         if worker.link is not None:
             raise DeploymentError(f"{source}: workers[{number}].link: slow links are for trying out; leave it out")
         flags: list[str] = []
-        for key, value in (("threads", worker.threads), ("device", worker.device), ("mem", worker.mem)):
+        folders = MODELS if worker.models_dir and target in IN_CONTAINERS else worker.models_dir
+        for key, value in (
+            ("threads", worker.threads), ("device", worker.device), ("mem", worker.mem), ("models_dir", folders)
+        ):  # fmt: skip
             if value is not None:
                 flags += [spelled("worker", key), str(value)]
         found.add(tuple(flags))
     if len(found) > 1:
         raise DeploymentError(
-            f"{source}: workers: those that are deployed are alike: give all the same threads, mem and device"
+            f"{source}: workers: those that are deployed are alike: give all the same threads, mem, device and "
+            "models_dir"
         )
     return found.pop() if found else ()
 
 
 def deployment_of(config: ClusterConfig, source: str, target: str, **given: Any) -> Deployment:
-    """What the file says, and what is `given` instead. Raises DeploymentError and FlagError."""
+    """Return the deployment of a file, `given` fields in place of its own. Raises DeploymentError and FlagError."""
     return Deployment(**{**deployed(config, source, target), **given})

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamado import __version__
-from llamado.cluster.deploy.deployment import Deployment, spelled, yaml_text
+from llamado.cluster.deploy.deployment import Deployment, SecretText, spelled, yaml_text
 from llamado.cluster.deploy.kubernetes import (
     CACHE_SIZE,
     Manifest,
@@ -19,12 +19,16 @@ from llamado.cluster.deploy.kubernetes import (
     manifests,
     most_replicas,
     resources,
+    scales,
     secrets,
 )
 
 _NAME = "x-name-x"
 """The release's name, where the deployment's stands; a name itself, as it is checked to be one."""
 _MARK = re.compile(r"x-mark-(\w+)-x")
+
+_GIVEN = "secrets.values.yaml"
+"""File of the values of secrets that were given: helm install -f chart/secrets.values.yaml NAME chart."""
 
 # What stands for marks. Those of a whole line know their indentation as @.
 _SCALARS = {
@@ -50,7 +54,7 @@ _RPC = (
     "{{ $.Release.Name }}-worker:PORT{{ end }}"
 )
 _REPLICAS = (
-    "{{ range $i := until (int .Values.server.maxReplicas) }}{{ if $i }},{{ end }}http://{{ $.Release.Name }}-HOME-"
+    "{{ range $i := until (int .Values.server.MOST) }}{{ if $i }},{{ end }}http://{{ $.Release.Name }}-HOME-"
     "{{ $i }}.{{ $.Release.Name }}-HOME:PORT{{ end }}"
 )
 _RPC_OF_GROUP = (
@@ -69,6 +73,10 @@ def helm(what: Deployment) -> dict[str, str]:
     if wanted := secrets(marked):
         files["templates/secrets.yaml"] = _secrets(wanted)
         files["templates/NOTES.txt"] = _notes(wanted)
+        if any(value for one in wanted for value in one["stringData"].values()):  # which belongs into no package
+            values = {_group_of(one, _NAME): one["stringData"] for one in wanted}
+            files[_GIVEN] = SecretText(yaml_text({"secrets": {"create": True, **values}}))
+            files[".helmignore"] = f"{_GIVEN}\n"
     return files
 
 
@@ -100,34 +108,44 @@ def _keys(what: Deployment) -> list[tuple[str, Any, str, dict[str, Any]]]:
     server = {
         "args": command[1:-2],  # without "serve" and the port
         "replicas": what.replicas,
-        "maxReplicas": most_replicas(what),
-        "resources": resources(what),
+        "resources": resources(what, "server"),
     }
     count = {"type": "integer", "minimum": 1, "maximum": 1000}
+    numbers, about_servers = (
+        {"replicas": count},
+        "Flags of llamado serve; how many servers there are; what each may use",
+    )
+    if scales(what):
+        server["maxReplicas"] = most_replicas(what)
+        numbers["maxReplicas"] = count
+        about_servers = (
+            "Flags of llamado serve; how many there are at least and at most, while requests wait; what each may use"
+        )
     found: list[tuple[str, Any, str, dict[str, Any]]] = [
         ("image", what.image, "The image that `llamado deploy docker` makes", text),
         ("models", "", "The volume claim of the models, read by all (empty: RELEASE-models)", {"type": "string"}),
-        (
-            "server",
-            server,
-            "Flags of llamado serve; how many there are at least and at most, while requests wait; what each may use",
-            _object({"args": words, "replicas": count, "maxReplicas": count, "resources": sizes}),
-        ),
+        ("server", server, about_servers, _object({"args": words, **numbers, "resources": sizes})),
     ]
     if what.workers:
-        worker: dict[str, Any] = {"count": what.workers, "resources": resources(what)}
+        worker: dict[str, Any] = {"count": what.workers, "resources": resources(what, "worker")}
         limits: dict[str, Any] = {"count": count, "resources": sizes}
         if not what.leader_worker_set:
             worker["storage"], limits["storage"] = CACHE_SIZE, text
         about = "How many share the model, for each server" if what.leader_worker_set else "How many share the model"
         found.append(("worker", worker, about, _object(limits)))
     if wanted := secrets(what):
-        keys = [key for one in wanted for key in one["stringData"]]
-        given: dict[str, Any] = {"create": False, **dict.fromkeys((_value(key) for key in keys), "")}
+        given: dict[str, Any] = {"create": False}
         types: dict[str, Any] = {"create": {"type": "boolean"}}
-        types |= {_value(key): {"type": "string"} for key in keys}
+        for one in wanted:
+            group, keys = _group_of(one, what.name), list(one["stringData"])
+            given[group], types[group] = dict.fromkeys(keys, ""), _object({key: {"type": "string"} for key in keys})
         found.append(
-            ("secrets", given, "Whether the chart makes the secrets, of these; else they are there", _object(types))
+            (
+                "secrets",
+                given,
+                "create: true makes the secrets from these values; without it they must exist",
+                _object(types),
+            )
         )
     return found
 
@@ -175,7 +193,8 @@ def _put_marks(manifest: Manifest, what: Deployment) -> None:
             spec["minReplicas"], spec["maxReplicas"] = _mark("least"), _mark("most")
         case "StatefulSet" | "Deployment":
             if "replicas" in spec:
-                spec["replicas"] = _mark("workers")
+                part = spec["template"]["spec"]["containers"][0]["name"]
+                spec["replicas"] = _mark("workers" if part == "worker" else "least")
             for claim in spec.get("volumeClaimTemplates", []):
                 claim["spec"]["resources"]["requests"]["storage"] = _mark("storage")
             _put_marks_in_pod(spec["template"], what)
@@ -215,7 +234,8 @@ def _line(line: str, what: Deployment) -> str:
     group = what.workers and what.leader_worker_set
     rpc = _RPC_OF_GROUP if group else _RPC
     rpc = rpc.replace("SCHEME", "tls://" if what.tls else "").replace("PORT", str(what.worker_port))
-    replicas = _REPLICAS.replace("HOME", "group" if group else "server").replace("PORT", str(what.port))
+    replicas = _REPLICAS.replace("HOME", "group" if group else "server").replace("PORT", f"{what.port}{what.prefix}")
+    replicas = replicas.replace("MOST", "maxReplicas" if scales(what) else "replicas")
     scalars = {**_SCALARS, "rpc": f'"{rpc}"', "replicas": f'"{replicas}"'}
     line = _MARK.sub(lambda found: scalars[found[1]], line)
     # a name of digits alone would be a number
@@ -223,18 +243,20 @@ def _line(line: str, what: Deployment) -> str:
     return line.replace(_NAME, "{{ .Release.Name }}")
 
 
-def _value(key: str) -> str:
-    """A key of a secret, as the values call it: tls.crt is tlsCrt."""
-    first, *others = re.split(r"[.-]", key)
-    return first + "".join(word.capitalize() for word in others)
+def _group_of(secret: Manifest, name: str) -> str:
+    """Key of the values of a secret: its name without that of the release."""
+    return str(secret["metadata"]["name"]).removeprefix(f"{name}-")
 
 
 def _secrets(wanted: list[Manifest]) -> str:
     texts = []
     for secret in wanted:
-        values = {key: _mark(_value(key)) for key in secret["stringData"]}
+        group = _group_of(secret, _NAME)
+        values = {key: _mark(str(number)) for number, key in enumerate(secret["stringData"])}
         text = yaml_text({**secret, "stringData": values}).replace(_NAME, "{{ .Release.Name }}")
-        texts.append(_MARK.sub(lambda found: f"{{{{ .Values.secrets.{found[1]} | quote }}}}", text))
+        for key, mark in values.items():
+            text = text.replace(mark, f'{{{{ index .Values.secrets "{group}" "{key}" | quote }}}}')
+        texts.append(text)
     return "{{- if .Values.secrets.create }}\n" + "---\n".join(texts) + "{{- end }}\n"
 
 
@@ -242,6 +264,10 @@ def _notes(wanted: list[Manifest]) -> str:
     lines = ["{{- if not .Values.secrets.create }}", "These secrets have to be there:"]
     for secret in wanted:
         name = secret["metadata"]["name"].replace(_NAME, "{{ .Release.Name }}")
-        files = " ".join(f"--from-file={key}" for key in secret["stringData"])
-        lines.append(f"  kubectl create secret generic {name} --type={secret['type']} {files}")
+        keys = [*secret["stringData"]]
+        if name.endswith("-keys"):
+            lines.append(f"  kubectl create secret generic {name} --from-env-file=FILE   # with {', '.join(keys)}")
+        else:
+            files = " ".join(f"--from-file={key}=FILE" for key in keys)
+            lines.append(f"  kubectl create secret generic {name} --type={secret['type']} {files}")
     return "\n".join([*lines, "{{- end }}", ""])

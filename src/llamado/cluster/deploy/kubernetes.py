@@ -7,17 +7,19 @@ away, which a restart would not bring back.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from llamado.cluster.deploy.containers import CACHE, MODELS, USER
-from llamado.cluster.deploy.deployment import Deployment, spelled, variable, yaml_text
+from llamado.cluster.deploy.containers import CACHE, MODELS, PROBE, USER
+from llamado.cluster.deploy.deployment import Deployment, SecretText, read_secret, spelled, yaml_text
 
 LIVE, READY = "/livez", "/readyz"
 CACHE_SIZE = "50Gi"
 """Of the disk on which a worker keeps what it was sent."""
 _START_SECONDS = 1800
 _END_SECONDS = 90
-_TLS = "/tls"
+_TLS, _FILES = "/tls", "/files"
+_IN_TLS = {"ssl_key_file": "tls.key", "ssl_cert_file": "tls.crt"}
 
 WAITING = "llamacpp:requests_deferred"
 """The metric by which servers become more; Kubernetes' names have no colons."""
@@ -26,10 +28,14 @@ Manifest = dict[str, Any]
 
 
 def kubernetes(what: Deployment) -> dict[str, str]:
-    """All manifests in one file, and secrets as examples in another where there are any."""
+    """All manifests in one file, and secrets in another if there are any: an example if values are to be filled in."""
     files = {f"{what.name}.yaml": yaml_text(*manifests(what))}
-    if examples := secrets(what):
-        files[f"{what.name}-secrets.example.yaml"] = yaml_text(*examples)
+    if found := secrets(what):
+        known = all(value for one in found for value in one["stringData"].values())
+        name, about = f"{what.name}-secrets.yaml", "# Keep it out of repositories.\n"
+        if not known:
+            name, about = f"{what.name}-secrets.example.yaml", "# Fill in what is empty, in a copy of this file.\n"
+        files[name] = SecretText(about + yaml_text(*found))
     return files
 
 
@@ -46,7 +52,15 @@ def manifests(what: Deployment) -> list[Manifest]:
         found.append(_budget(what, "worker"))
     if what.gateway is not None:
         found += [_gateway_service(what), _gateways(what), _budget(what, "gateway")]
-    return [*found, _budget(what, "server"), _scaler(what), *_policies(what)]
+    found.append(_budget(what, "server"))
+    if scales(what):
+        found.append(_scaler(what))
+    return [*found, *_policies(what)]
+
+
+def scales(what: Deployment) -> bool:
+    """Servers can become more by themselves: those that share workers cannot, whose memory is for so many."""
+    return not what.workers or what.leader_worker_set
 
 
 def _meta(what: Deployment, part: str) -> Manifest:
@@ -81,18 +95,46 @@ def _container(what: Deployment, part: str, command: list[str], port: int) -> Ma
             {"name": "tmp", "mountPath": "/tmp"},
         ],
     }
-    if sizes := resources(what):
+    if part == "gateway":  # holds no model
+        container["volumeMounts"] = [{"name": "tmp", "mountPath": "/tmp"}]
+    elif sizes := resources(what, part):
         container["resources"] = sizes
-    if what.tls:
+    if has_tls(what, part):
         container["volumeMounts"].append({"name": "tls", "mountPath": _TLS, "readOnly": True})
+    if _secret_files(what, part):
+        container["volumeMounts"].append({"name": "files", "mountPath": _FILES, "readOnly": True})
+    container["volumeMounts"] += [
+        {"name": f"folder-{number}", "mountPath": path} for number, path in enumerate(what.written_folders(part))
+    ]
+    if what.secrets(part):
+        container["envFrom"] = [{"secretRef": {"name": f"{what.name}-{part}-keys"}}]
     return container
 
 
-def resources(what: Deployment) -> Manifest:
-    """Memory and processors of a container; {} where they are not limited."""
+def has_tls(what: Deployment, part: str) -> bool:
+    """A part reads certificates: of clients' connections, or of those between servers and workers."""
+    return (part == what.front and what.https) or (part != "gateway" and what.tls and bool(what.workers))
+
+
+def _secret_files(what: Deployment, part: str) -> list[str]:
+    """Names of the files with secrets that a part reads, without certificates of clients' connections."""
+    return [*dict.fromkeys(what.files(part, certificate=False).values())]
+
+
+def _file_flags(what: Deployment, part: str) -> list[str]:
+    """Flags of a part that name files with secrets."""
+    command = "serve" if part == "server" else part
+    names = what.files(part, certificate=part == what.front)
+    places = {key: f"{_TLS}/{_IN_TLS[key]}" if key in _IN_TLS else f"{_FILES}/{name}" for key, name in names.items()}
+    return [word for key, path in places.items() for word in (spelled(command, key), path)]
+
+
+def resources(what: Deployment, part: str) -> Manifest:
+    """Memory and processors of a container; {} if they are not limited."""
     sizes: dict[str, str] = {}
-    if what.memory is not None:
-        sizes["memory"] = what.memory + ("i" if what.memory[-1] in "KMGT" else "")
+    memory = what.worker_memory or what.memory if part == "worker" else what.memory
+    if memory is not None:
+        sizes["memory"] = memory + ("i" if memory[-1] in "KMGT" else "")
     if what.cpus is not None:
         sizes["cpu"] = f"{what.cpus:g}"
     return {"requests": sizes, "limits": dict(sizes)} if sizes else {}
@@ -104,32 +146,24 @@ def literal(word: str) -> str:
 
 
 def _server(what: Deployment, rpc: list[str]) -> Manifest:
-    more = _https("serve") if what.server_tls else []
-    if what.tls and rpc:
+    more = _file_flags(what, "server")
+    if what.tls and what.workers:
         more += [spelled("serve", "rpc_ca"), f"{_TLS}/ca.crt", spelled("serve", "rpc_cert"), f"{_TLS}/tls.crt"]
         more += [spelled("serve", "rpc_key"), f"{_TLS}/tls.key"]
     container = _container(what, "server", what.serve_command(*more, rpc=rpc, host="0.0.0.0"), what.port)
     container["env"] = _hosts(what, "group" if what.workers and what.leader_worker_set else "server")
-    if what.key:
-        source = {"secretKeyRef": {"name": f"{what.name}-keys", "key": "key"}}
-        container["env"].append({"name": variable("serve", "api_key"), "valueFrom": source})
-    return {**container, **_http_probes(_START_SECONDS, tls=what.server_tls)}
+    return {**container, **_http_probes(_START_SECONDS, prefix=what.prefix, tls=what.server_https)}
 
 
 def _gateway(what: Deployment) -> Manifest:
-    """The gateway knows servers by their names, also those that the autoscaler may start."""
+    """The gateway has the names of all servers, also of those that the autoscaler may start."""
     group = what.workers and what.leader_worker_set
     home = f"{what.name}-group" if group else f"{what.name}-server"
     servers = [f"{home}-{i}.{home}:{what.port}" for i in range(most_replicas(what))]
-    more = _https("gateway") if what.tls else []
-    container = _container(what, "gateway", what.gateway_command(*more, servers=servers, host="0.0.0.0"), what.port)
-    container.pop("resources", None)  # those are what a model takes
-    container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] in ("tmp", "tls")]
+    command = what.gateway_command(*_file_flags(what, "gateway"), servers=servers, host="0.0.0.0")
+    container = _container(what, "gateway", command, what.port)
     container["env"] = _hosts(what, "gateway")
-    if what.key:  # what it asks of servers itself; requests bring their own
-        source = {"secretKeyRef": {"name": f"{what.name}-keys", "key": "key"}}
-        container["env"].append({"name": variable("gateway", "replica_key"), "valueFrom": source})
-    return {**container, **_http_probes(_START_SECONDS, tls=what.tls)}
+    return {**container, **_http_probes(_START_SECONDS, tls=what.https)}
 
 
 def _hosts(what: Deployment, part: str) -> list[Manifest]:
@@ -138,16 +172,11 @@ def _hosts(what: Deployment, part: str) -> list[Manifest]:
     return [{"name": name, "value": value} for name, value in names.items()]
 
 
-def _https(command: str) -> list[str]:
-    """Flags of a command that is reached by TLS."""
-    return [spelled(command, "ssl_key_file"), f"{_TLS}/tls.key", spelled(command, "ssl_cert_file"), f"{_TLS}/tls.crt"]
-
-
-def _http_probes(start: int, *, tls: bool) -> Manifest:
+def _http_probes(start: int, *, prefix: str = "", tls: bool) -> Manifest:
     """Probes of a server that may take so many seconds to start."""
 
     def probe(path: str, period: int, failures: int, timeout: int) -> Manifest:
-        get: Manifest = {"path": path, "port": "http"}
+        get: Manifest = {"path": prefix + path, "port": "http"}
         if tls:
             get["scheme"] = "HTTPS"
         return {
@@ -169,16 +198,12 @@ def _worker(what: Deployment) -> Manifest:
         for key, file in (("tls_cert", "tls.crt"), ("tls_key", "tls.key"), ("tls_client_ca", "ca.crt")):
             more += [spelled("worker", key), f"{_TLS}/{file}"]
     container = _container(what, "worker", what.worker_command(*more, host="0.0.0.0"), what.worker_port)
-    listens: Manifest = {"tcpSocket": {"port": "rpc"}}
-    greets = listens
-    if not what.tls:  # one that is frozen accepts connections, too
-        wait = ["llamado", "wait", f"tcp://127.0.0.1:{what.worker_port}", spelled("wait", "timeout"), "5"]
-        greets = {"exec": {"command": wait}}
+    # A frozen process accepts connections, too: it is asked for HELLO.
+    greets: Manifest = {"exec": {"command": PROBE}}
     return {
         **container,
-        "startupProbe": {**listens, "periodSeconds": 5, "failureThreshold": 60},
+        "startupProbe": {**greets, "periodSeconds": 10, "failureThreshold": 30, "timeoutSeconds": 15},
         "livenessProbe": {**greets, "periodSeconds": 60, "failureThreshold": 3, "timeoutSeconds": 15},
-        "readinessProbe": {**listens, "periodSeconds": 5, "failureThreshold": 2, "timeoutSeconds": 5},
     }
 
 
@@ -187,11 +212,14 @@ def _pod(what: Deployment, part: str, container: Manifest, *, own_cache: bool = 
     volumes: list[Manifest] = [{"name": "models", **models}, {"name": "tmp", "emptyDir": {}}]
     if not own_cache:
         volumes.append({"name": "cache", "emptyDir": {}})
-    if what.tls:
-        volumes.append({"name": "tls", "secret": {"secretName": f"{what.name}-tls"}})
     computes = part != "gateway"
     if not computes:
-        volumes = [volume for volume in volumes if volume["name"] in ("tmp", "tls")]
+        volumes = [{"name": "tmp", "emptyDir": {}}]
+    if has_tls(what, part):
+        volumes.append({"name": "tls", "secret": {"secretName": f"{what.name}-tls", "defaultMode": 0o440}})
+    if _secret_files(what, part):
+        volumes.append({"name": "files", "secret": {"secretName": f"{what.name}-files", "defaultMode": 0o440}})
+    volumes += [{"name": f"folder-{number}", "emptyDir": {}} for number, _ in enumerate(what.written_folders(part))]
     labels = _labels(what, part)
     spread = {
         "maxSkew": 1,
@@ -199,7 +227,7 @@ def _pod(what: Deployment, part: str, container: Manifest, *, own_cache: bool = 
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": labels},
     }
-    notes = {"prometheus.io/scrape": "true", "prometheus.io/port": str(what.port)} if part == "server" else {}
+    notes = _scraping(what) if part == "server" else {}
     quiet = {key: container[key] for key in ("image", "securityContext")}
     kernels = {
         "name": "kernels",
@@ -228,6 +256,14 @@ def _pod(what: Deployment, part: str, container: Manifest, *, own_cache: bool = 
     }
 
 
+def _scraping(what: Deployment) -> dict[str, str]:
+    """Annotations by which Prometheus finds the metrics of a pod."""
+    notes = {"scrape": "true", "port": str(what.port), "path": f"{what.prefix}/metrics"}
+    if what.server_https:
+        notes["scheme"] = "https"
+    return {f"prometheus.io/{key}": value for key, value in notes.items()}
+
+
 # --- what runs them ---------------------------------------------------------------------------------------------------
 
 
@@ -243,6 +279,7 @@ def _servers(what: Deployment) -> Manifest:
         "metadata": _meta(what, "server"),
         "spec": {
             "serviceName": f"{what.name}-server",
+            **_replicas(what),
             "podManagementPolicy": "Parallel",
             "selector": _selector(what, "server"),
             "template": pod,
@@ -250,15 +287,26 @@ def _servers(what: Deployment) -> Manifest:
     }
 
 
+def _replicas(what: Deployment) -> dict[str, int]:
+    """Number of servers, unless the autoscaler sets it."""
+    return {} if scales(what) else {"replicas": what.replicas}
+
+
 def _rolling(what: Deployment, part: str, pod: Manifest) -> Manifest:
+    # Workers have room for the layers of so many servers, and of no other while these are replaced.
+    surge = (
+        {"maxUnavailable": 1, "maxSurge": 0}
+        if part == "server" and what.workers
+        else {"maxUnavailable": 0, "maxSurge": 1}
+    )
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": _meta(what, part),
         "spec": {
-            # how many servers there are is the autoscaler's
+            **(_replicas(what) if part == "server" else {}),
             "selector": _selector(what, part),
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": surge},
             "progressDeadlineSeconds": _START_SECONDS + 60,
             "template": pod,
         },
@@ -399,12 +447,13 @@ def _scaler(what: Deployment) -> Manifest:
 
 def most_replicas(what: Deployment) -> int:
     """To which number servers grow."""
-    return max(4 * what.replicas, 4)
+    return max(4 * what.replicas, 4) if scales(what) else what.replicas
 
 
 def _policies(what: Deployment) -> list[Manifest]:
-    """Anybody in the cluster may ask servers, or the gateway before them; workers hear servers alone: their protocol is
-    not made for strangers.
+    """Every pod of the cluster may ask servers, or the gateway before them.
+
+    Workers accept servers and, for the ring and ALLREDUCE, each other: their protocol is not made for others.
     """
 
     def policy(part: str, origin: list[Manifest], port: int) -> Manifest:
@@ -418,25 +467,35 @@ def _policies(what: Deployment) -> list[Manifest]:
             "spec": {"podSelector": _selector(what, part), "policyTypes": ["Ingress"], "ingress": [rule]},
         }
 
-    # behind a gateway servers are open still to whoever scrapes their metrics, in another namespace perhaps
+    # behind a gateway servers stay open to Prometheus, which scrapes them from another namespace perhaps
     parts = ("server",) if what.gateway is None else ("gateway", "server")
     found = [policy(part, [], what.port) for part in parts]
     if what.workers:
-        found.append(policy("worker", [{"podSelector": _selector(what, "server")}], what.worker_port))
+        origins = [{"podSelector": _selector(what, part)} for part in ("server", "worker")]
+        found.append(policy("worker", origins, what.worker_port))
     return found
 
 
-def _secret(name: str, kind: str, *keys: str) -> Manifest:
-    """A secret whose values the operator puts in."""
-    values = dict.fromkeys(keys, "REPLACE-ME")
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "type": kind, "stringData": values}
+def _secret(name: str, kind: str, values: Mapping[str, str]) -> Manifest:
+    """A secret; the operator fills in values that are empty."""
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "type": kind, "stringData": dict(values)}
 
 
 def secrets(what: Deployment) -> list[Manifest]:
-    """Secrets that the manifests want, with words where the operator's keys belong."""
+    """Secrets that the manifests want, without values that only the operator has ("")."""
     found: list[Manifest] = []
-    if what.key:
-        found.append(_secret(f"{what.name}-keys", "Opaque", "key"))
-    if what.tls:
-        found.append(_secret(f"{what.name}-tls", "kubernetes.io/tls", "tls.crt", "tls.key", "ca.crt"))
+    parts = ("server", "gateway")
+    for part in parts:
+        if variables := what.secrets(part):
+            found.append(_secret(f"{what.name}-{part}-keys", "Opaque", variables))
+    if names := dict.fromkeys(name for part in parts for name in _secret_files(what, part)):
+        found.append(_secret(f"{what.name}-files", "Opaque", {name: _content(what, name) for name in names}))
+    if any(has_tls(what, part) for part in (*parts, "worker")):
+        values = {_IN_TLS[name]: _content(what, name) for name in reversed(_IN_TLS)}
+        more = {"ca.crt": ""} if what.tls and what.workers else {}
+        found.append(_secret(f"{what.name}-tls", "kubernetes.io/tls", values | more))
     return found
+
+
+def _content(what: Deployment, name: str) -> str:
+    return read_secret(what.source(name)) or ""

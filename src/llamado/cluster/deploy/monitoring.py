@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from llamado.cluster.deploy.deployment import Deployment, yaml_text
+from llamado.cluster.deploy.deployment import Deployment, SecretText, yaml_text
 from llamado.cluster.deploy.kubernetes import WAITING
+
+_KEY = "prometheus.key"
+"""File of the key with which Prometheus asks servers."""
 
 
 class Alert(NamedTuple):
@@ -21,7 +24,7 @@ class Alert(NamedTuple):
 
 ALERTS = (
     Alert("LlamadoDown", "up{{job='{job}'}} == 0", "2m", "critical",
-          "{{{{ $labels.instance }}}} does not answer /metrics: llamado doctor http://{{{{ $labels.instance }}}}"),
+          "{{{{ $labels.instance }}}} does not answer /metrics: llamado doctor {url}"),
     Alert("LlamadoQueueGrows", "min_over_time(llamacpp:requests_deferred{{job='{job}'}}[5m]) > 0", "5m", "warning",
           "{{{{ $labels.instance }}}}: requests have been waiting for a slot for five minutes: more -np, or more "
           "replicas"),
@@ -31,8 +34,12 @@ ALERTS = (
           "{{{{ $labels.instance }}}}: one of twenty requests waits for more than 10 s for its first token"),
     Alert("LlamadoErrors",
           "sum by (instance) (rate(llamacpp:http_requests_total{{job='{job}',status=~'5..'}}[5m])) / "
-          "sum by (instance) (rate(llamacpp:http_requests_total{{job='{job}'}}[5m])) > 0.05", "5m", "critical",
+          "sum by (instance) (rate(llamacpp:http_requests_total{{job='{job}'}}[5m])) > 0.05 "
+          # Clients of a server that loads its model get 503; the rate holds these for another five minutes.
+          "unless on (instance) max_over_time(llamado_is_loading{{job='{job}'}}[5m]) == 1", "5m", "critical",
           "{{{{ $labels.instance }}}}: one of twenty answers is an error: llamado doctor LOGFILE"),
+    Alert("LlamadoRestarts", "changes(process_start_time_seconds{{job='{job}'}}[30m]) > 2", "0m", "critical",
+          "{{{{ $labels.instance }}}} ended and was started three times within half an hour: llamado doctor LOGFILE"),
     Alert("LlamadoCacheFull", "llamacpp:kv_cache_usage_ratio{{job='{job}'}} > 0.95", "10m", "warning",
           "{{{{ $labels.instance }}}}: the K/V cache is full: more -c, or -ctk q8_0 -ctv q8_0"),
     Alert("LlamadoStalled",
@@ -96,33 +103,40 @@ def prometheus(what: Deployment) -> dict[str, str]:
     rules = f"{what.name}.rules.yml"
     job: dict[str, Any] = {
         "job_name": what.name,
-        "metrics_path": "/metrics",
+        "metrics_path": f"{what.prefix}/metrics",
         "static_configs": [{"targets": [f"127.0.0.1:{what.server_port + i}" for i in range(what.replicas)]}],
     }
-    if what.server_tls:
+    if what.server_https:
         job |= {"scheme": "https", "tls_config": {"insecure_skip_verify": True}}
-    if what.key:
-        job["authorization"] = {"credentials_file": f"/etc/{what.name}/key"}
+    files: dict[str, str] = {}
+    about = ""
+    if what.server_has_key:
+        job["authorization"] = {"credentials_file": f"/etc/{what.name}/{_KEY}"}
+        files[_KEY if what.first_key else f"{_KEY}.example"] = SecretText(f"{what.first_key}\n")
+        filled = "" if what.first_key else "   # with a key of the servers in it"
+        about = f"# install -D -o prometheus -m 400 {_KEY} /etc/{what.name}/{_KEY}{filled}\n"
     configuration = {
         "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
         "rule_files": [rules],
         "scrape_configs": [job],
     }
+    url = f"{job.get('scheme', 'http')}://{{{{ $labels.instance }}}}{what.prefix}"
     alerts = [
         {
             "alert": alert.name,
             "expr": alert.expression.format(job=what.name),
             "for": alert.lasts,
             "labels": {"severity": alert.severity},
-            "annotations": {"summary": alert.says.format()},
+            "annotations": {"summary": alert.says.format(url=url)},
         }
         for alert in ALERTS
     ]
     groups = {"groups": [{"name": what.name, "rules": alerts}]}
     return {
-        "prometheus.yml": yaml_text(configuration),
+        "prometheus.yml": about + yaml_text(configuration),
         rules: yaml_text(groups),
         "adapter-values.yaml": yaml_text(_adapter()),
+        **files,
     }
 
 

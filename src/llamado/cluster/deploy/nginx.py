@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from llamado.cluster.deploy.deployment import Deployment
@@ -10,21 +11,30 @@ _LARGEST_BODY = "64m"
 
 
 def nginx(what: Deployment, servers: Sequence[str] = ()) -> dict[str, str]:
-    """`nginx.conf` for servers at these addresses, or at the ports of this machine; or for their gateway."""
-    n = what.replicas if what.gateway is None else 1
+    """`nginx.conf` for servers at these addresses in the same network of compose, or at the ports of this machine, or
+    for their gateway there.
+    """
+    n = what.replicas if what.front == "server" else 1
     addresses = servers or [f"127.0.0.1:{what.port + i}" for i in range(n)]
     members = "\n".join(f"        server {address} max_fails=2 fail_timeout=5s;" for address in addresses)
-    scheme = "https" if what.tls else "http"
-    verify = "\n            proxy_ssl_verify off;" if what.tls else ""
-    listen = "listen 443 ssl;\n        listen [::]:443 ssl;" if what.tls and not servers else "listen 80;"
-    certificate = (
-        f"\n        ssl_certificate /etc/{what.name}/cert.pem;\n        ssl_certificate_key /etc/{what.name}/key.pem;"
-        if what.tls and not servers
-        else ""
-    )
+    # In compose nginx has the certificate; else what is behind it has it, too, and listens on loopback.
+    behind = what.https and not servers
+    scheme = "https" if behind else "http"
+    verify = "\n            proxy_ssl_verify off;" if behind else ""
+    listen, certificate = "listen 80;", ""
+    if what.https:
+        listen = "listen 443 ssl;\n        listen [::]:443 ssl;"
+        cert, key = (
+            f"/run/secrets/{name}" if servers else what.source(name) or f"/etc/{what.name}/{own}"
+            for name, own in (("ssl_cert_file", "cert.pem"), ("ssl_key_file", "key.pem"))
+        )
+        certificate = f"\n        ssl_certificate {cert};\n        ssl_certificate_key {key};"
+    # A gateway has no prefix: it adds that of the servers.
+    prefix = re.escape(what.prefix) if what.front == "server" else ""
+    about = "" if what.has_key else "# Without a key (--key) all who reach nginx may use the servers.\n"
     return {
         "nginx.conf": f"""\
-worker_processes auto;
+{about}worker_processes auto;
 
 events {{
     worker_connections 4096;
@@ -46,7 +56,7 @@ http {{
         client_max_body_size {_LARGEST_BODY};
 
         # For monitoring, which asks the servers themselves; /slots shows what others ask.
-        location ~ ^/(metrics|slots)(/|$) {{
+        location ~ ^{prefix}/(metrics|slots)(/|$) {{
             return 403;
         }}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llamado.cluster.deploy.deployment import Deployment, spelled
+from llamado.cluster.deploy.deployment import Deployment, environment_file, spelled
 
 Entries = dict[str, str | list[str]]
 """Of a section; a list is several lines of one name."""
@@ -13,10 +13,11 @@ _START_SECONDS = 1800
 """A large model takes minutes to be read or sent."""
 _STOP_SECONDS = 90
 """Streams that have begun may end."""
+_CREDENTIALS, _MAIN = "${CREDENTIALS_DIRECTORY}", "$MAINPID"
 
 
 def systemd(what: Deployment) -> dict[str, str]:
-    """Unit files by their names. Raises FlagError."""
+    """Unit files, and files of variables that hold secrets, by their names. Raises FlagError and DeploymentError."""
     name = what.name
     servers = [f"{name}-server@{what.server_port + i}.service" for i in range(what.replicas)]
     gateway = [f"{name}-gateway.service"] if what.gateway is not None else []
@@ -33,23 +34,38 @@ def systemd(what: Deployment) -> dict[str, str]:
         files[f"{name}-worker@.service"] = _worker(what)
     if what.gateway is not None:
         files[f"{name}-gateway.service"] = _gateway(what, servers)
+    for part in ("server", "gateway"):
+        files |= environment_file(f"{part}.env", what.secrets(part))
+    first = f"{name}.target"
+    files[first] = "".join(f"# {line}\n" for line in _instructions(what, files)) + files[first]
     return files
 
 
+def _instructions(what: Deployment, files: Iterable[str]) -> list[str]:
+    folder = f"/etc/{what.name}"
+    lines = [
+        f"useradd --system --home-dir /var/lib/{what.name} {what.name}",
+        "cp *.target *.service /etc/systemd/system/",
+    ]
+    for file in files:
+        if ".env" in file:
+            written = file.removesuffix(".example")
+            filled = f"   # with the keys of {file} filled in" if file != written else ""
+            lines.append(f"install -D -m 600 {written} {folder}/{written}{filled}")
+    places = {path for part in ("server", "gateway") for path in _sources(what, part).values()}
+    if missing := sorted(path for path in places if path.startswith(f"{folder}/")):
+        lines.append(f"put into place, for root alone (600): {', '.join(missing)}")
+    return [*lines, f"systemctl daemon-reload && systemctl enable --now {what.name}.target"]
+
+
 def _server(what: Deployment, rpc: list[str], workers: list[str]) -> str:
-    port = spelled("serve", "port")
-    words = _instance(what.serve_command(rpc=rpc, host="127.0.0.1"), port)
-    if what.key:
-        words += [spelled("serve", "api_key_file"), "${CREDENTIALS_DIRECTORY}/keys"]
-    if what.server_tls:
-        words += _https("serve")
-    wait = [what.program, "wait", "http://127.0.0.1:%i", spelled("wait", "timeout"), str(_START_SECONDS)]
-    service = _service(what, [what.program, *words])
-    if not what.server_tls:  # whose authority only the clients know
-        service["ExecStartPost"] = _line(wait)
+    alone = what.replicas == 1 and what.front == "server"
+    host = "0.0.0.0" if alone and what.has_key else "127.0.0.1"
+    words = _instance(what.serve_command(rpc=rpc, host=host), spelled("serve", "port"))
+    service = _service(what, "server", [what.program, *words, *_file_flags(what, "server")])
+    wait = [what.program, "wait", spelled("wait", "pid"), _MAIN, spelled("wait", "timeout"), str(_START_SECONDS)]
+    service["ExecStartPost"] = _line(wait)
     service["TimeoutStartSec"] = str(_START_SECONDS + 60)
-    credentials = [f"keys:/etc/{what.name}/keys"] if what.key else []
-    service["LoadCredential"] = [*credentials, *(_certificate(what) if what.server_tls else [])]
     if what.mlock:
         service["LimitMEMLOCK"] = "infinity"
     # A worker that is away is waited for by the server itself, which must not be restarted for that: no Requires=
@@ -66,25 +82,23 @@ def _server(what: Deployment, rpc: list[str], workers: list[str]) -> str:
     )
 
 
-def _https(command: str) -> list[str]:
-    """Flags of a command that is reached by TLS."""
-    keys = ("ssl_key_file", "ssl_cert_file")
-    return [word for key in keys for word in (spelled(command, key), f"${{CREDENTIALS_DIRECTORY}}/{key}")]
+def _sources(what: Deployment, part: str) -> dict[str, str]:
+    """Paths of the files with secrets of a part, by the keys of its flags."""
+    places = {"ssl_key_file": f"/etc/{what.name}/key.pem", "ssl_cert_file": f"/etc/{what.name}/cert.pem"}
+    names = what.files(part, certificate=part == what.front)
+    return {key: what.source(name) or places[key] for key, name in names.items()}
 
 
-def _certificate(what: Deployment) -> list[str]:
-    return [f"ssl_key_file:/etc/{what.name}/key.pem", f"ssl_cert_file:/etc/{what.name}/cert.pem"]
+def _file_flags(what: Deployment, part: str) -> list[str]:
+    """Flags of a part that name files with secrets, which systemd reads as root and hands to the part alone."""
+    command = "serve" if part == "server" else part
+    return [word for key in _sources(what, part) for word in (spelled(command, key), f"{_CREDENTIALS}/{key}")]
 
 
 def _gateway(what: Deployment, servers: list[str]) -> str:
     addresses = [f"127.0.0.1:{what.server_port + i}" for i in range(what.replicas)]
-    more = _https("gateway") if what.tls else []
-    words = what.gateway_command(*more, servers=addresses, host="0.0.0.0")
-    service = _service(what, [what.program, *words])
-    for limit in ("MemoryMax", "CPUQuota"):  # those are what a model takes
-        service.pop(limit, None)
-    if what.tls:
-        service["LoadCredential"] = _certificate(what)
+    host = "0.0.0.0" if what.has_key else "127.0.0.1"
+    words = what.gateway_command(*_file_flags(what, "gateway"), servers=addresses, host=host)
     return _unit(
         Unit={
             "Description": "llamado gateway",
@@ -92,7 +106,7 @@ def _gateway(what: Deployment, servers: list[str]) -> str:
             "Wants": "network-online.target",
             "PartOf": f"{what.name}.target",
         },
-        Service=service,
+        Service=_service(what, "gateway", [what.program, *words]),
         Install={"WantedBy": f"{what.name}.target"},
     )
 
@@ -106,7 +120,7 @@ def _worker(what: Deployment) -> str:
             "Wants": "network-online.target",
             "PartOf": f"{what.name}.target",
         },
-        Service=_service(what, [what.program, *words]),
+        Service=_service(what, "worker", [what.program, *words]),
         Install={"WantedBy": f"{what.name}.target"},
     )
 
@@ -118,7 +132,7 @@ def _instance(words: list[str], port: str) -> list[str]:
     return found
 
 
-def _service(what: Deployment, command: list[str]) -> Entries:
+def _service(what: Deployment, part: str, command: list[str]) -> Entries:
     service: Entries = {
         "Type": "exec",
         "User": what.name,
@@ -142,11 +156,18 @@ def _service(what: Deployment, command: list[str]) -> Entries:
         "ProtectHome": "read-only",
         "ProtectKernelTunables": "true",
         "ProtectControlGroups": "true",
-        "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX",
+        "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX AF_NETLINK",
     }
-    if what.memory is not None:
-        service["MemoryMax"] = what.memory
-    if what.cpus is not None:
+    if what.secrets(part):
+        service["EnvironmentFile"] = f"/etc/{what.name}/{part}.env"
+    if sources := _sources(what, part):
+        service["LoadCredential"] = [f"{key}:{path.replace('%', '%%')}" for key, path in sources.items()]
+    if folders := what.written_folders(part):
+        service["ReadWritePaths"] = _line(folders)
+    memory = {"server": what.memory, "worker": what.worker_memory or what.memory}.get(part)
+    if memory is not None:  # a gateway holds no model
+        service["MemoryMax"] = memory
+    if what.cpus is not None and part != "gateway":
         service["CPUQuota"] = f"{100 * what.cpus:.0f}%"
     return service
 
@@ -158,7 +179,7 @@ def _line(words: Iterable[str]) -> str:
 
 def _quoted(word: str) -> str:
     word = word if word == "%i" or word.endswith(":%i") else word.replace("%", "%%")
-    word = word if word.startswith("${CREDENTIALS_DIRECTORY}") else word.replace("$", "$$")
+    word = word if word.startswith((f"{_CREDENTIALS}/", _MAIN)) else word.replace("$", "$$")
     if word and not any(c.isspace() or c in "\"'\\;" for c in word):
         return word
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,12 +1,13 @@
-"""What files can be written for."""
+"""Targets: the programs for which files are written."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from llamado.cluster.deploy.containers import compose, dockerfile
-from llamado.cluster.deploy.deployment import Deployment, DeploymentError
+from llamado.cluster.deploy.deployment import Deployment, DeploymentError, SecretText
 from llamado.cluster.deploy.helm import helm
 from llamado.cluster.deploy.kubernetes import kubernetes
 from llamado.cluster.deploy.monitoring import grafana, prometheus
@@ -31,7 +32,7 @@ def files_for(target: str, what: Deployment) -> dict[str, str]:
 
 
 def write(files: dict[str, str], folder: Path) -> list[Path]:
-    """Writes files; none that is there and says something else. Raises DeploymentError."""
+    """Write files, those with secrets for their owner alone. Raises DeploymentError if a name is taken."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         other = [name for name, text in files.items() if _differs(folder / name, text)]
@@ -39,7 +40,13 @@ def write(files: dict[str, str], folder: Path) -> list[Path]:
             raise DeploymentError(f"{folder} has other files of these names: {', '.join(other)}; give an empty --out")
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
+            mode = 0o600 if isinstance(text, SecretText) else 0o666
+            with open(
+                os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8"
+            ) as file:
+                if isinstance(text, SecretText):
+                    os.fchmod(file.fileno(), mode)  # one that was there may be open to others
+                file.write(text)
     except OSError as error:
         raise DeploymentError(f"{folder}: {error.strerror or error}") from error
     return [folder / name for name in files]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from llamado.cluster.doctor.symptoms import SYMPTOMS, Finding, Symptom, finding
+from llamado.cluster.doctor.symptoms import SYMPTOMS, Finding, finding
 from llamado.errors import LlamadoError
 
 _MOST_CHARACTERS = 4096
@@ -46,8 +47,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern(r"can be reached from other machines, and no key is asked for", "no-key"),
     _pattern(r"unauthorized: Invalid API Key", "wrong-key"),
     # --- workers
-    _pattern(r"RPC server version mismatch: (?P<theirs>[\d.]+)", "worker-version"),
-    _pattern(r"speaks RPC [\d.]+, this program (?P<ours>[\d.]+(?: and [\d.]+)*)", "worker-version"),
+    _pattern(r"RPC server version mismatch: [\d.]+", "worker-version"),
+    _pattern(r"speaks RPC [\d.]+, this program", "worker-version"),
     _pattern(r"HELLO request size mismatch|Expected HELLO command, update client", "worker-version"),
     _pattern(r"RPC handshake failed for (?P<host>[^\s:]+):(?P<port>\d+)", "worker-version", follows=True),
     _pattern(r"Failed to connect to (?P<host>[^\s:]+):(?P<port>\d+)", "worker-refused"),
@@ -72,14 +73,14 @@ PATTERNS: tuple[Pattern, ...] = (
     # --- the file
     _pattern(r"failed to open GGUF file '(?P<path>[^']+)' \(No such file|there is no file (?P<folder>[^;]+)",
              "no-file"),
-    _pattern(r"failed to open GGUF file '(?P<path>[^']+)' \(Permission denied|"
-             r"Permission denied: '?(?P<file>[^']+\.gguf)", "not-readable"),
+    _pattern(r"failed to open GGUF file '(?P<path>[^']+)' \(Permission denied", "not-readable"),
+    _pattern(r"Permission denied: '?(?P<path>[^']+\.gguf)", "not-readable"),
     _pattern(r"invalid magic characters: .* expected 'GGUF'|not a GGUF file|failed to read magic", "not-gguf"),
     _pattern(r"data is not within the file bounds, model is corrupted or incomplete|unexpectedly reached end of file|"
              r"the file ends too early|was not fetched whole", "truncated"),
     _pattern(r"failed to load GGUF split from|these are missing beside it|illegal split file idx|"
              r"invalid split (?:count|file)", "missing-part"),
-    _pattern(r"unknown model architecture: '(?P<name>[^']+)'|models of architecture '[^']+' do not run here",
+    _pattern(r"unknown model architecture: '(?P<name>[^']+)'|architecture '[^']+' is not supported",
              "architecture"),
     _pattern(r"has invalid ggml type \d+|which has no kernel here", "weight-type"),
     _pattern(r"bad GGUF version|GGUFv1 is no longer supported|this GGUF file (?:is )?version \d+|"
@@ -119,14 +120,11 @@ def match(line: str) -> tuple[Pattern, dict[str, str]] | None:
     for pattern in PATTERNS:
         found = pattern.expression.search(line)
         if found is not None:
-            return pattern, {name: value for name, value in found.groupdict().items() if value}
+            fields = {name: value for name, value in found.groupdict().items() if value}
+            if "path" in fields:
+                fields.setdefault("folder", os.path.dirname(fields["path"]) or ".")
+            return pattern, fields
     return None
-
-
-def cause_of(message: str) -> Symptom | None:
-    """The symptom behind the reason that a server gives."""
-    found = match(message)
-    return None if found is None or found[0].follows else SYMPTOMS[found[0].symptom]
 
 
 def explain(path: Path) -> list[Finding]:

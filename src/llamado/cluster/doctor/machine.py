@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from llamado.cluster.doctor.probes import is_here
 from llamado.cluster.doctor.symptoms import Finding, finding
 from llamado.devices import limits
 from llamado.gguf.sources.resolve import cache_dir
@@ -54,7 +55,7 @@ def _port(options: MachineOptions) -> Iterator[Finding]:
         if error.errno == errno.EADDRINUSE:
             holder = holder_of(options.port)
             by = "by a process of another user" if holder is None else f"by {holder[1]} (process {holder[0]})"
-            pid, program = holder or (f"$(sudo lsof -ti :{options.port})", "as root: it is another user's")
+            pid, program = holder or (f"$(sudo lsof -ti :{options.port})", "it is another user's")
             text = f"{reason}: {by}"
             yield finding("port-taken", where, text, pid=pid, program=program, free=free_port(options.host))
         elif error.errno == errno.EACCES:
@@ -84,6 +85,29 @@ def holder_of(port: int, root: Path = Path("/")) -> tuple[int, str] | None:
                         words = (process / "cmdline").read_bytes().split(b"\0")
                         return int(process.name), b" ".join(words).decode(errors="replace").strip()[:80]
     return None
+
+
+def stopped_holder(host: str, port: int, root: Path = Path("/")) -> tuple[int, str] | None:
+    """Return the stopped process that listens on a port of this machine, and its command; None if none is stopped."""
+    if not is_here(host):
+        return None
+    holder = holder_of(port, root)
+    if holder is None:
+        return None
+    try:
+        state = (root / "proc" / str(holder[0]) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return None
+    return holder if state == "T" else None  # proc(5), field 3
+
+
+def stopped(host: str, port: int, where: str) -> Finding | None:
+    """Return the finding of a stopped process behind a port of this machine."""
+    holder = stopped_holder(host, port)
+    if holder is None:
+        return None
+    pid, program = holder
+    return finding("stopped", where, f"process {pid} ({program}) listens there and is stopped", pid=pid)
 
 
 def _inodes(port: int, root: Path) -> Iterator[str]:

@@ -100,7 +100,7 @@ def _examine(header: Header, options: EngineOptions, asked: bool, facts: dict[st
     try:
         find_architecture(where, header.metadata)
     except UnsupportedModel as error:
-        instead = f"llamado pull hf:USER/MODEL:Q4_K_M   # {error}".replace(f"{where}: ", "")
+        instead = str(error).replace(f"{where}: ", "")
         yield finding("architecture", where, f"the architecture is {name!r}", instead=instead)
         return
     try:
@@ -176,8 +176,8 @@ def memory_findings(
 
 
 def _more_memory(header: Header, missing: int) -> str:
-    smaller = f"llamado serve -m MODEL --rpc HOST:50052   # a worker with {mib(missing)} free or more"
-    return f"{smaller}; or a smaller quantisation than this of {mib(header.file_bytes)}"
+    smaller = f"a smaller quantization than this of {mib(header.file_bytes)}"
+    return f"start llamado worker on a machine with {mib(missing)} free, and give it to --rpc   # or take {smaller}"
 
 
 def fitting_options(

@@ -11,7 +11,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from llamado.rpc.wire import COMMANDS, DeviceCount, Hello, HelloResponse, ResponseReader, WireError, write_request
+from llamado.rpc.wire import (
+    COMMANDS,
+    LATEST,
+    DeviceCount,
+    Hello,
+    HelloResponse,
+    ResponseReader,
+    Upgrade,
+    WireError,
+    write_request,
+)
 
 
 class Reached(enum.Enum):
@@ -103,8 +113,8 @@ def _greet(connection: socket.socket, timeout: float) -> Greeting:
             return Greeting(How.OTHER, detail=str(error))
         if found is not None and isinstance(found[1], HelloResponse):
             if found[1].ours:
-                # One more question: who hangs up after the greeting alone seems to want another version.
-                connection.sendall(write_request(DeviceCount()))
+                # The worker takes a client that hangs up after HELLO for one of ggml's that wants another version.
+                connection.sendall(write_request(Upgrade(LATEST.major)) + write_request(DeviceCount()))
                 connection.recv(256)
             return Greeting(How.GREETED, (found[1].major, found[1].minor, found[1].patch))
 

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import email.utils
-import json
+import math
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import httpx
 
 from llamado.client.health import Phase, judge
-from llamado.client.requests import base, metrics
-from llamado.cluster.doctor.logs import cause_of
+from llamado.client.requests import RequestFailed, base, metrics
+from llamado.cluster.doctor.logs import explain_lines
+from llamado.cluster.doctor.machine import stopped
 from llamado.cluster.doctor.probes import How, Reached, hello, is_here, is_loopback, reach, speaks_tls
 from llamado.cluster.doctor.symptoms import Finding, finding
-from llamado.outgoing import open_client
+from llamado.cluster.doctor.workers import endpoint_of
+from llamado.outgoing import Maybe, fit, open_client, read_json
 
 _LATE = 2.0
 """Seconds of /health that are too many: probes commonly allow 1 to 5."""
 _SKEW = 60.0
 _PAUSE = 0.25
+_ADDRESS = re.compile(r"(?:https?://)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d+")
+_HEALTH = {
+    "status": "",
+    "worker": Maybe(""),
+    "error": Maybe({"worker": Maybe("")}),
+    "degraded": [dict.fromkeys(("device", "why", "layers"), "?")],
+}
+_MODELS = {"data": [{"id": "", "meta": dict.fromkeys(("size", "n_params", "n_ctx"), Maybe(0))}]}
+_REPLICAS = {"replicas": [{"name": "", "message": "", "state": "?", "ready": False}]}
 
 
 @dataclass
@@ -112,6 +124,8 @@ def _no_answer(server: _Asked, error: httpx.HTTPError) -> Finding:
     facts: dict[str, Any] = {"host": server.host, "port": server.port}
     said = str(error) or type(error).__name__
     if isinstance(error, httpx.TimeoutException):
+        if (found := stopped(server.host, server.port, where)) is not None:
+            return found
         return finding("silent", where, f"no answer to /health within {server.timeout:g} s", **facts)
     if server.tls:
         if "CERTIFICATE_VERIFY_FAILED" in said:
@@ -145,31 +159,58 @@ def _unready(server: _Asked, client: httpx.Client, response: httpx.Response) -> 
             if state.progress is None:
                 return finding("loading", server.url, f"{state.message}, for {waited:.0f} s at least; it does not say "
                                "how far it is", url=server.url)  # fmt: skip
-            return finding("stuck-loading", server.url, stands)
+            return finding("stuck-loading", server.url, stands, host=server.host)
         time.sleep(min(_PAUSE, server.patience))
         try:
             response = client.get("/health")
         except httpx.HTTPError as error:
-            said = f"it was loading and is gone ({error or type(error).__name__}): its log tells why"
-            return finding("failed-to-load", server.url, said)
+            return _gone(server, f"it was loading, and then did not answer any more ({error or type(error).__name__})")
+
+
+def _gone(server: _Asked, found: str) -> Finding:
+    """Return what became of a server that answered a moment ago."""
+    if reach(server.host, server.port, server.timeout)[0] is not Reached.OPEN:
+        return finding("ended", server.url, found)
+    return stopped(server.host, server.port, server.url) or finding(
+        "silent", server.url, found, host=server.host, port=server.port
+    )
+
+
+def _worker_lost(server: _Asked, symptom: str, worker: str, found: str) -> Finding:
+    """Return the finding of a worker that a server names, `RPC0[host:port]`."""
+    endpoint = endpoint_of(worker)
+    if endpoint is None:
+        return finding(symptom, server.url, found)
+    # A loopback address is one of the server's machine.
+    here = is_here(server.host) if is_loopback(endpoint.host) else True
+    held = stopped(endpoint.host, endpoint.port, worker) if here else None
+    host = server.host if is_loopback(endpoint.host) else endpoint.host
+    return held or finding(symptom, server.url, found, host=host, port=endpoint.port)
 
 
 def _unhealthy(server: _Asked, response: httpx.Response, message: str) -> Finding:
     where = server.url
-    said = _json(response)
-    error = said.get("error")
+    said = _read(response, _HEALTH)
+    error, worker = said["error"], said["worker"]
     status = response.status_code
-    if said.get("status") == "no slot available":
+    if said["status"] == "no slot available":
         return finding("no-slots", where, "all slots are at work")
     if status == 401:
         return finding("wrong-key", where, "/health itself asks for a key: a proxy before the server", url=where)
-    if isinstance(error, dict) and status == 503:
-        if "worker" in error or "worker" in said:
-            worker = str(error.get("worker") or said.get("worker"))
-            return finding("worker-lost", where, message, worker=worker)
-        symptom = cause_of(message)
-        if symptom is not None:
-            return finding("failed-to-load", where, message, cause=symptom.cause)
+    if error is not None and status == 503:
+        lost = worker if error["worker"] is None else error["worker"]
+        if lost is not None:
+            return _worker_lost(server, "worker-lost", lost, message)
+        if message.endswith("is ending"):
+            return finding("ended", where, message)
+        if replicas := _named_replicas(response):
+            return _missing(where, replicas)
+        reason = message.removeprefix("Failed to load model: ")
+        if reason == message:
+            return finding("unready", where, message)
+        explained = explain_lines([reason], where)
+        if explained and explained[0].symptom != "failed-to-load":
+            return finding("failed-to-load", where, message, cause=explained[0].cause, remedy=explained[0].command)
         return finding("failed-to-load", where, message)
     if status == 400 and not server.tls and speaks_tls(server.host, server.port, server.timeout):
         facts: dict[str, Any] = {"host": server.host, "port": server.port}
@@ -180,15 +221,15 @@ def _unhealthy(server: _Asked, response: httpx.Response, message: str) -> Findin
 
 
 def _degraded(server: _Asked, response: httpx.Response) -> Iterator[Finding]:
-    for away in _json(response).get("degraded") or []:
-        worker = str(away.get("device"))
-        text = f"{worker} is away ({away.get('why')}); its layers {away.get('layers')} are on others"
-        yield finding("degraded", server.url, text, worker=worker)
+    for away in _read(response, _HEALTH)["degraded"]:
+        worker = away["device"]
+        text = f"{worker} is away ({away['why']}); its layers {away['layers']} are on others"
+        yield _worker_lost(server, "degraded", worker, text)
     date = response.headers.get("date")
     if date is not None:
         try:
             skew = email.utils.parsedate_to_datetime(date).timestamp() - time.time()
-        except ValueError:
+        except (ValueError, OverflowError):
             return
         if abs(skew) > _SKEW:
             yield finding("clock", server.url, f"its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}")
@@ -198,8 +239,7 @@ def _ready(server: _Asked, client: httpx.Client, result: ServerExamination) -> I
     """What ails a server that is ready."""
     props = _get(client, "/props", None)
     if props is None:
-        yield finding("silent", server.url, f"/health answers, /props does not within {server.timeout:g} s",
-                      port=server.port)  # fmt: skip
+        yield _gone(server, f"/health was answered, /props was not within {server.timeout:g} s")
         return
     asks = props.status_code == 401
     if asks:
@@ -212,28 +252,63 @@ def _ready(server: _Asked, client: httpx.Client, result: ServerExamination) -> I
     elif props.status_code == 200 and not is_loopback(server.host):
         yield finding("no-key", server.url, f"/props answers on {server.host} without a key")
     key = server.key if asks else None
-    result.build = str(_json(props).get("build_info") or "")
-    listed = _get(client, "/v1/models", key)
-    data = _json(listed).get("data") if listed is not None else None
-    if isinstance(data, list) and len(data) == 1 and isinstance(data[0], dict):
-        result.model = {"id": data[0].get("id"), **(data[0].get("meta") or {})}
+    yield from _replicas(server, client, key)
+    result.build = _read(props, {"build_info": ""})["build_info"]
+    data = _read(_get(client, "/v1/models", key), _MODELS)["data"]
+    if len(data) == 1:
+        result.model = {"id": data[0]["id"], **data[0]["meta"]}
     yield from _busy(server, client, key)
 
 
+def _replicas(server: _Asked, client: httpx.Client, key: str | None) -> Iterator[Finding]:
+    """Yield what a gateway does without."""
+    response = _get(client, "/gateway/status", key)
+    if response is None or response.status_code != 200:
+        return
+    listed = _read(response, _REPLICAS)["replicas"]
+    away = {
+        one["name"]: one["message"] or one["state"] for one in listed if not one["ready"] and one["state"] != "draining"
+    }
+    if away:
+        yield _missing(server.url, away)
+
+
+def _named_replicas(response: httpx.Response) -> dict[str, str]:
+    """Return the states of a gateway's replicas by name, from the error of its /health."""
+    try:
+        replicas = read_json(response)["error"]["replicas"]
+    except (ValueError, LookupError, TypeError):
+        return {}
+    return fit(replicas, dict.fromkeys(replicas, "?")) if isinstance(replicas, dict) else {}
+
+
+def _missing(where: str, away: Mapping[str, str]) -> Finding:
+    """Return the finding of a gateway's replicas that are not ready, by name."""
+    text = "; ".join(f"replica {name}: {state}" for name, state in away.items())
+    # A replica without a name of its own is called by its address.
+    urls = [f"http://{name}" if "://" not in name else name for name in away if _ADDRESS.fullmatch(name)]
+    return finding("replica-missing", where, text, url=" ".join(urls))
+
+
 def _busy(server: _Asked, client: httpx.Client, key: str | None) -> Iterator[Finding]:
-    response = _get(client, "/slots", key)
-    slots = response.json() if response is not None and response.status_code == 200 else None
-    busy = isinstance(slots, list) and bool(slots) and all(slot.get("is_processing") for slot in slots)
-    waiting = 0.0
-    scraped = _get(client, "/metrics", key)
-    if scraped is not None and scraped.status_code == 200:
-        found = metrics(scraped.text)
+    """Yield a finding if requests wait for a slot. Slots at work alone are no fault, and a moment's queue is none."""
+    for pause in (0.0, _PAUSE):
+        time.sleep(pause)
+        scraped = _get(client, "/metrics", key)
+        if scraped is None or scraped.status_code != 200:
+            return
+        try:
+            found = metrics(scraped.text)
+        except RequestFailed:
+            return
         waiting = sum(value for name, value in found.items() if name.startswith("llamacpp:requests_deferred"))
-    if busy or waiting:
-        n = len(slots) if isinstance(slots, list) else 0
-        text = f"all {n} slots are at work" if busy else "slots are short"
-        text += f", {waiting:.0f} requests wait" if waiting else ""
-        yield finding("no-slots", server.url, text, more=2 * n or "N")
+        if not 0 < waiting < math.inf:
+            return
+    response = _get(client, "/slots", key)
+    answered = response is not None and response.status_code == 200
+    n = len(_read(response, [{}])) if answered else 0
+    text = f"all {n} slots are at work" if n else "all slots are at work"
+    yield finding("no-slots", server.url, f"{text}, {waiting:.0f} requests wait", more=2 * n or "")
 
 
 def _compare(seen: Sequence[ServerExamination]) -> Iterator[Finding]:
@@ -257,9 +332,10 @@ def _get(client: httpx.Client, path: str, key: str | None) -> httpx.Response | N
         return None
 
 
-def _json(response: httpx.Response) -> dict[str, Any]:
+def _read(response: httpx.Response | None, form: Any) -> Any:
+    """The JSON of an answer in a form (`fit`); of what is no JSON, nothing of it."""
     try:
-        value = json.loads(response.content)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        value = None if response is None else read_json(response)
+    except ValueError:
+        value = None
+    return fit(value, form)

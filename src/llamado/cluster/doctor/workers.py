@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+from llamado.cluster.doctor.machine import stopped
 from llamado.cluster.doctor.probes import How, Reached, hello, reach, speaks_tls
 from llamado.cluster.doctor.symptoms import Finding, finding
 from llamado.devices.device import Device
@@ -46,7 +47,8 @@ def examine_workers(split: SplitOptions, *, timeout: float = 5.0, measure: bool 
             connected = backend("rpc", [str(endpoint) for endpoint in sound], options).connect(timeout)
             for endpoint, place in zip(sound, connected, strict=True):
                 if isinstance(place, Unreachable):
-                    findings.append(finding("worker-silent", str(endpoint), place.why, port=endpoint.port))
+                    held = stopped(endpoint.host, endpoint.port, str(endpoint))
+                    findings.append(held or finding("worker-silent", str(endpoint), place.why, port=endpoint.port))
                 else:
                     devices += place
         findings += _memory(devices)
@@ -74,7 +76,8 @@ def _look(endpoint: Endpoint, split: SplitOptions, timeout: float) -> Finding | 
     if greeting.how is How.GREETED:
         return _version(where, greeting.version or LATEST.version)
     if greeting.how is How.SILENT:
-        return finding("worker-silent", where, f"no greeting within {timeout:g} s", **facts)
+        held = stopped(endpoint.host, endpoint.port, where)
+        return held or finding("worker-silent", where, f"no greeting within {timeout:g} s", **facts)
     if greeting.how is How.CERTIFICATE:
         return finding("worker-certificate", where, greeting.detail, **facts)
     if greeting.how is How.HTTP:
@@ -96,7 +99,7 @@ def _version(where: str, theirs: tuple[int, int, int]) -> Finding | None:
     if spoken(theirs) is not None:
         return None
     their = ".".join(map(str, theirs))
-    return finding("worker-version", where, f"the worker speaks RPC {their}, this program {SPOKEN}", ours=SPOKEN)
+    return finding("worker-version", where, f"the worker speaks RPC {their}, this program {SPOKEN}")
 
 
 def _same(endpoints: Sequence[Endpoint]) -> Iterator[Finding]:
@@ -157,9 +160,13 @@ def _nodes(figures: Sequence[DeviceFigures], all_: str) -> Iterator[Finding]:
             yield finding("slow-node", one.name, text, all=all_, host=_host(one.name))
 
 
-def _host(name: str) -> str | None:
-    """The host in a device's name, `RPC0[host:port]`."""
-    inside = name.partition("[")[2].rpartition("]")[0] or name
+def endpoint_of(name: str) -> Endpoint | None:
+    """Return the endpoint in a device's name, `RPC0[host:port]`; None if there is none."""
     with suppress(LlamadoError):
-        return Endpoint.parse(inside).host
+        return Endpoint.parse(name.partition("[")[2].rpartition("]")[0])
     return None
+
+
+def _host(name: str) -> str | None:
+    endpoint = endpoint_of(name)
+    return None if endpoint is None else endpoint.host

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
+import orjson
 
 from llamado.commands.chat.speaker import Answer, Figures, Message, Said
 from llamado.engine.parameters import BY_NAME
 from llamado.errors import LlamadoError
 from llamado.loglines import escaped
-from llamado.outgoing import limits, open_client
+from llamado.outgoing import Maybe, fit, limits, open_client, read_json
 
 _CONNECT_SECONDS = 10.0
 
@@ -54,7 +54,7 @@ class HttpSpeaker:
         if answer.status_code != 200:
             raise ServerRefused(_refusal(answer))
         try:
-            names = [str(one["id"]) for one in answer.json()["data"]]
+            names = [str(one["id"]) for one in read_json(answer)["data"]]
         except (ValueError, KeyError, TypeError):
             raise ServerRefused(f"{self._base}/models does not list models: is it a server of OpenAI's API?") from None
         if len(names) != 1:
@@ -101,37 +101,53 @@ def _as_json(name: str, value: Any) -> Any:
     return value
 
 
+_USAGE = {
+    "completion_tokens": Maybe(0),
+    "prompt_tokens": Maybe(0),
+    "prompt_tokens_details": {"cached_tokens": Maybe(0)},
+}
+_TIMINGS = {"predicted_n": Maybe(0), "predicted_per_second": Maybe(0.0), "cache_n": Maybe(0)}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
 class _Told:
     """What a stream has said beside the text."""
 
     def __init__(self) -> None:
-        self._usage: Mapping[str, Any] = {}
-        self._timings: Mapping[str, Any] = {}
+        self._usage: Mapping[str, Any] = fit({}, _USAGE)
+        self._timings: Mapping[str, Any] = fit({}, _TIMINGS)
         self._reason = ""
 
     def take(self, event: Mapping[str, Any]) -> Iterator[Said]:
         """Text of an event. Raises ServerRefused for one that says what went wrong."""
         if event.get("error"):
             raise ServerRefused(_message(event) or "the server gives up without a reason")
-        self._usage = event.get("usage") or self._usage
-        self._timings = event.get("timings") or self._timings
-        for choice in event.get("choices") or ():
-            self._reason = choice.get("finish_reason") or self._reason
-            delta = choice.get("delta") or {}
-            if thought := delta.get("reasoning_content") or delta.get("reasoning"):
-                yield Said(thought, thought=True)
-            if text := delta.get("content"):
-                yield Said(text)
+        self._usage = fit(event.get("usage"), Maybe(_USAGE)) or self._usage
+        self._timings = fit(event.get("timings"), Maybe(_TIMINGS)) or self._timings
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            self._reason = fit(choice, {"finish_reason": ""})["finish_reason"] or self._reason
+            delta = choice.get("delta") if isinstance(choice, dict) else None
+            if isinstance(delta, dict):
+                if thought := _text(delta.get("reasoning_content")) or _text(delta.get("reasoning")):
+                    yield Said(thought, thought=True)
+                if text := _text(delta.get("content")):
+                    yield Said(text)
 
     def figures(self, began: float, first: float | None, ended: float) -> Figures:
         usage, timings = self._usage, self._timings
-        n: int | None = usage.get("completion_tokens", timings.get("predicted_n"))
-        speed = timings.get("predicted_per_second")
+        n: int | None = usage["completion_tokens"]
+        n = timings["predicted_n"] if n is None else n
+        speed = timings["predicted_per_second"]
         if speed is None and n is not None and n > 1 and first is not None and ended > first:
             speed = (n - 1) / (ended - first)
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
         return Figures(
-            n_prompt=usage.get("prompt_tokens"),
-            n_cached=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", timings.get("cache_n")),
+            n_prompt=usage["prompt_tokens"],
+            n_cached=timings["cache_n"] if cached is None else cached,
             n_predicted=n,
             tokens_per_second=speed or None,
             first_seconds=None if first is None else first - began,
@@ -147,7 +163,7 @@ def _events(answer: httpx.Response) -> Iterator[Mapping[str, Any]]:
             return
         if text:
             try:
-                event = json.loads(text)
+                event = orjson.loads(text)
             except ValueError:
                 event = None
             if not isinstance(event, dict):
@@ -157,7 +173,7 @@ def _events(answer: httpx.Response) -> Iterator[Mapping[str, Any]]:
 
 def _refusal(answer: httpx.Response) -> str:
     try:
-        message = _message(answer.json())
+        message = _message(read_json(answer))
     except ValueError:
         message = ""
     hint = " (--api-key gives a key)" if answer.status_code in (401, 403) else ""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError
-from llamado.gguf.edit.keys import changed, header_with, rewrite, shown
-from llamado.gguf.edit.parts import PartSize, divided, join, joined_fields, write_parts
+from llamado.gguf.edit.keys import format_value, header_with, rewrite, with_value
+from llamado.gguf.edit.parts import PartSize, merge_parts, merged_fields, plan_parts, write_parts
 from llamado.gguf.errors import GgufError
 from llamado.gguf.header import Header
 from llamado.gguf.reader import GGUFFile
@@ -78,7 +78,7 @@ def _split(words: Sequence[str], given: argparse.Namespace) -> int:
     size = _part_size(given)
     stem = Path(words[1])
     with GGUFFile.open(file_of(words[0])) as file:
-        parts = divided(file, stem.name, size, none_in_first=given.no_tensor_first_split)
+        parts = plan_parts(file, stem.name, size, none_in_first=given.no_tensor_first_split)
         print(f"n_split: {len(parts)}")
         for i, part in enumerate(parts, 1):
             print(f"split {i:05d}: n_tensors = {len(part.tensors)}, total_size = {part.nbytes // 10**6}M")
@@ -109,10 +109,10 @@ def _merge(words: Sequence[str], given: argparse.Namespace) -> int:
     to = Path(words[1])
     with GGUFFile.open(file_of(words[0])) as file:
         if given.dry_run:
-            joined_fields(file)
+            merged_fields(file)
         else:
             with progress_bar(Console(stderr=True), to.name) as progress:
-                join(file, to, progress)
+                merge_parts(file, to, progress)
         print(f"{to}: {len(file.tensors)} tensors of {file.n_shards} parts")
     return 0
 
@@ -120,9 +120,9 @@ def _merge(words: Sequence[str], given: argparse.Namespace) -> int:
 def _set(words: Sequence[str], given: argparse.Namespace) -> int:
     name, key, text = words
     with GGUFFile.open(name) as file:
-        fields = changed(file, key, text, given.type)
+        fields = with_value(file, key, text, given.type)
         header = header_with(file, fields)
-        before, after = shown(file.metadata, key) or "new", shown(header.metadata, key)
+        before, after = format_value(file.metadata, key) or "new", format_value(header.metadata, key)
         print(f"{key}: {before} → {after} ({header.metadata.type_name(key)})")
         if not given.force and _runs(file.header) is None and (reason := _runs(header)) is not None:
             raise GgufError(f"a model with {after} does not run; --force writes it all the same. {reason}", field=key)

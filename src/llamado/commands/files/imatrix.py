@@ -19,7 +19,7 @@ from rich.table import Table
 from llamado.commands.options import read_file
 from llamado.commands.split_options import workers
 from llamado.flags import FlagError, Parsed
-from llamado.quantize.imatrix import Imatrix, Sums, is_observed, merged, read_imatrix, write_imatrix
+from llamado.quantize.imatrix import ColumnSums, Imatrix, is_observed, merge, read_imatrix, write_imatrix
 from llamado.quantize.statistics import SCHEMA, TensorSums, statistics
 from llamado.terminal.console import Console
 from llamado.terminal.text import print
@@ -99,7 +99,7 @@ class Collected:
         """Writes what there is; with a suffix, a copy."""
         options = self._options
         entries = {
-            name: Sums(sums.squares.astype(np.float32), sums.rows, sums.plain.astype(np.float32))
+            name: ColumnSums(sums.squares.astype(np.float32), sums.rows, sums.plain.astype(np.float32))
             for name, sums in self._sums.items()
         }
         for name, sums in entries.items():
@@ -110,7 +110,7 @@ class Collected:
             parts.append(Imatrix(Path(options.text_file), entries, (options.text_file,), 0, options.n_ctx))
         size = next((part.chunk_size for part in self._before if part.chunk_size), options.n_ctx)
         path = options.output.with_name(options.output.name + suffix)
-        write_imatrix(path, merged(parts, size), legacy=options.legacy)
+        write_imatrix(path, merge(parts, size), legacy=options.legacy)
 
 
 def _read_text(options: ImatrixOptions, collected: Collected) -> None:

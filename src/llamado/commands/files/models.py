@@ -42,7 +42,7 @@ def run_list(folder: str | None, *, as_json: bool) -> int:
     models = stored_models()
     if folder is not None:
         models += [StoredModel(name, path, parts_of(path), "folder") for name, path in models_in(folder).items()]
-    rows = [(model, read_facts(model.path) if model.whole else None) for model in models]
+    rows = [(model, read_facts(model.path) if model.is_complete else None) for model in models]
     if as_json:
         _print_json([_row(model, facts) for model, facts in rows])
         return 0
@@ -54,8 +54,8 @@ def run_list(folder: str | None, *, as_json: bool) -> int:
         table.add_column(heading, no_wrap=True)
     for model, facts in rows:
         known = ("", "", "") if facts is None else (facts.architecture, facts.parameter_size, facts.quantization)
-        name = model.spec if model.whole else f"{model.spec} (in part)"
-        table.add_row(Text(name), *known, size_text(model.size), _ago(model.used), model.source)
+        name = model.spec if model.is_complete else f"{model.spec} (in part)"
+        table.add_row(Text(name), *known, size_text(model.size), _ago(model.last_used), model.source)
     _console().print(table if rows else "no model is here; llamado pull smollm2 fetches one")
     return 0
 
@@ -66,9 +66,9 @@ def _row(model: StoredModel, facts: ModelFacts | None) -> dict[str, Any]:
         "path": str(model.path),
         "files": [str(file) for file in model.files],
         "source": model.source,
-        "whole": model.whole,
+        "whole": model.is_complete,
         "size": model.size,
-        "used": timestamp(model.used),
+        "used": timestamp(model.last_used),
         "architecture": "" if facts is None else facts.architecture,
         "parameter_size": "" if facts is None else facts.parameter_size,
         "quantization": "" if facts is None else facts.quantization,
@@ -106,7 +106,7 @@ def run_show(name: str, *, template: bool, as_json: bool) -> int:
         "context length": facts.n_ctx_train,
         "embedding length": facts.n_embd,
         "license": facts.license,
-        "used": None if stored is None else timestamp(stored.used) if as_json else _ago(stored.used),
+        "used": None if stored is None else timestamp(stored.last_used) if as_json else _ago(stored.last_used),
         "template": facts.template,
     }
     if as_json:
@@ -126,7 +126,7 @@ def run_show(name: str, *, template: bool, as_json: bool) -> int:
 def run_rm(name: str, *, yes: bool, force: bool) -> int:
     """Delete a model that was fetched, all of its files, after asking. Raises SourceError and RemovalRefused."""
     model = find_stored(name)
-    if not model.removable:
+    if not model.is_removable:
         remove(model)  # says why not
     users = who_maps(model.files)
     if users and not force:

@@ -16,7 +16,7 @@ from llamado.gguf.sources.stored import file_of
 from llamado.gguf.types import TensorType
 from llamado.quantize.file_types import COPY, FILE_TYPES, FileType, find_file_type, tensor_type
 from llamado.quantize.imatrix import Imatrix, read_imatrix
-from llamado.quantize.mixture import Wishes
+from llamado.quantize.mixture import TypeOptions
 from llamado.quantize.plan import FilePlan, QuantizeRequest, plan
 from llamado.quantize.write import output_paths, write
 from llamado.terminal.console import Console
@@ -38,7 +38,7 @@ def run_quantize(flags: Parsed, words: list[str]) -> int:
         paths = output_paths(path, request, len(what.files))
         _tell(console, file, what)
         if flags.dry_run:
-            if what.wanting:
+            if what.needing_imatrix:
                 console.print(f"{kind.name} needs an importance matrix (--imatrix): llamado imatrix makes one")
             return 0
         columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
@@ -90,7 +90,7 @@ def _request(flags: Parsed, kind: FileType) -> QuantizeRequest:
         except (OSError, UnicodeDecodeError) as error:
             raise FlagError(f"--tensor-type-file {flags.tensor_type_file}: {error}") from None
         types += [_pattern("--tensor-type-file", text) for text in words]
-    wishes = Wishes(
+    type_options = TypeOptions(
         pure=flags.pure,
         keep_output=flags.leave_output_tensor,
         output=tensor_type(flags.output_tensor_type) if flags.output_tensor_type else None,
@@ -99,7 +99,7 @@ def _request(flags: Parsed, kind: FileType) -> QuantizeRequest:
     )
     return QuantizeRequest(
         kind,
-        wishes,
+        type_options,
         _imatrix(flags),
         allow_requantize=flags.allow_requantize,
         prune=_layers(flags.prune_layers),
@@ -116,7 +116,7 @@ def _imatrix(flags: Parsed) -> Imatrix | None:
         return None
     found = read_imatrix(Path(flags.imatrix))
     if include or exclude:
-        found = found.only(include, exclude)
+        found = found.filtered(include, exclude)
     return found if found.entries else None
 
 
@@ -142,7 +142,7 @@ def _layers(text: str | None) -> frozenset[int]:
 
 def _tell(console: Console, file: GGUFFile, what: FilePlan) -> None:
     """Sizes before and after, and how many tensors have which type."""
-    steps = [step for one in what.files for step in one.steps]
+    steps = [step for one in what.files for step in one.tensor_plans]
     counts: dict[str, int] = {}
     for step in steps:
         counts[step.target.type.name] = counts.get(step.target.type.name, 0) + 1

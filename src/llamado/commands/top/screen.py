@@ -10,13 +10,57 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from llamado.outgoing import Maybe, fit
+
 _COLOURS = {"ready": "green", "idle": "yellow", "lost": "red", "away": "red"}
 _MOST_EVENTS = 12
 _WORDS = 16  # columns that the words about layers get at least
-_COUNTS = ("running", "waiting", "ended", "errors", "cancelled")
-"""Of `/live/requests`."""
-
 Device = Mapping[str, Any]
+
+_TOKEN = {"total": 0.0, "compute": 0.0, "link": 0.0, "waiting": 0.0}
+_CLUSTER = {
+    "model": "?",
+    "tokens_per_second": 0.0,
+    "token_seconds": Maybe(_TOKEN),
+    "devices": [
+        {
+            "device": "?",
+            "state": "?",
+            "holds": "",
+            "why": "",
+            "layers": [0],
+            "memory": {"weights": 0.0, "kv": 0.0, "compute": 0.0, "own_disk": 0.0, "free": 0.0},
+            "speed": {"decode": Maybe(0.0)},
+            "link": {"pulse": Maybe(0.0), "round_trip": Maybe(0.0), "bandwidth": Maybe(0.0)},
+            "token_seconds": _TOKEN,
+            "passes_to": ["?"],
+        }
+    ],
+    "events": [{"at": 0.0, "kind": "?", "device": "?", "what": ""}],
+}
+"""Forms (`fit` of outgoing.py) of what is read of `/cluster`, `/live/requests` and `/slots`."""
+_REQUESTS = dict.fromkeys(("running", "waiting", "ended", "errors", "cancelled"), Maybe(0))
+_SLOT = {
+    "id": 0,
+    "n_ctx": 0,
+    "is_processing": False,
+    "n_prompt_tokens": 0,
+    "n_prompt_tokens_processed": 0,
+    "n_prompt_tokens_cache": 0,
+    "next_token": [{"n_decoded": 0}],
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """A state at a time (seconds since 1970).
+
+    `draw` takes the column by which rows are sorted, "" for none, and whether the order is turned.
+    """
+
+    at: float
+    columns: Sequence[str]
+    draw: Callable[[str, bool], RenderableType]
 
 
 @dataclass(frozen=True)
@@ -42,17 +86,18 @@ def screen(
 
     `sort`: name of the column by which devices are sorted; "": as the server has them.
     """
+    body, slots = fit(body, _CLUSTER), fit(slots, [_SLOT])
+    counted = {name: n for name, n in fit(requests, _REQUESTS).items() if n is not None}
     parts: list[RenderableType] = [_title(body)]
     if body["devices"]:
         parts.append(_Devices(body["devices"], sort, reverse))
     else:
         parts.append(Text("The model is not divided: it runs on the server's machine alone."))
-    if requests:
-        counts = ", ".join(f"{requests[name]} {name}" for name in _COUNTS if name in requests)
-        parts.append(Text(f"requests: {counts}"))
+    if counted:
+        parts.append(Text("requests: " + ", ".join(f"{n} {name}" for name, n in counted.items())))
     if slots:
         parts.append(_slots(slots))
-    if ring := [f"{one['device']} → {next}" for one in body["devices"] for next in one.get("passes_to", ())]:
+    if ring := [f"{one['device']} → {next}" for one in body["devices"] for next in one["passes_to"]]:
         parts.append(Text(f"straight from worker to worker: {', '.join(ring)}"))
     if body["events"]:
         parts.append(_events(body["events"], now))
@@ -60,8 +105,8 @@ def screen(
 
 
 def _title(body: Mapping[str, Any]) -> Text:
-    text = Text(str(body["model"]), style="bold")
-    seconds = body.get("token_seconds")
+    text = Text(body["model"], style="bold")
+    seconds = body["token_seconds"]
     if seconds and not seconds["total"]:
         text.append("   no token yet", "")  # what the start measured is no token's time
     elif seconds:
@@ -154,15 +199,15 @@ def _slots(slots: Sequence[Mapping[str, Any]]) -> Table:
     for name in ("slot", "state", "prompt", "cached", "generated", "context"):
         table.add_column(name, justify="left" if name == "state" else "right")
     for slot in slots:
-        n_prompt, done = slot.get("n_prompt_tokens", 0), slot.get("n_prompt_tokens_processed", 0)
-        n_decoded = (slot.get("next_token") or [{}])[0].get("n_decoded", 0)
+        n_prompt, done = slot["n_prompt_tokens"], slot["n_prompt_tokens_processed"]
+        n_decoded = slot["next_token"][0]["n_decoded"] if slot["next_token"] else 0
         busy = slot["is_processing"]
         state = "idle" if not busy else "generates" if n_decoded else "reads its prompt"
         table.add_row(
             str(slot["id"]),
             Text(state, style="green" if busy else "dim"),
             f"{done}" if busy and not n_decoded else f"{n_prompt}",
-            str(slot.get("n_prompt_tokens_cache", 0)),
+            str(slot["n_prompt_tokens_cache"]),
             str(n_decoded),
             str(slot["n_ctx"]),
         )
@@ -181,7 +226,9 @@ def _events(events: list[Mapping[str, Any]], now: float) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, title="the last hour", title_justify="left")
     for event in events[-_MOST_EVENTS:]:
         ago = max(0, round(now - event["at"]))
-        table.add_row(f"{ago // 60}:{ago % 60:02d} ago", event["kind"], Text(event["device"]), Text(event["what"]))
+        table.add_row(
+            f"{ago // 60}:{ago % 60:02d} ago", Text(event["kind"]), Text(event["device"]), Text(event["what"])
+        )
     return table
 
 

@@ -1,18 +1,20 @@
-"""`llamado top`: asks a server what its machines do, and shows it."""
+"""`llamado top`: ask a server what its machines do, or a gateway what its replicas do, and show it."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
 
-from llamado.commands.top.screen import screen
+from llamado.commands.top.gateway import CELLS, TokenRates, gateway_screen
+from llamado.commands.top.screen import COLUMNS, Look, screen
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
-from llamado.outgoing import open_client
+from llamado.outgoing import fit, open_client, read_json
 from llamado.terminal.console import Console
 from llamado.terminal.text import print
 
@@ -24,8 +26,15 @@ class TopError(LlamadoError):
     """A server that does not tell of its machines."""
 
 
+class _NoMachines(TopError):
+    """An address that has no `/cluster`."""
+
+
 def top(flags: Parsed, url: str) -> int:
-    """Show `/cluster` of the server at `url` until interrupted; once with --once or --json. Raises TopError."""
+    """Show a server's machines, or a gateway's replicas, until interrupted; once with --once or --json.
+
+    Raises TopError.
+    """
     if not 0.1 <= flags.interval <= 3600:
         raise FlagError(f"--interval: expected seconds, 0.1 to 3600, got {flags.interval}")
     url = (url if "://" in url else f"http://{url}").rstrip("/")
@@ -37,38 +46,103 @@ def show(url: str, *, key: str | None, interval: float, once: bool, as_json: boo
     """The same, from options that are right. Once is also enough for a file or a pipe."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with open_client(headers=headers, timeout=10.0) as http:
+        watched, body = _watched(http, url)
         if as_json:
-            print(json.dumps(cluster(http, url)))
+            print(json.dumps(body))
             return 0
-        first = cluster(http, url)
+        first = watched.look(body)
         if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
             # What is no terminal has no width; a row for each device is what a file or a pipe is read by.
             console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED)
-            console.print(screen(first, time.time(), slots(http, url), requests(http, url)))
+            console.print(first.draw("", False))
             return 0
-        from llamado.commands.top.view import Look, View
+        from llamado.commands.top.view import View
 
-        def look() -> Look:
-            return Look(cluster(http, url), slots(http, url), requests(http, url), time.time())
-
-        View(Look(first, slots(http, url), requests(http, url), time.time()), look, interval).run()
+        View(first, lambda: watched.look(watched.body()), interval).run()
     return 0
+
+
+class _Server:
+    """A server of one model: its machines, slots and requests."""
+
+    def __init__(self, http: httpx.Client, url: str) -> None:
+        self._http, self._url = http, url
+
+    def body(self) -> dict[str, Any]:
+        """Return `/cluster`. Raises TopError."""
+        return cluster(self._http, self._url)
+
+    def look(self, body: Mapping[str, Any]) -> Look:
+        """Return the state now, of which `body` is the first part."""
+        at = time.time()
+        busy, counts = slots(self._http, self._url), requests(self._http, self._url)
+        return Look(
+            at,
+            [column.name for column in COLUMNS],
+            lambda sort, reverse: screen(body, at, busy, counts, sort=sort, reverse=reverse),
+        )
+
+
+class _Gateway:
+    """A gateway: its replicas."""
+
+    def __init__(self, http: httpx.Client, url: str) -> None:
+        self._http, self._url = http, url
+        self._rates = TokenRates()
+
+    def body(self) -> dict[str, Any]:
+        """Return `/gateway/status`. Raises TopError."""
+        try:
+            answer = self._http.get(f"{self._url}/gateway/status")
+            body = answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise TopError(f"{self._url} cannot be asked: {error}") from None
+        if answer.status_code != 200 or not isinstance(body, dict) or not isinstance(body.get("replicas"), list):
+            raise TopError(f"{self._url}/gateway/status answers {answer.status_code}")
+        return body
+
+    def look(self, body: Mapping[str, Any]) -> Look:
+        """Return the state now, of which `body` is the first part."""
+        replicas = body["replicas"]
+        try:
+            scraped = self._http.get(f"{self._url}/metrics")
+            rates = self._rates.update(scraped.text if scraped.status_code == 200 else "", time.monotonic())
+        except httpx.HTTPError:
+            rates = {}
+        return Look(
+            time.time(),
+            list(CELLS),
+            lambda sort, reverse: gateway_screen(replicas, rates, sort=sort, reverse=reverse),
+        )
+
+
+def _watched(http: httpx.Client, url: str) -> tuple[_Server | _Gateway, dict[str, Any]]:
+    """Return what is at an address, and the first part of its state. Raises TopError."""
+    server = _Server(http, url)
+    try:
+        return server, server.body()
+    except _NoMachines as error:
+        gateway = _Gateway(http, url)
+        try:
+            return gateway, gateway.body()
+        except TopError:
+            raise error from None
 
 
 def cluster(http: httpx.Client, url: str) -> dict[str, Any]:
     """`/cluster`. Raises TopError."""
     try:
         answer = http.get(f"{url}/cluster")
-        body = answer.json()
-    except httpx.HTTPError as error:
+        body = read_json(answer)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise TopError(f"{url} cannot be asked: {error}; is a server running there?") from None
     except ValueError:
         raise TopError(f"{url}/cluster answers {answer.status_code}, and no JSON: is it a server of llamado?") from None
-    if answer.status_code == 404:  # as routers and gateways answer, whose models have servers of their own
-        raise TopError(f"{url} is no server of one model, with machines to show; llamado ps lists those that run here")
+    if answer.status_code == 404:  # as routers answer, whose models have servers of their own
+        raise _NoMachines(f"{url} is no server of one model, and no gateway; llamado ps lists those that run here")
     if answer.status_code != 200 or not isinstance(body, dict) or "devices" not in body:
-        why = body.get("error", {}).get("message", "") if isinstance(body, dict) else ""
-        stage = f" ({body['stage']})" if isinstance(body, dict) and body.get("stage") else ""
+        said = fit(body, {"error": {"message": ""}, "stage": ""})
+        why, stage = said["error"]["message"], f" ({said['stage']})" if said["stage"] else ""
         key = " (--api-key KEY, or LLAMA_API_KEY)" if answer.status_code == 401 else ""
         raise TopError(f"{url}/cluster answers {answer.status_code}: {why}{stage}{key}")
     return body
@@ -78,7 +152,7 @@ def requests(http: httpx.Client, url: str) -> dict[str, Any]:
     """`/live/requests`; nothing where the server does not tell."""
     try:
         answer = http.get(f"{url}/live/requests")
-        body = answer.json()
+        body = read_json(answer)
     except (httpx.HTTPError, ValueError):
         return {}
     return body if answer.status_code == 200 and isinstance(body, dict) else {}
@@ -88,7 +162,7 @@ def slots(http: httpx.Client, url: str) -> list[dict[str, Any]]:
     """`/slots`; nothing where the server does not tell."""
     try:
         answer = http.get(f"{url}/slots")
-        body = answer.json()
+        body = read_json(answer)
     except (httpx.HTTPError, ValueError):
         return []
     return body if answer.status_code == 200 and isinstance(body, list) else []

@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
 from prompt_toolkit.application import Application
 from prompt_toolkit.data_structures import Size
@@ -20,21 +18,11 @@ from prompt_toolkit.output import Output
 from rich.console import Group
 from rich.text import Text
 
-from llamado.commands.top.screen import COLUMNS, screen
+from llamado.commands.top.screen import Look
 from llamado.errors import LlamadoError
 from llamado.terminal.console import Console
 
 _KEYS = "q leaves · p pauses · ← → sort · r turns the order · ↑ ↓ scroll"
-
-
-@dataclass(frozen=True)
-class Look:
-    """What a server said at a time (seconds since 1970)."""
-
-    cluster: Mapping[str, Any]
-    slots: Sequence[Mapping[str, Any]]
-    requests: Mapping[str, Any]
-    at: float
 
 
 class View:
@@ -95,8 +83,7 @@ class View:
 
     def _lines(self, size: Size) -> list[str]:
         look = self._shown
-        sort = COLUMNS[self._sort].name if self._sort >= 0 else ""
-        shown = screen(look.cluster, look.at, look.slots, look.requests, sort=sort, reverse=self._reverse)
+        shown = look.draw(look.columns[self._sort] if self._sort >= 0 else "", self._reverse)
         parts = [Text(self._why, style="red"), shown] if self._why else [shown]
         return _drawn(Group(*parts), size)
 
@@ -123,11 +110,11 @@ class View:
 
         @keys.add("right")
         def _(_: KeyPressEvent) -> None:
-            self._sort = self._sort + 1 if self._sort + 1 < len(COLUMNS) else -1
+            self._sort = self._sort + 1 if self._sort + 1 < len(self._shown.columns) else -1
 
         @keys.add("left")
         def _(_: KeyPressEvent) -> None:
-            self._sort = self._sort - 1 if self._sort >= 0 else len(COLUMNS) - 1
+            self._sort = self._sort - 1 if self._sort >= 0 else len(self._shown.columns) - 1
 
         @keys.add("r")
         def _(_: KeyPressEvent) -> None:

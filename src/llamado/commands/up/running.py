@@ -12,8 +12,11 @@ from pathlib import Path
 
 import orjson
 
+from llamado.cluster.services import ServiceRole
 from llamado.cluster.state import (
     GONE,
+    READY,
+    STARTING,
     ClusterState,
     ClusterStateError,
     ServiceState,
@@ -22,7 +25,7 @@ from llamado.cluster.state import (
     end_processes,
     find_cluster,
 )
-from llamado.cluster.supervisor import DRAINED, DRAINING
+from llamado.cluster.supervisor import DRAINED, DRAINING, FAILED, WAITING
 from llamado.cluster.table import cluster_table
 from llamado.commands.up.servers import servers_json, servers_table
 from llamado.http.running import running_servers
@@ -78,27 +81,33 @@ def run_down(name: str | None) -> int:
     return 0
 
 
-def run_drain(service: str, name: str | None) -> int:
+def run_drain(service: str, name: str | None, *, undo: bool = False) -> int:
     """Have a service finish what it is doing and end, and wait for that; a worker's layers move before.
 
-    Raises ClusterStateError.
+    `undo`: start a drained server again, and wait until it is ready. Raises ClusterStateError.
     """
     state = find_cluster(name)
-    _service(state, service)
+    before = _service(state, service)
     folder = StateFolder(state.name)
-    folder.ask_drain(service)
+    if undo and before.role != ServiceRole.SERVER:
+        raise ClusterStateError(f"{service} is no server: only a drained server can be started again")
+    if undo and before.phase not in (DRAINED, DRAINING):
+        raise ClusterStateError(f"{service} is {before.phase}, and not drained")
+    (folder.ask_resume if undo else folder.ask_drain)(service)
     os.kill(state.pid, signal.SIGUSR1)
     while True:
-        taken = not folder.asks_drain(service)
+        taken = not folder.asks(service)
         now = folder.read()
         if now is None or now.phase == GONE:
-            raise ClusterStateError(f"{state.name} ended before {service} was drained")
+            raise ClusterStateError(f"{state.name} ended before {service} was {'ready' if undo else 'drained'}")
         one = _service(now, service)
-        if one.phase == DRAINED:
-            print(f"{service} is drained")
+        if one.phase == (READY if undo else DRAINED):
+            print(f"{service} is {one.phase}")
             return 0
-        if taken and one.phase != DRAINING:
-            raise ClusterStateError(f"{service}: {one.message or f'it is {one.phase}, and not drained'}")
+        waits = one.phase in (DRAINING, DRAINED, WAITING, STARTING) and not one.message.startswith(FAILED)
+        if taken and not (waits if undo else one.phase == DRAINING):
+            aim = "ready" if undo else "drained"
+            raise ClusterStateError(f"{service}: {one.message or f'it is {one.phase}, and not {aim}'}")
         time.sleep(_POLL)
 
 

@@ -13,10 +13,11 @@ from rich.text import Text
 
 from llamado.gguf.inspect import size_text
 from llamado.http.running import RunningServer
-from llamado.outgoing import open_client
+from llamado.outgoing import fit, open_client, read_json
 
 _LOOK = 0.3  # seconds between two looks at how many tokens there are
 _TIMEOUT = 2.0
+_SLOT = {"id_task": 0, "is_processing": False, "next_token": [{"n_decoded": 0}]}
 _COLOURS = {"ready": "green", "busy": "green", "loading": "yellow"}
 
 
@@ -92,7 +93,7 @@ class _Word:
 def _health(http: httpx.Client, role: str) -> _Word:
     try:
         answer = http.get("/health", params={"include_slots": "1"})
-        told = answer.json()
+        told = read_json(answer)
         if answer.status_code == 200:
             busy = told.get("slots_processing")
             if busy is None and role != "server":  # which have none of their own
@@ -109,12 +110,13 @@ def _tokens(http: httpx.Client) -> dict[int, int] | None:
     """How many tokens each task has, by its number; None where the server does not tell."""
     try:
         answer = http.get("/slots")
-        slots = answer.json() if answer.status_code == 200 else None
-        if not isinstance(slots, list):
-            return None
-        return {slot["id_task"]: slot["next_token"][0]["n_decoded"] for slot in slots if slot["is_processing"]}
-    except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError):
+        slots = read_json(answer) if answer.status_code == 200 else None
+    except (httpx.HTTPError, ValueError):
         return None
+    if not isinstance(slots, list):
+        return None
+    busy = [slot for slot in fit(slots, [_SLOT]) if slot["is_processing"] and slot["next_token"]]
+    return {slot["id_task"]: slot["next_token"][0]["n_decoded"] for slot in busy}
 
 
 def _rate(then: dict[int, int] | None, now: dict[int, int] | None) -> float | None:

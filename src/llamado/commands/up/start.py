@@ -214,6 +214,8 @@ class _Run:
     def _asked(self) -> None:
         for name in self._folder.drains():
             self._supervisor.drain(name)
+        for name in self._folder.resumes():
+            self._supervisor.resume(name)
         for name in self._folder.kills():
             self._supervisor.kill(name)
 

@@ -39,8 +39,14 @@ class CpuBackend:
     def reconnect(self, lost: Device, timeout: float = 2.0) -> Device:
         raise DeviceLost(lost.name, "the CPU device of this process cannot be reconnected")
 
-    def add(self, place: str) -> list[Device]:
+    def expect_answers(self, seconds: float | None) -> None:
+        pass
+
+    def open(self, place: str) -> list[Device]:
         raise DeviceError(f"the CPU device takes no place: {place}")
+
+    def add(self, place: str, devices: Sequence[Device]) -> None:
+        pass
 
     def remove(self, place: str) -> None:
         pass

@@ -38,7 +38,7 @@ from llamado.devices.device import (
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op
 from llamado.ggml.tensor import Tensor
-from llamado.gguf.pages import expect_mapped
+from llamado.gguf.pages import request_mapped_huge_pages
 from llamado.gguf.types import TensorType
 
 _PROGRAMS_KEPT = 160
@@ -161,7 +161,7 @@ class CpuDevice:
                 progress(data.nbytes)
         self.read_ahead.add(buffers)
         if sum(buffer.size for buffer in buffers) <= self._free_for_weights():
-            expect_mapped((buffer.address, buffer.size) for buffer in buffers)
+            request_mapped_huge_pages((buffer.address, buffer.size) for buffer in buffers)
             self._numa.spread(
                 Matrix(buffer.address, tensor.ne[1], tensor.nb[1], tensor.ne[2] * tensor.ne[3])
                 for buffer, (tensor, _) in zip(buffers, weights, strict=True)

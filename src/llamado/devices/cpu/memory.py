@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from llamado.devices import limits
 from llamado.devices.device import DeviceError, DeviceFull
 from llamado.ggml.tensor import Tensor
-from llamado.gguf.pages import expect_all, own_pages
+from llamado.gguf.pages import allocate_pages, request_huge_pages
 
 log = logging.getLogger("llamado.devices")
 
@@ -42,7 +42,7 @@ class CpuBuffer:
     def allocate(cls, size: int) -> CpuBuffer:
         """Allocate `size` zeroed bytes, page-aligned. Raise `DeviceFull` if the system refuses."""
         try:
-            pages = own_pages(size + _SLACK)
+            pages = allocate_pages(size + _SLACK)
         except (OSError, ValueError, OverflowError) as error:
             raise DeviceFull(f"cannot allocate {size / 1e6:.0f} MB of memory: {error}") from error
         return cls(np.frombuffer(pages, np.uint8, size), pages)
@@ -50,7 +50,7 @@ class CpuBuffer:
     def expect_all(self, start: int, size: int) -> None:
         """Announce that all of these bytes will be used."""
         if self._pages is not None:
-            expect_all(self._pages, start, size)
+            request_huge_pages(self._pages, start, size)
 
     def lock(self) -> bool:
         """Lock the pages in RAM (mlock(2)). If the system refuses, log a warning with advice and return False."""

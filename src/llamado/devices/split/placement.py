@@ -12,7 +12,6 @@ one also the way back: N + 1 one-way transfers for N runs instead of 2 N.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,13 +86,17 @@ class SplitOptions:
         )
 
 
+MAX_SHARE = 1e15
+"""Largest proportion of a device: sums of many stay finite, and bytes of memory can be given."""
+
+
 def share_problem(shares: Sequence[float]) -> str:
     """Return what is wrong with the proportions of `tensor_split`; empty if they are valid."""
     for share in shares:
         if share < 0:
             return f"the share {share:g} is less than 0 (0 gives a device nothing)"
-        if not share < math.inf:
-            return f"the share {share:g} is no finite number"
+        if not share <= MAX_SHARE:
+            return f"the share {share:g} is no number up to {MAX_SHARE:g}"
     return "" if any(shares) or not shares else "all shares are 0 (memory divides by free memory)"
 
 

@@ -121,7 +121,7 @@ class DiskRead(threading.Thread):
             if data is None:
                 self.failed = True
                 return
-            sound = memory.sound_tail(data, block.end) if block.is_tail else memory.sound(data, block.tokens.size)
+            sound = memory.is_valid_tail(data, block.end) if block.is_tail else memory.is_valid(data, block.tokens.size)
             if not sound:
                 self._cache.discard(block, "it contains NaN or infinity")
                 self.failed = True

@@ -172,7 +172,7 @@ class PromptStore:
 
     Up to half of the limit may be reserved for others (see `reserve`). `most_tails`: of one sequence. `reach`: returns
     how many tokens, at most n, one can continue from with a tail (see Memory.tail_reach). `tail_bytes`: size of a tail.
-    `dropped`: called with evicted sequences.
+    `dropped`: called with evicted sequences, and with sequences larger than the limit; None: they are discarded.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class PromptStore:
         reach: Callable[[int, int], int] = min,
         tail_bytes: Callable[[int], int] = lambda n: 0,
         most_tails: int = 32,
-        dropped: Callable[[StoredSequence], None] = lambda stored: None,
+        dropped: Callable[[StoredSequence], None] | None = None,
     ) -> None:
         self._limit = limit
         self._most_tails = most_tails
@@ -254,7 +254,8 @@ class PromptStore:
             if self.nbytes + self.reserved + n <= self._limit:
                 return
             self._drop(stored)
-            self._dropped(stored)
+            if self._dropped is not None:
+                self._dropped(stored)
 
     def put(
         self,
@@ -265,8 +266,9 @@ class PromptStore:
         read_tail: Callable[[int], Cells] = _no_tail,
         at_hand: Mapping[int, Cells] = _NONE,
     ) -> bool:
-        """Store a sequence whose cells `read` returns, and replace those that are its prefixes. Return False if it is
-        too large.
+        """Store a sequence whose cells `read` returns, and replace those that are its prefixes.
+
+        A sequence larger than the limit goes to `dropped` at once; return False if there is no such function.
 
         `tails`: token counts whose tails `read_tail` returns (none: no layer has one), besides those `at_hand`.
         Eviction happens before anything is read, so that the limit holds at all times.
@@ -280,10 +282,10 @@ class PromptStore:
             return at_hand[n].size if n in at_hand else self._tail_bytes(n)
 
         size = tokens.size * (self._cell_bytes + tokens.itemsize) + sum(map(size_of, wanted))
-        while self._limit is not None and size > self._limit - self.reserved:
-            if len(wanted) == 1:
-                return False
+        while (large := self._limit is not None and size > self._limit - self.reserved) and len(wanted) > 1:
             size -= size_of(drop(wanted))
+        if large and self._dropped is None:
+            return False
         for stored in shorter:
             if stored is not base:
                 self._drop(stored)
@@ -291,14 +293,20 @@ class PromptStore:
         cells: list[tuple[int, Cells]] = []
         if base is not None:
             known, cells = base.tokens.size, [*base.cells]
-        self._make_room(size - (0 if base is None else base.nbytes), but=base)
+        if not large:
+            self._make_room(size - (0 if base is None else base.nbytes), but=base)
         for start in range(known, tokens.size, self._piece):
             n = min(self._piece, tokens.size - start)
             cells.append((n, read(start, n)))
         kept = {n: at_hand[n] if n in at_hand else read_tail(n) for n in wanted}
         if base is not None:
             self._drop(base)
-        self._kept.append(StoredSequence(tokens.copy(), scales, cells, kept, size))
+        stored = StoredSequence(tokens.copy(), scales, cells, kept, size)
+        if large:
+            assert self._dropped is not None
+            self._dropped(stored)
+            return True
+        self._kept.append(stored)
         self._entries = None
         self.nbytes += size
         self.n_tokens += tokens.size

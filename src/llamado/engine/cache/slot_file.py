@@ -180,8 +180,8 @@ class SlotReader:
             self._body, self._body_crc = self._file.tell(), self._crc
             memory = self._kind.memory
             tails = {self.tokens.size: self.tail} | self.snapshots
-            sound = all(memory.sound_tail(tail, n) for n, tail in tails.items())
-            if not sound or not all(memory.sound(data, n) for _, n, data in self.pieces()):
+            sound = all(memory.is_valid_tail(tail, n) for n, tail in tails.items())
+            if not sound or not all(memory.is_valid(data, n) for _, n, data in self.pieces()):
                 raise self._bad("its cells contain NaN or infinity")
         except BaseException:
             self._file.close()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from llamado.devices.split.placement import Placement, check_memory, describe_parts
+from llamado.devices.split.placement import MAX_SHARE, Placement, check_memory, describe_parts
 from llamado.errors import LlamadoError
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ class BetweenSteps(Protocol):
 
 class UnknownWorker(LlamadoError):
     """The worker to be removed is not one of this server's."""
+
+
+class BadShare(LlamadoError):
+    """The share of layers that a joining worker requests is out of range."""
 
 
 class JoinedWorker(NamedTuple):
@@ -55,13 +59,20 @@ class Membership:
         `share` counts if --tensor-split has proportions; `speeds`: bytes of weights per second that its devices read.
         Raises a LlamadoError; everything is unchanged then.
         """
+        if not 0.0 <= share <= MAX_SHARE:
+            raise BadShare(f"{endpoint} asks for a share of {share:g}: expected a number from 0 to {MAX_SHARE:g}")
         with self._turn:
-            numbers = self._places(endpoint)
-            if any(self._belongs(number) for number in numbers):
-                return self._joined(numbers)
-            if numbers:  # it was lost while it had nothing
+            if joined := self._present(endpoint):
+                return joined
+        found = self._pool.reach(endpoint, speeds)  # outside of the lock: the worker may be frozen
+        with self._turn:
+            if joined := self._present(endpoint):
+                for device, _ in found:
+                    device.close()
+                return joined
+            if numbers := self._places(endpoint):  # it was lost while it had nothing
                 self._pool.take_away(endpoint, numbers)
-            new = self._pool.add(endpoint, share, speeds)
+            new = self._pool.add(endpoint, share, found)
             names = " and ".join(device.name for device in new.values())
             try:
                 placement = self._pool.plan(self._members(new))
@@ -148,6 +159,11 @@ class Membership:
         away = {gone.device for gone in self._runner.away()}
         placement = self._runner.placement
         return device.lost is None or device.name in away or (placement is not None and number in placement.devices)
+
+    def _present(self, endpoint: str) -> list[JoinedWorker]:
+        """Return the parts of a worker that is a member already, else an empty list."""
+        numbers = self._places(endpoint)
+        return self._joined(numbers) if any(self._belongs(number) for number in numbers) else []
 
     def _places(self, endpoint: str) -> list[int]:
         """Return the numbers of a worker's devices."""

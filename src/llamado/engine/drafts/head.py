@@ -149,7 +149,7 @@ class HeadKind(ModelKind):
         ends: frozenset[int],
     ) -> None:
         super().__init__(forward, n_vocab, name=name, least=least, ends=ends)
-        self.width, self._own_width = head.takes[0], head.takes[-1]
+        self.width, self._own_width = head.hidden_widths[0], head.hidden_widths[-1]
         self.first, self._tokens = head.first, head.tokens
 
     def _new_drafter(self) -> HeadDrafter:

@@ -248,7 +248,7 @@ class Embedder:
         while self._waiting:
             request = self._waiting[0]
             lengths.append(len(request.texts[request.next]))
-            fits = sum(lengths) <= self.forward.max_batch and self.forward.memory.packs(lengths)
+            fits = sum(lengths) <= self.forward.max_batch and self.forward.memory.can_pack(lengths)
             if batch and not fits:
                 break
             batch.append(_Text(request, request.next, request.texts[request.next]))

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from llamado.devices.device import Device, DeviceLost
 from llamado.devices.registry import Unreachable, backend
@@ -29,6 +30,13 @@ log = logging.getLogger(__name__)
 _PATIENCE = 2.0
 """Seconds for a lost worker to respond, in each attempt to reconnect."""
 _LEAST_PATIENCE = 0.5
+
+
+class ReachedDevice(NamedTuple):
+    """A device of a worker that is about to join, and its figures."""
+
+    device: Device
+    figures: DeviceFigures
 
 
 class DevicePool:
@@ -59,17 +67,19 @@ class DevicePool:
                 names = "; ".join(worker.why for worker in missing)
                 progress(f"waiting for workers: {names}" if missing else "connecting to workers", 0, 0)
 
-        until: float | None = None  # end of the wait for workers that are lost meanwhile
+        until: float | None = None  # end of the wait for workers that are lost or do not answer meanwhile
         while True:
             self.devices: list[Device] = [here, *self._workers.devices(split.wait, waiting)]
+            until = time.monotonic() + split.wait if until is None else until
+            self._workers.expect_answers(max(split.wait, split.connect_timeout) if split.wait else None)
             try:
                 self.figures = _measured(self.devices, file, model, measure=split.tensor_split is None)
                 self.fit = fit(file, model, wanted, self.figures, split)
+                self._workers.expect_answers(None)
                 break
             except BaseException as error:
                 for device in self.devices[1:]:
                     device.close()
-                until = time.monotonic() + split.wait if until is None else until
                 if not isinstance(error, DeviceLost) or time.monotonic() >= until:
                     raise
                 log.warning("%s; waiting for it", error.as_logged())
@@ -141,25 +151,28 @@ class DevicePool:
 
     # -- members -------------------------------------------------------------------------------------------------------
 
-    def add(self, endpoint: str, share: float, speeds: Sequence[float | None]) -> dict[int, Device]:
-        """Connect the devices of one more worker; return them by number. They are measured, or, if proportions are
-        given, get the reported `speeds`. Raises a LlamadoError.
+    def reach(self, endpoint: str, speeds: Sequence[float | None]) -> list[ReachedDevice]:
+        """Connect one more worker and measure its devices; if proportions are given, use the reported `speeds` instead.
+
+        Changes nothing here. Raises a LlamadoError.
         """
-        found = self._workers.add(endpoint)
+        found = self._workers.open(endpoint)
         try:
             if self._split.tensor_split is None:
                 type, width = self._trial
-                figures = [measure(device, type=type, width=width) for device in found]
-            else:
-                told = [*speeds, *(None for _ in found)]
-                figures = [replace(figures_of(device), decode=told[i]) for i, device in enumerate(found)]
+                return [ReachedDevice(device, measure(device, type=type, width=width)) for device in found]
+            told = [*speeds, *(None for _ in found)]
+            return [ReachedDevice(d, replace(figures_of(d), decode=told[i])) for i, d in enumerate(found)]
         except BaseException:
-            self._workers.remove(endpoint)
             for device in found:
                 device.close()
             raise
+
+    def add(self, endpoint: str, share: float, found: Sequence[ReachedDevice]) -> dict[int, Device]:
+        """Take in the devices of a worker that was reached; return them by their places."""
+        self._workers.add(endpoint, [reached.device for reached in found])
         added: dict[int, Device] = {}
-        for device, known in zip(found, figures, strict=True):
+        for device, known in found:
             number = min(self.left, default=len(self.figures))
             device.name = f"RPC{number - 1}[{device.endpoint}]"
             known = replace(known, name=device.name)

@@ -119,12 +119,12 @@ def fingerprint(file: GGUFFile, model: Model, memory: Memory, scales: Sequence[f
     """SHA-256 of the architecture, the hyper-parameters, and name, shape and ends of each weight that cells depend on.
 
     These are all weights except the output's. The hash also includes the effect of the context length on positions (see
-    Factors), the rotation of a quantized cache, the control vector, and the adapters with a scale other than 0.
+    LongRopeFactors), the rotation of a quantized cache, the control vector, and the adapters with a scale other than 0.
     """
     digest = hashlib.sha256(f"{model.architecture}\n{model.hparams!r}\n".encode())
     if any(name.startswith("rope_factors_") for name in model.weights):
         digest.update(b"long" if memory.n_ctx > model.hparams.n_ctx_short else b"short")
-    if memory.unturned:
+    if memory.unrotated:
         digest.update(b"unturned")
     shaping = [name for name, roles in model.roles.items() if any(role.part is not ModelPart.OUTPUT for role in roles)]
     for name in sorted(shaping):

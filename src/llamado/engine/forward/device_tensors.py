@@ -240,7 +240,7 @@ class DeviceTensors:
     def _bytes(self, name: str) -> Bytes:
         if name in self._added:
             return self._added[name].data(name)
-        file = self._model.borrowed.get(name, self._file)
+        file = self._model.borrowed_files.get(name, self._file)
         info = file.tensors[name]
         return file.shard_data(info.shard)[info.offset : info.offset + info.nbytes]
 

@@ -56,7 +56,7 @@ class Graphs:
         self._ahead: list[BatchShape] = []
         self._n_states = min(n_states, max_batch)
         largest = BatchShape(max_batch, max_batch, n_cells, output, n_seqs=int(n_states > 0), features=features)
-        self.largest = [replace(largest, given=width) for width in takes]
+        self.largest = [replace(largest, hidden_width=width) for width in takes]
         if self._n_states > 1:
             many = self.shape(self._n_states, self._n_states, n_cells, n_seqs=self._n_states)
             self.largest.append(replace(many, n_kv=n_cells))

@@ -31,7 +31,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models.base import Model
 from llamado.models.batch import Batch, BatchShape, Output
-from llamado.models.memory import Placed, Span, windows_before
+from llamado.models.memory import BatchPlacement, Span, windows_before
 
 if TYPE_CHECKING:
     from llamado.devices.split.placement import Placement
@@ -106,7 +106,7 @@ class ModelRunner:
             max_batch=max_batch,
             whole=whole,
             n_ctx=n_ctx,
-            turned=turned,
+            rotated=turned,
             n_drafted=n_drafted,
         )
         self._tensors = DeviceTensors(file, model, memory, self.devices, placement, mlock, observer)
@@ -120,7 +120,7 @@ class ModelRunner:
             len(model.adapters),
             n_states,
             features,
-            model.takes,
+            model.hidden_widths,
         )
         self._pipeline = Pipeline(self.devices, output.value, self.width)
         self._watches = [
@@ -217,13 +217,13 @@ class ModelRunner:
         except ValueError as error:
             raise ForwardError(str(error)) from error
         if parts[0].tokens is None:
-            batch = Batch(parts[0].positions, outputs, parts[0].rows, tokens, given=given, before=before)
+            batch = Batch(parts[0].positions, outputs, parts[0].rows, tokens, hidden_states=given, before=before)
             return self.submit(batch, scales, features, stage)
         return self._start_each(parts, tokens, outputs, scales, features, before)
 
     def _start_each(
         self,
-        parts: Sequence[Placed],
+        parts: Sequence[BatchPlacement],
         tokens: NDArray[np.int32],
         outputs: NDArray[np.int32],
         scales: Scales,
@@ -256,7 +256,7 @@ class ModelRunner:
         if embeddings and not self._graphs.largest[-1].embeddings:
             self._make_room_for_embeddings()
         n_tokens, n_outputs = batch.n_tokens, len(batch.outputs)
-        given = 0 if batch.given is None else batch.given.shape[1]
+        given = 0 if batch.hidden_states is None else batch.hidden_states.shape[1]
         shape = self._graphs.shape(n_tokens, n_outputs, used, scales, embeddings, batch.n_seqs, given, stage)
         return self._begin(shape, batch, features)
 
@@ -346,7 +346,7 @@ class ModelRunner:
         # a batch of padding only, so that remote devices have its programs
         nothing = np.empty(0, np.int64)
         with suppress(DeviceLost):
-            self._begin(shape, Batch(nothing, nothing, self.memory.nowhere().rows, nothing)).result()
+            self._begin(shape, Batch(nothing, nothing, self.memory.empty().rows, nothing)).result()
         return True
 
     def profile(self, n: int, start: int = 0, repeats: int = 20) -> Profile:

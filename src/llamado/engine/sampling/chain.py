@@ -14,7 +14,7 @@ candidates. Three things differ on purpose:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -82,8 +82,8 @@ class Sampler:
 
     For each token of the answer call `sample`, then `accept` with its result. `eog`: ids that end an answer.
     `vocabulary`: without one, DRY has no sequence breakers and there is no infill. `matcher`: the constraint of the
-    answer; `get_ready` queries it ahead of time. `top_rows`: a faster kernel. `weights`: True if `candidates` will be
-    called, which rules out drawing in the kernel.
+    answer; `get_ready` queries it ahead of time. `processor`: changes the logits of each token before all else.
+    `top_rows`: a faster kernel. `weights`: True if `candidates` will be called, which rules out drawing in the kernel.
 
     The largest logits of many samplers' rows can be found together: `prepare` returns how many of which row it needs,
     or the parameters of a draw from them, and `sample` takes the result.
@@ -99,6 +99,7 @@ class Sampler:
         top_rows: RowFinder = top_rows_numpy,
         vocabulary: SamplerVocabulary | None = None,
         matcher: Matcher | None = None,
+        processor: Callable[[NDArray[np.intc], F32], F32] | None = None,
         weights: bool = True,
     ) -> None:
         s = sampling
@@ -106,6 +107,9 @@ class Sampler:
         self._seed = seed
         self._n_vocab = n_vocab
         self._matcher = matcher
+        self._processor = processor
+        self._sequence = np.empty(0, np.intc)  # the sequence so far, for the processor
+        self._row: F32 | None = None
         self._allowed: _Allowed | None = None
         bias = {token: value for token, value in s.logit_bias.items() if 0 <= token < n_vocab}
         if s.ignore_eos:
@@ -216,6 +220,8 @@ class Sampler:
 
     def start(self, tokens: Sequence[int]) -> None:
         """Begin a sequence with the prompt's tokens, which count for penalties and DRY."""
+        if self._processor is not None:
+            self._sequence = np.array(tokens, np.intc)
         if self._penalties is not None:
             self._penalties.start(tokens)
         if self._dry is not None:
@@ -223,6 +229,8 @@ class Sampler:
 
     def accept(self, token: int) -> None:
         """Record the answer's next token."""
+        if self._processor is not None:
+            self._sequence = np.append(self._sequence, np.intc(token))
         if self._penalties is not None:
             self._penalties.accept(token)
         if self._dry is not None:
@@ -245,6 +253,9 @@ class Sampler:
         """
         if self._allowed is None:
             self._allowed = self._ask()
+        if self._processor is not None:
+            row = self._processor(self._sequence, row.copy())
+        self._row = row
         mask, ids = self._allowed
         self._wanted, self._prepared, self._begun = None, True, False
         if ids is not None and ids.size == 1:
@@ -286,6 +297,8 @@ class Sampler:
             self._prepared = False
             if isinstance(found, int):
                 return found
+            assert self._row is not None
+            row = self._row
             assert self._allowed is not None
             ids = self._allowed.ids
             if ids is not None and ids.size == 1:
@@ -301,6 +314,7 @@ class Sampler:
                 return self._run(self._allowed, position, found)
         finally:
             self._candidates.restore()
+            self._row = None
 
     def _run(self, allowed: _Allowed, position: int, top: Top | None) -> int:
         candidates, (mask, ids) = self._candidates, allowed

@@ -190,7 +190,7 @@ class Planner:
                 continue
             if (
                 task.ahead.n_moves == memory.n_moves
-                and memory.room(handle, slot.length + len(task.ahead), on_trust=True) > 0
+                and memory.room(handle, slot.length + len(task.ahead), in_place=True) > 0
             ):
                 slots.append(slot)
         return slots, [0] * len(slots)
@@ -336,7 +336,7 @@ class Planner:
             most = min(WINDOW if self.overlaps else MOST, room, self._n_ctx - length - 1)
             if self._sequence_cache.memory.has_states:
                 most = min(most, _TOGETHER - count)
-            most = min(most, self._sequence_cache.memory.room(handle, length, on_trust=not count))
+            most = min(most, self._sequence_cache.memory.room(handle, length, in_place=not count))
             if task.budget >= 0:
                 most = min(most, task.budget - 1 - len(task.ahead))
             if most > 0:

@@ -79,8 +79,12 @@ class OutputProcessor:
         return found
 
     def note_prompt(self, task: Task, first: int, rows: NDArray[np.float32]) -> None:
-        """Record the probabilities of a prompt's tokens, from the one after position `first` on."""
+        """Record what a request needs of its prompt's tokens after position `first`: logits, or probabilities."""
         for place, row in enumerate(rows, first + 1):
+            if task.request.on_prompt_row is not None:
+                task.request.on_prompt_row(place - 1, row)
+            if not task.request.prompt_probs:
+                continue
             task.prompt_probs[place] = self._raw_probs(task, row, task.request.prompt[place], special=True)
 
     def advance(self, slot: Slot, task: Task, row: F32, found: Found = None) -> int | None:
@@ -98,6 +102,12 @@ class OutputProcessor:
             if request.n_predict == 0:
                 self._finish(slot, task, "limit")
                 return None
+        if request.until is not None and request.until(slot.tokens[: slot.length].copy(), row):
+            text = task.answer.finish()
+            if text:
+                task.queue_event(Token(text, [], None, len(task.generated)))
+            self._finish(slot, task, "eos")
+            return None
         # the position in the whole answer, also after a context shift: no random number is used twice
         token = task.sampler.sample(row, task.n_prompt + len(task.generated), found)
         probs = self._probs(task, row, token) if request.n_probs else None
@@ -131,7 +141,8 @@ class OutputProcessor:
 
         timings = task.timings() if request.timings_per_token else None
         index = len(task.generated) - 1
-        task.queue_event(Token(text, [token], None if probs is None else [probs], index, timings))
+        before = () if index else self._prompt_probs(task)
+        task.queue_event(Token(text, [token], None if probs is None else [probs], index, timings, before))
         if stop != "none":
             self._finish(slot, task, stop)
             return None

@@ -85,24 +85,38 @@ class SequenceCache:
         self._every, self._control = snapshots.every, control
         memory = self.memory
         piece = piece_cells(memory.token_bytes)
-        limit = None if cache_ram < 0 else cache_ram << 20
+        self._notify, self._most_snapshots = notify, snapshots.most
         self.store: PromptStore | None = None
-        self._disk, self._notify = disk, notify
-        if cache_ram:
-            self.store = store = PromptStore(
-                limit,
-                memory.token_bytes,
-                piece,
-                memory.tail_reach,
-                memory.tail_bytes,
-                max(snapshots.most, 1),
-                (lambda stored: None) if disk is None else disk.put,
-            )
-            if memory.has_tails:
-                for slot in slots:
-                    slot.snapshots = Snapshots(snapshots.most, store.reserve, store.release)
+        self._disk: DiskCache | None = None
+        self.use_memory(None if cache_ram < 0 else cache_ram << 20, disk)
         self._reader = CellReader(memory, piece)
         self._tail_rate = ReadRate()
+
+    def use_memory(self, limit: int | None, disk: DiskCache | None) -> None:
+        """Use `limit` bytes of memory (None: no limit) for sequences that no slot holds, and `disk` for the rest.
+
+        Earlier sequences are written to the previous disk cache, if there was one, and dropped from memory.
+        """
+        self.save()
+        self.store, self._disk = None, disk
+        memory = self.memory
+        if limit != 0:
+            self.store = PromptStore(
+                limit,
+                memory.token_bytes,
+                piece_cells(memory.token_bytes),
+                memory.tail_reach,
+                memory.tail_bytes,
+                max(self._most_snapshots, 1),
+                None if disk is None else disk.put,
+            )
+        if memory.has_tails:
+            for slot in self._slots:
+                slot.snapshots.cut(0)
+                store = self.store
+                slot.snapshots = (
+                    Snapshots() if store is None else Snapshots(self._most_snapshots, store.reserve, store.release)
+                )
 
     # -- beginning and losing them -----------------------------------------------------------------------------------
 
@@ -224,7 +238,7 @@ class SequenceCache:
         """Discard wrong or unused draft tokens of the slot's sequence; see Memory.settle."""
         if slot.handle is not None and not (slot.task is not None and slot.task.ahead):
             try:
-                self.memory.settle(slot.handle)
+                self.memory.rewind_rejected(slot.handle)
             except DeviceLost as error:
                 self._note_loss(error)
                 self.drop(slot)
@@ -249,7 +263,7 @@ class SequenceCache:
         try:
             if handle is not None and not self.memory.rewind(handle, n):
                 _, tail = self._snapshot_for(slot, n)
-                self.memory.go_back(handle, n, tail, slot.snapshots.tails[tail])
+                self.memory.restore(handle, n, tail, slot.snapshots.tails[tail])
         except DeviceLost as error:
             self._note_loss(error)  # all cells are void, and will be dropped
             self.drop(slot)
@@ -280,7 +294,7 @@ class SequenceCache:
         assert handle is not None
         if not self.memory.has_tails:
             return
-        for point in self.memory.leaving(handle, n):
+        for point in self.memory.expiring(handle, n):
             snapshots, size = slot.snapshots, self.memory.tail_bytes(point)
             lost = point - max((known for known in snapshots.tails if known < point), default=0)
             if not snapshots.lacks(point) or not self._tail_rate.pays(size, lost, self._stats.prompt_pace):

@@ -81,7 +81,8 @@ class Task:
     @property
     def needs_prompt_rows(self) -> bool:
         """True if the logits of all tokens that are evaluated next are needed."""
-        return self.request.prompt_probs and not self.generated
+        needed = self.request.prompt_probs or self.request.on_prompt_row is not None
+        return needed and not self.generated
 
     @property
     def budget(self) -> int:

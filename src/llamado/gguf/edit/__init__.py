@@ -1,1 +1,1 @@
-"""Files made of others: parts of one, one of parts, one with other key-values."""
+"""GGUF files derived from others: split, merged, or with changed key-values."""

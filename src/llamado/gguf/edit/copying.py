@@ -1,4 +1,4 @@
-"""Tensors taken from an open file to a new one, in pieces that are counted."""
+"""Tensor data copied from an open file to a new one, with progress."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from llamado.gguf.writer import NewTensor
 PIECE = 16 << 20
 
 
-class Counted:
-    """Tells how many of `total` bytes have been copied."""
+class CopyProgress:
+    """Split tensor data into pieces and report progress over `total` bytes."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._total, self._progress, self._done = total, progress, 0
 
     def pieces(self, data: NDArray[Any]) -> Iterator[NDArray[Any]]:
-        """A tensor's bytes, some at a time."""
+        """Yield a tensor's bytes in pieces."""
         for start in range(0, len(data), PIECE):
             piece = data[start : start + PIECE]
             yield piece
@@ -32,11 +32,11 @@ class Counted:
 
 
 def new_tensors(infos: Iterable[TensorInfo]) -> list[NewTensor]:
-    """The same tensors in a new file."""
+    """Return the same tensors for a new file."""
     return [NewTensor(info.name, info.type, info.ne) for info in infos]
 
 
 def all_data(file: GGUFFile, progress: Progress | None = None) -> Iterator[Iterator[NDArray[Any]]]:
-    """The bytes of every tensor of a file, in its order."""
-    counted = Counted(file.nbytes, progress)
+    """Yield the bytes of every tensor of a file, in file order."""
+    counted = CopyProgress(file.nbytes, progress)
     return (counted.pieces(file.data(name)) for name in file.tensors)

@@ -1,4 +1,4 @@
-"""A file with another value of one key: all else, to the byte, as it was."""
+"""Change one key of a GGUF file; everything else is copied byte for byte."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from llamado.gguf.shards import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS
 from llamado.gguf.writer import Fields, encode, header_bytes, read_fields, write_gguf
 
 TYPES = tuple(kind.name.lower() for kind in ValueType if kind is not ValueType.ARRAY)
-"""What a new key may be said to be."""
+"""Types that a new key may have."""
 
 _PARTS = (SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS)
-_KEY = re.compile(r"[a-z0-9_]+(\.[A-Za-z0-9_-]+)*")  # docs/gguf.md; keys of Hugging Face's training have capitals
+_KEY = re.compile(r"[a-z0-9_]+(\.[A-Za-z0-9_-]+)*")  # docs/gguf.md; Hugging Face training keys have capitals
 
 
-def changed(file: GGUFFile, key: str, text: str, type_name: str | None = None) -> Fields:
-    """The key-values with `key` as `text` says: a text as it is, a number, true or false, of arrays a JSON list.
+def with_value(file: GGUFFile, key: str, text: str, type_name: str | None = None) -> Fields:
+    """Return the key-values with `key` set to `text`, parsed by type: a string, number, true or false, or a JSON list.
 
-    A key keeps its type; a new one has `type_name` (a list of such things for a JSON list). Raises GgufError.
+    An existing key keeps its type. A new key has `type_name`, or is an array of it if `text` is a JSON list. Raises
+    GgufError.
     """
     if key in _PARTS:
-        raise GgufError("parts are made by llamado gguf split and merge alone", path=file.path, field=key)
+        raise GgufError("only llamado gguf split and merge set this key", path=file.path, field=key)
     fields = read_fields(file.path)
     stored = file.metadata.type_name(key) if key in fields else ""
     if stored and type_name not in (None, stored):
-        raise GgufError(f"its type is {stored} and stays so; leave --type out", path=file.path, field=key)
+        raise GgufError(f"its type is {stored} and cannot change; omit --type", path=file.path, field=key)
     if not stored and not _KEY.fullmatch(key):
-        raise GgufError("a key is words of a-z, 0-9 and _, with dots between them", path=file.path, field=key[:80])
+        raise GgufError("a key consists of words of a-z, 0-9 and _, separated by dots", path=file.path, field=key[:80])
     if not stored and type_name is None:
-        raise GgufError(
-            f"the file has no such key; --type makes it one ({', '.join(TYPES)})", path=file.path, field=key
-        )
+        raise GgufError(f"the file has no such key; add it with --type ({', '.join(TYPES)})", path=file.path, field=key)
     array = stored.startswith("array of ") or (not stored and text.lstrip().startswith("[") and type_name != "string")
     kind = ValueType[(stored or type_name or "").removeprefix("array of ").upper()]
     try:
@@ -53,19 +52,19 @@ def changed(file: GGUFFile, key: str, text: str, type_name: str | None = None) -
 
 
 def header_with(file: GGUFFile, fields: Fields) -> Header:
-    """What the file will say of itself, read as any file is; raises GgufError for what no file may have."""
+    """Return the header of the new file, parsed like that of any file; raise GgufError if it would be invalid."""
     return parse_header(header_bytes(fields, new_tensors(file.tensors.values())), file.source)
 
 
 def rewrite(file: GGUFFile, fields: Fields, to: Path, progress: Progress | None = None) -> None:
-    """Writes the file with these key-values; `to` may be the file itself. Raises GgufError."""
+    """Write the file with these key-values; `to` may be the file itself. Raises GgufError."""
     if file.n_shards > 1:
-        raise GgufError("it is divided into parts; merge it first", path=file.path, field=SPLIT_COUNT)
+        raise GgufError("the model is split; merge it first", path=file.path, field=SPLIT_COUNT)
     write_gguf(to, fields, new_tensors(file.tensors.values()), all_data(file, progress))
 
 
-def shown(metadata: Metadata, key: str) -> str:
-    """A value as messages have it; nothing where there is none."""
+def format_value(metadata: Metadata, key: str) -> str:
+    """Format a value for a message; empty if the key is absent."""
     value = metadata.get(key)
     if value is None:
         return ""
@@ -78,7 +77,7 @@ def _single(text: str, kind: ValueType) -> Value:
         return text
     if kind is ValueType.BOOL:
         if text.lower() not in ("true", "false"):
-            raise ValueError("true or false is due")
+            raise ValueError("expected true or false")
         return text.lower() == "true"
     return float(text) if kind in (ValueType.FLOAT32, ValueType.FLOAT64) else int(text, 0)
 
@@ -89,5 +88,5 @@ def _list(text: str, kind: ValueType) -> Value:
     if kind in (ValueType.FLOAT32, ValueType.FLOAT64):
         wanted = (int, float)
     if not isinstance(given, list) or not all(type(one) in wanted for one in given):
-        raise ValueError("a JSON list of such values is due")
+        raise ValueError("expected a JSON list of such values")
     return StringArray.of(given) if kind is ValueType.STRING else given

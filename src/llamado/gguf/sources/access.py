@@ -1,4 +1,4 @@
-"""How the Hugging Face hub is reached, by the environment that its own library reads."""
+"""Hugging Face hub access, configured by the environment variables that huggingface_hub reads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ HUB = "https://huggingface.co"
 
 
 def hub_access() -> tuple[str | None, str | None]:
-    """The hub's address, where it is another one, and the user's token."""
+    """Return the hub's address, if it is not the default, and the user's token."""
     return os.environ.get("HF_ENDPOINT") or None, secret("HF_TOKEN")
 
 
 def offline() -> bool:
-    """Whether nothing is to be asked of a network (`--offline`)."""
+    """Return True if network access is disabled (`--offline`)."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")

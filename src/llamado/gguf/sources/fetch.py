@@ -1,4 +1,4 @@
-"""Fetching files over HTTP: resumed after an interruption, checked, put in place in one step, one process at a time."""
+"""HTTP downloads: resumable, verified, renamed into place atomically, one process at a time."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import httpx
 from llamado.gguf.errors import SourceError
 from llamado.gguf.pages import STEP, write_in_steps
 from llamado.gguf.report import Progress, Warn
+from llamado.numerals import whole_number
 from llamado.outgoing import limits
 
 if sys.platform != "win32":
@@ -25,13 +26,13 @@ if sys.platform != "win32":
 
 CACHE = "LLAMADO_CACHE"
 CHUNK = 1 << 20
-ATTEMPTS = 5  # in a row without a single new byte
-PAUSE = 0.5  # seconds before the second; doubled each time
+ATTEMPTS = 5  # in a row without a new byte
+PAUSE = 0.5  # seconds before the second attempt; doubled each time
 RETRIED = {408, 425, 429, 500, 502, 503, 504}
 
 
-def shown(url: httpx.URL | str) -> str:
-    """A URL without the user name, password and query, fit for a message."""
+def display_url(url: httpx.URL | str) -> str:
+    """Return a URL without user name, password, query and fragment, for messages."""
     return str(httpx.URL(url).copy_with(username=None, password=None, query=None, fragment=None))
 
 
@@ -47,12 +48,12 @@ def download(
     pause: float | None = None,
     variable: str = CACHE,
 ) -> None:
-    """Fetch `url` into `target`, going on from `target`'s `.part` file where a former run was interrupted.
+    """Fetch `url` into `target`, resuming from its `.part` file if a previous download was interrupted.
 
-    `variable` names the folder, in errors. A connection that breaks is taken up again, at first after `pause` seconds,
-    as long as bytes keep coming. The file has `min_bytes` to `max_bytes`; without a maximum the server must announce
-    its size. Raises `SourceError` if the server refuses, the network fails, the disk is full, or the file has another
-    size or `sha256`.
+    `variable` is the environment variable that sets the folder, for error messages. A broken connection is retried,
+    first after `pause` seconds, as long as bytes keep arriving. The file must have `min_bytes` to `max_bytes`; without
+    a maximum the server must announce the size. Raises `SourceError` if the server refuses, the network fails, the disk
+    is full, or the size or `sha256` does not match.
     """
     part = target.with_name(target.name + ".part")
     pause = PAUSE if pause is None else pause
@@ -67,24 +68,24 @@ def download(
             failures = 1 if gained else failures + 1
             if failures >= ATTEMPTS:
                 raise SourceError(
-                    f"cannot fetch {shown(url)}: {error or type(error).__name__}; check the network (or proxy) and run "
-                    "the same command again, it goes on where it stopped"
+                    f"cannot fetch {display_url(url)}: {error or type(error).__name__}; check the network (or proxy) "
+                    "and run the same command again, it resumes the download"
                 ) from error
             time.sleep(pause * 2 ** (failures - 1))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise SourceError(f"cannot fetch {shown(url)}: {error or type(error).__name__}") from error
+            raise SourceError(f"cannot fetch {display_url(url)}: {error or type(error).__name__}") from error
         except OSError as error:
             raise disk_error(error, part, variable) from error
-    put_in_place(part, target, sha256, shown(url), variable)
+    put_in_place(part, target, sha256, display_url(url), variable)
 
 
 def put_in_place(part: Path, target: Path, sha256: str | None, source: str, variable: str = CACHE) -> None:
-    """Give a fetched file its name; raises `SourceError`, and deletes it, when its SHA-256 is another."""
+    """Rename a fetched file to `target`; delete it and raise `SourceError` if its SHA-256 differs."""
     try:
         if sha256 is not None and file_sha256(part) != sha256.lower():
             part.unlink()
             raise SourceError(
-                f"what came from {source} is damaged (its SHA-256 is not the one the index gives) and was deleted; "
+                f"the file from {source} is damaged (its SHA-256 does not match the index) and was deleted; "
                 "try again, or use another index"
             )
         os.replace(part, target)
@@ -93,7 +94,7 @@ def put_in_place(part: Path, target: Path, sha256: str | None, source: str, vari
 
 
 class Incomplete(Exception):
-    """A response that ended early or that asks to be tried again."""
+    """A response ended early or requested a retry."""
 
 
 def _fetch_rest(
@@ -108,30 +109,30 @@ def _fetch_rest(
     headers = {"Range": f"bytes={have}-"} if have else {}
     with client.stream("GET", url, headers=headers, extensions=limits(math.inf, math.inf)) as response:
         if have and response.status_code == 416:
-            # Nothing is left to send: the file is there in full, or it is not the same file any more.
+            # Either the file is complete, or it changed on the server.
             total = response.headers.get("content-range", "").rpartition("/")[2]
             if total == str(have):
                 return
             part.unlink()
-            raise Incomplete("the partial file did not fit the original and is fetched anew")
+            raise Incomplete("the partial file does not match the file on the server and is fetched again")
         if response.status_code in RETRIED:
             raise Incomplete(f"the server answers {response.status_code} {response.reason_phrase}")
         if response.is_error:
             raise SourceError(
-                f"cannot fetch {shown(url)}: the server answers {response.status_code} {response.reason_phrase}"
+                f"cannot fetch {display_url(url)}: the server answers {response.status_code} {response.reason_phrase}"
             )
         resumed = response.status_code == 206 and response.headers.get("content-range", "").startswith(f"bytes {have}-")
         if not resumed:
             have = 0  # the server ignores ranges
-        length = response.headers.get("content-length")
-        total_bytes = have + int(length) if length and length.isdigit() else 0
+        length = whole_number(response.headers.get("content-length", ""))
+        total_bytes = have + length if length else 0
         if max_bytes is None and not total_bytes:
-            raise SourceError(f"cannot fetch {shown(url)}: the server does not say how many bytes the file has")
+            raise SourceError(f"cannot fetch {display_url(url)}: the server does not announce the size of the file")
         most = total_bytes if max_bytes is None else max_bytes
         if total_bytes > most:
             raise _too_long(url, most, f"the server announces {total_bytes}")
         with open(part, "ab" if resumed else "wb", buffering=STEP) as stream:
-            # As they come in: what has come is kept when the connection breaks.
+            # Write chunks as they arrive, so that they are kept if the connection breaks.
             for chunk in response.iter_bytes():
                 have += len(chunk)
                 if have > most:
@@ -147,11 +148,11 @@ def _fetch_rest(
 
 
 def _too_long(url: httpx.URL | str, most: int, why: str) -> SourceError:
-    return SourceError(f"cannot fetch {shown(url)}: the file should have at most {most} bytes, and {why}")
+    return SourceError(f"cannot fetch {display_url(url)}: the file should have at most {most} bytes, and {why}")
 
 
 def disk_error(error: OSError, path: Path, variable: str = CACHE) -> SourceError:
-    """The `SourceError` for a failure to write `path`, in a folder that `variable` names."""
+    """Return the `SourceError` for a failure to write `path`, in the folder that `variable` sets."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return SourceError(
             f"the disk that holds {path.parent} is full; free some space or set {variable} to a folder elsewhere, "
@@ -161,7 +162,7 @@ def disk_error(error: OSError, path: Path, variable: str = CACHE) -> SourceError
 
 
 def check_space(folder: Path, needed: int, variable: str = CACHE) -> None:
-    """Raise `SourceError` when fewer than `needed` bytes are free where `folder` is."""
+    """Raise `SourceError` if fewer than `needed` bytes are free on the disk of `folder`."""
     stats = os.statvfs(folder) if hasattr(os, "statvfs") else None
     if stats is not None and stats.f_bavail * stats.f_frsize < needed:
         raise SourceError(
@@ -171,17 +172,17 @@ def check_space(folder: Path, needed: int, variable: str = CACHE) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return a file's SHA-256 in hexadecimal."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager
 def locked(target: Path, warn: Warn) -> Iterator[None]:
-    """Hold the right to make `target`; other processes that ask for it wait."""
+    """Hold the lock for making `target`; other processes wait for it."""
     lock = target.with_name(target.name + ".lock")
     try:
-        stream: IO[bytes] = open(lock, "ab")  # noqa: SIM115  (open as long as the lock is held)
+        stream: IO[bytes] = open(lock, "ab")  # noqa: SIM115 (open as long as the lock is held)
     except OSError as error:
         raise disk_error(error, lock) from error
     with stream:
@@ -191,6 +192,6 @@ def locked(target: Path, warn: Warn) -> Iterator[None]:
             except BlockingIOError:
                 warn(f"another process is fetching {target.name}; waiting for it")
                 fcntl.flock(stream, fcntl.LOCK_EX)
-        # The lock goes with the open file, also when the process dies. The empty lock file stays: deleting it would let
-        # a process that waits on the deleted file and one that makes a new one both go ahead.
+        # The lock is released with the open file, also if the process dies. The empty lock file stays: if it were
+        # deleted, a process waiting on the deleted file and one that creates a new file could both proceed.
         yield

@@ -1,7 +1,7 @@
-"""The header of a model file that is still on a server, so that a file that cannot run need not be fetched.
+"""Headers of model files on a server, so that a file that cannot run is not downloaded.
 
-About as many bytes are fetched as the header has, by range requests; of a server that knows no ranges the start of the
-file is read and the rest is left.
+Range requests fetch little more than the header. If the server does not support ranges, the start of the file is read
+and the connection is closed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import httpx
 
 from llamado.gguf.errors import SourceError, TruncatedFile
 from llamado.gguf.header import Header, parse_header
-from llamado.gguf.sources.fetch import ATTEMPTS, PAUSE, RETRIED, Incomplete, shown
+from llamado.gguf.sources.fetch import ATTEMPTS, PAUSE, RETRIED, Incomplete, display_url
+from llamado.numerals import whole_number
 from llamado.outgoing import limits
 
 _FIRST = 1 << 20
@@ -24,28 +25,28 @@ _LIMIT = 64 << 20  # the header of a vocabulary of 262,144 words has 7 MB
 
 
 Check = Callable[[Header], None]
-"""Is shown the header of a file before the rest is fetched; raises a LlamadoError where that would be in vain."""
+"""Callback with the header of a file before the rest is fetched; raises a LlamadoError to stop the download."""
 
 
 def fetch_header(client: httpx.Client, url: httpx.URL | str, source: str, shard: int = 0) -> Header:
-    """The header of the file at `url`; raises SourceError, or GgufError where there is no GGUF file."""
+    """Return the header of the file at `url`; raise SourceError, or GgufError if the file is not GGUF."""
     data = bytearray()
     first = _LATER if shard else _FIRST
     for attempt in range(ATTEMPTS):
         try:
-            with closing(_rest(client, url, data, first)) as arrivals:
+            with closing(_fetch_more(client, url, data, first)) as arrivals:
                 return _parse(arrivals, data, source, shard, first)
         except (httpx.HTTPError, httpx.InvalidURL, Incomplete) as error:
             if attempt == ATTEMPTS - 1 or not isinstance(error, (httpx.TransportError, Incomplete)):
                 raise SourceError(
-                    f"cannot fetch {shown(url)}: {error or type(error).__name__}; check the network (or proxy)"
+                    f"cannot fetch {display_url(url)}: {error or type(error).__name__}; check the network (or proxy)"
                 ) from error
             time.sleep(PAUSE * 2**attempt)
     raise AssertionError
 
 
 def _parse(arrivals: Generator[int, None, None], data: bytearray, source: str, shard: int, due: int) -> Header:
-    """The header in `data` as soon as enough of it is there; tried each time there is twice as much."""
+    """Parse the header as soon as `data` holds enough of it; retry each time the data has doubled."""
     for n in arrivals:
         if n < due:
             continue
@@ -58,8 +59,8 @@ def _parse(arrivals: Generator[int, None, None], data: bytearray, source: str, s
     return parse_header(bytes(data), source, shard)
 
 
-def _rest(client: httpx.Client, url: httpx.URL | str, data: bytearray, first: int) -> Generator[int, None, None]:
-    """Appends what follows `data` in the file, and gives its length each time there is more."""
+def _fetch_more(client: httpx.Client, url: httpx.URL | str, data: bytearray, first: int) -> Generator[int, None, None]:
+    """Append the next bytes of the file to `data`, and yield its length after each chunk."""
     while True:
         end = max(2 * len(data), first)
         headers = {"Range": f"bytes={len(data)}-{end - 1}"}
@@ -70,7 +71,8 @@ def _rest(client: httpx.Client, url: httpx.URL | str, data: bytearray, first: in
                 raise Incomplete(f"the server answers {response.status_code} {response.reason_phrase}")
             if response.is_error:
                 raise SourceError(
-                    f"cannot fetch {shown(url)}: the server answers {response.status_code} {response.reason_phrase}"
+                    f"cannot fetch {display_url(url)}: "
+                    f"the server answers {response.status_code} {response.reason_phrase}"
                 )
             ranged = response.status_code == 206
             if not ranged:
@@ -79,5 +81,5 @@ def _rest(client: httpx.Client, url: httpx.URL | str, data: bytearray, first: in
                 data += chunk
                 yield len(data)
         total = response.headers.get("content-range", "").rpartition("/")[2]
-        if not ranged or (total.isdigit() and len(data) >= int(total)):
+        if not ranged or ((size := whole_number(total)) is not None and len(data) >= size):
             return

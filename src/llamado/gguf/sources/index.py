@@ -1,4 +1,4 @@
-"""Finding a wheel the way pip would: the user's pip configuration, simple indexes (PEP 503, 691) and find-links."""
+"""Wheel lookup as in pip: the user's pip configuration, simple indexes (PEP 503, 691) and find-links."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from urllib.request import url2pathname
 import httpx
 
 from llamado.gguf.errors import SourceError
-from llamado.gguf.sources.fetch import shown
+from llamado.gguf.sources.fetch import display_url
 from llamado.installation import python_command
-from llamado.outgoing import open_client
+from llamado.outgoing import open_client, read_json
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
-# pip reads its options in this order, later ones win; what holds for installing holds for fetching.
+# pip reads its options in this order, later ones win; the options for installing also apply to fetching.
 _SECTIONS = ("global", "install", "download", ":env:")
 
 
 @dataclass(frozen=True, slots=True)
 class PipConfig:
-    """What the user told pip about where packages come from."""
+    """The user's pip settings for package sources."""
 
     indexes: tuple[str, ...] = (DEFAULT_INDEX,)
     find_links: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class PipConfig:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> PipConfig:
-        """From pip's options by their long names (`index-url` …)."""
+        """Build from pip's long option names (`index-url` …)."""
         indexes = [options.get("index-url", DEFAULT_INDEX), *options.get("extra-index-url", "").split()]
         if options.get("no-index", "0").lower() in ("1", "true", "yes", "on"):
             indexes = []
@@ -61,7 +61,7 @@ class PipConfig:
 
     @classmethod
     def read(cls) -> PipConfig:
-        """From pip's configuration files and `PIP_*` variables; from the variables alone where pip is not installed."""
+        """Read pip's configuration files and `PIP_*` variables; only the variables if pip is not installed."""
         sections: dict[str, dict[str, str]] = {name: {} for name in _SECTIONS}
         for line in _pip_config_list().splitlines():
             name, _, literal = line.partition("=")
@@ -81,7 +81,7 @@ class PipConfig:
         return cls.of(options)
 
     def client(self) -> httpx.Client:
-        """An HTTP client with the user's proxy, certificates and credentials."""
+        """Return an HTTP client with the user's proxy, certificates and credentials."""
         verify: ssl.SSLContext | bool = True
         try:
             if self.cert or self.client_cert:
@@ -110,7 +110,7 @@ class PipConfig:
 
 
 def _pip_config_list() -> str:
-    # pip knows where its configuration files are on every platform and in every virtual environment.
+    # pip finds its configuration files on every platform and in every virtual environment.
     try:
         done = subprocess.run(
             python_command("-m", "pip", "config", "list"), capture_output=True, text=True, timeout=60, check=False
@@ -122,7 +122,7 @@ def _pip_config_list() -> str:
 
 @dataclass(frozen=True, slots=True)
 class IndexFile:
-    """A file an index offers: its name, a URL or `file:` URL, and its SHA-256 where the index gives one."""
+    """A file offered by an index: its name, an HTTP or `file:` URL, and its SHA-256 if the index gives one."""
 
     file_name: str
     url: str
@@ -130,12 +130,12 @@ class IndexFile:
 
     @property
     def local_path(self) -> Path | None:
-        """Where the file lies on this machine, if it does."""
+        """Return the path if the file is on this machine, else None."""
         return _local_path(self.url)
 
 
 def find_wheel(config: PipConfig, client: httpx.Client, project: str, version: str) -> IndexFile:
-    """The wheel of `project` at exactly `version`; raises `SourceError` saying where it was looked for."""
+    """Return the wheel of `project` with exactly this `version`; raise `SourceError` listing the places searched."""
     looked: list[str] = []
     for place in _places(config, project):
         try:
@@ -156,7 +156,7 @@ def find_wheel(config: PipConfig, client: httpx.Client, project: str, version: s
 
 
 def _places(config: PipConfig, project: str) -> Iterator[str]:
-    """Folders and pages to look at, those on this machine first."""
+    """Yield the folders and pages to search, local ones first."""
     page = re.sub(r"[-_.]+", "-", project).lower()
     places = [*config.find_links, *(index.rstrip("/") + f"/{page}/" for index in config.indexes)]
     yield from sorted(places, key=lambda place: _local_path(place) is None)
@@ -172,7 +172,7 @@ def _local_path(place: str) -> Path | None:
 
 
 def _shown_place(place: str) -> str:
-    return place if _local_path(place) is not None else shown(place)
+    return place if _local_path(place) is not None else display_url(place)
 
 
 def _read_place(client: httpx.Client, place: str) -> list[IndexFile]:
@@ -190,12 +190,13 @@ def _read_place(client: httpx.Client, place: str) -> list[IndexFile]:
     response.raise_for_status()
     base = str(response.url)
     kind = response.headers.get("content-type", "").partition(";")[0].strip()
-    links = parse_json(response.json(), base) if kind.endswith("json") else parse_html(response.text, base)
+    links = parse_json(read_json(response), base) if kind.endswith("json") else parse_html(response.text, base)
+    links = [link for link in links if link.local_path is None]  # an index speaks of no files of this machine
     return [_with_credentials(link, place) for link in links]
 
 
 def _with_credentials(link: IndexFile, index: str) -> IndexFile:
-    """Credentials in the URL of an index hold for the files on the same host."""
+    """Apply the credentials in the URL of an index to files on the same host."""
     here, there = httpx.URL(index), httpx.URL(link.url)
     if not here.userinfo or there.userinfo or (here.scheme, here.netloc) != (there.scheme, there.netloc):
         return link
@@ -204,7 +205,7 @@ def _with_credentials(link: IndexFile, index: str) -> IndexFile:
 
 
 def parse_json(page: object, base: str) -> list[IndexFile]:
-    """Files of a PEP 691 project page; raises ValueError when it is not one."""
+    """Parse the files of a PEP 691 project page; raise ValueError if it is malformed."""
     files = page.get("files") if isinstance(page, dict) else None
     if not isinstance(files, list):
         raise ValueError("the index page has no list of files")
@@ -220,7 +221,7 @@ def parse_json(page: object, base: str) -> list[IndexFile]:
 
 
 def parse_html(page: str, base: str) -> list[IndexFile]:
-    """Files of a PEP 503 project page."""
+    """Parse the files of a PEP 503 project page."""
     parser = _Anchors(base)
     parser.feed(page)
     links = []

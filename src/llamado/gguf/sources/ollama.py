@@ -1,28 +1,31 @@
-"""Models that Ollama has fetched, straight from its store: a manifest names the blob that is the GGUF file."""
+"""Models fetched by Ollama, read from its store: a manifest names the blob that is the GGUF file."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
+
+import orjson
 
 from llamado.gguf.errors import MissingBlob, SourceError
 
 DEFAULT_HOST, DEFAULT_USER, DEFAULT_TAG = "registry.ollama.ai", "library", "latest"
 MODEL_LAYER = "application/vnd.ollama.image.model"
+_MOST_BYTES = 1 << 20
+"""Bytes of a manifest; usual ones have one kilobyte."""
 _PART = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+")
 _HOST = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+(:\d+)?")
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 
 
 def store() -> Path:
-    """Ollama's models folder: `$OLLAMA_MODELS` or `~/.ollama/models`."""
+    """Return Ollama's models folder: `$OLLAMA_MODELS` or `~/.ollama/models`."""
     return Path(os.environ.get("OLLAMA_MODELS") or "~/.ollama/models").expanduser()
 
 
 def find_ollama_model(name: str) -> Path:
-    """The GGUF blob of `[[host/]user/]name[:tag]`; raises `SourceError` when Ollama does not have it."""
+    """Return the GGUF blob of `[[host/]user/]name[:tag]`; raise `SourceError` if Ollama does not have it."""
     host, user, model, tag = _parse(name)
     root = store()
     manifest = root / "manifests" / host / user / model / tag
@@ -34,7 +37,8 @@ def find_ollama_model(name: str) -> Path:
             "folder it uses"
         )
     try:
-        layers = json.loads(manifest.read_bytes())["layers"]
+        with open(manifest, "rb") as file:
+            layers = orjson.loads(file.read(_MOST_BYTES))["layers"]
         digests = [layer["digest"] for layer in layers if layer.get("mediaType") == MODEL_LAYER]
         match = _DIGEST.fullmatch(digests[0]) if digests else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -52,7 +56,7 @@ def find_ollama_model(name: str) -> Path:
 
 def _parse(name: str) -> tuple[str, str, str, str]:
     path, colon, tag = name.rpartition(":")
-    if not colon or "/" in tag:  # no colon, or that of a port
+    if not colon or "/" in tag:  # no colon, or the colon of a port
         path, tag = name, DEFAULT_TAG
     parts = path.split("/")
     if len(parts) > 3:
@@ -64,7 +68,7 @@ def _parse(name: str) -> tuple[str, str, str, str]:
 
 
 def installed(root: Path) -> list[str]:
-    """The models that a store has."""
+    """Return the names of the models in a store."""
     names = []
     for manifest in sorted((root / "manifests").glob("*/*/*/*")):
         host, user, model, tag = manifest.parts[-4:]

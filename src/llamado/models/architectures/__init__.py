@@ -1,1 +1,1 @@
-"""One file per architecture, in the folder of its family; models/registry.py lists them."""
+"""Architectures, one file each, in the folder of their family; models/registry.py lists them."""

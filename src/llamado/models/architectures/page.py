@@ -1,33 +1,33 @@
-"""`docs/models.md`: the architectures, models that have them, and how it is known that they are right."""
+"""Generator of `docs/models.md`: supported architectures, their models, and how they are verified."""
 
 from __future__ import annotations
 
 import sys
 
 from llamado.models.encoder import Encoder
-from llamado.models.registry import ARCHITECTURES, ELSEWHERE, NOT_HERE, REFUSED
+from llamado.models.registry import ARCHITECTURES, FOREIGN_NAMES, UNSUPPORTED, UNSUPPORTED_VARIANTS
 
 
 def markdown() -> str:
-    """The registry as a Markdown page."""
+    """Return the registry as a Markdown page."""
     lines = [
         "# Architectures",
         "",
-        "Made from `src/llamado/models/registry.py` by `python -m llamado.models.architectures.page`. The architecture "
-        "of a file is its `general.architecture` (`llamado inspect MODEL` shows it, also of a file that is still on a "
-        "server).",
+        "Find out whether a model is supported. The architecture of a file is its `general.architecture`; `llamado "
+        "inspect MODEL` shows it, also for a file that is still on a server. This page is generated from "
+        "`src/llamado/models/registry.py` by `python -m llamado.models.architectures.page`.",
         "",
-        f"{len(ARCHITECTURES)} run here. Of each the tests make small files with random weights and the proportions of "
-        "the real ones, and give them to the real llama.cpp too:",
+        f"{len(ARCHITECTURES)} architectures are supported. For each, the tests generate small files with random "
+        "weights and the proportions of the real models, and compare the results with llama.cpp's:",
         "",
-        "- **answers**: its probabilities of the next token at 500 places of a text (llama-perplexity). The likeliest "
-        "token is the same at 99 of 100 at least, and the logarithms of the ten largest probabilities differ by 0.01 "
-        "in the mean at most. The logits are the same bits however a text is read: at once, in batches, token by "
-        "token, among others, going on from a stored place;",
-        "- **vectors**: those of each token and of whole texts, and scores of those that rank (llama-server).",
+        "- **answers**: the probabilities of the next token at 500 positions of a text (llama-perplexity). The most "
+        "likely token is the same in at least 99 % of the positions, and the logarithms of the ten largest "
+        "probabilities differ by at most 0.01 on average. The logits have the same bits however a text is read: at "
+        "once, in batches, token by token, beside other sequences, or continued from a snapshot;",
+        "- **vectors**: the embeddings of each token and of whole texts, and the scores of rerankers (llama-server).",
         "",
-        "The last column names the real model that the tests run, against llama.cpp's answers, too. Of most there is "
-        "none: no file of them can be had where the tests run, or it is larger than the memory there.",
+        "The last column names the real model that the tests run and compare with llama.cpp. Most architectures "
+        "have none, because no file is available where the tests run, or it does not fit the memory there.",
         "",
         "| `general.architecture` | models | compared with llama.cpp | real model |",
         "|---|---|---|---|",
@@ -35,16 +35,28 @@ def markdown() -> str:
     for name, row in sorted(ARCHITECTURES.items()):
         compared = "vectors" if issubclass(row.load(), Encoder) else "answers"
         lines.append(f"| `{name}` | {row.models} | {compared} | {row.tested} |")
-        lines += [f"| `{name}` | {models} | {compared} |  |" for models in row.kinds.values()]
-    lines += ["", "Of llama.cpp's list (b11434) these do not run here:", ""]
+        lines += [f"| `{name}` | {models} | {compared} |  |" for models in row.variants.values()]
+    lines += [
+        "",
+        "## Unsupported architectures",
+        "",
+        "These architectures of llama.cpp (b11434) are not supported:",
+        "",
+    ]
     reasons: dict[str, list[str]] = {}
-    for name, why in NOT_HERE.items():
+    for name, why in UNSUPPORTED.items():
         reasons.setdefault(why, []).append(f"`{name}`")
     lines += [f"- {', '.join(names)}: {why}." for why, names in reasons.items()]
-    lines += ["", "What does not run of those that do, and is refused by name:", ""]
-    lines += [f"- {what}: {why}." for what, why in REFUSED.items()]
-    lines += ["", "Names that other programs write, and what to take instead:", ""]
-    lines += [f"- `{name}`: {instead}" for name, instead in ELSEWHERE.items()]
+    lines += [
+        "",
+        "## Unsupported variants",
+        "",
+        "These variants of supported architectures are rejected with an error:",
+        "",
+    ]
+    lines += [f"- {what}: {why}." for what, why in UNSUPPORTED_VARIANTS.items()]
+    lines += ["", "## Other names", "", "Names that other programs write, and the file to use instead:", ""]
+    lines += [f"- `{name}`: {instead}" for name, instead in FOREIGN_NAMES.items()]
     return "\n".join([*lines, ""])
 
 

@@ -1,1 +1,1 @@
-"""Small models that draft from the hidden states of a larger one."""
+"""Draft heads: small models that predict tokens from the hidden states of a target model."""

@@ -1,4 +1,4 @@
-"""DFlash (arXiv 2602.06036): a few layers that draft a block of tokens at once, each place seeing all others."""
+"""DFlash (arXiv 2602.06036): a few layers that draft a block of tokens at once with bidirectional attention."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from llamado.models.inputs import ForwardGraph
 from llamado.models.keys import Keys
 from llamado.models.memory import Memory
 from llamado.models.parts.attention import Heads, as_heads
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import RmsNorm, UnitNorm
 from llamado.models.weights import RoleWeights, Weights
 
 _ACTIVATIONS = {"silu": GluOp.SWIGLU, "gelu": GluOp.GEGLU, "gelu_pytorch_tanh": GluOp.GEGLU}
 _BLOCK = 16
-"""Places of a block where the file does not say."""
+"""Default block size."""
 
 
 class _Layer(NamedTuple):
-    """Of layers like Qwen3's; what is there in some files alone may be missing."""
+    """Weights of a Qwen3-like layer; some are optional."""
 
     norm: RmsNorm
     q: Linear
@@ -39,23 +39,25 @@ class _Layer(NamedTuple):
     k_norm: RmsNorm
     post_norm: RmsNorm | None
     ffn_norm: RmsNorm
-    network: Gated
+    network: GatedFeedForward
     ffn_post_norm: RmsNorm | None
     sinks: Tensor | None
     scale: Tensor | None
 
 
 class DFlashHead(FusedHead):
-    """Two kinds of batches. Of tokens that the target computed the fused states (`given`) make keys and values, and
-    nothing else is done. A block, the last token and mask tokens behind it, sees those and itself, and each place of it
-    predicts its own token.
+    """DFlash draft head, which runs two kinds of batches.
+
+    For tokens that the target computed, keys and values are projected from their fused states (`Batch.hidden_states`)
+    and stored, and there is no output. A block, the last token followed by mask tokens, sees those and itself; each of
+    its positions predicts its own token.
     """
 
     name: ClassVar[str] = "dflash"
     n_block: int
-    """Places of a block at most."""
+    """Maximum block size."""
     mask: int
-    """The token that stands for one that is not known."""
+    """The mask token."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
@@ -64,12 +66,14 @@ class DFlashHead(FusedHead):
             ("hyper_connection.count", "hyper-connections (DSpark of DeepSeek-V4)"),
         ):
             if keys.metadata.get(keys.name(suffix)):
-                raise UnsupportedModel(f"metadata key '{keys.name(suffix)}': DFlash heads with {what} do not run here")
+                raise UnsupportedModel(
+                    f"metadata key '{keys.name(suffix)}': DFlash heads with {what} are not supported"
+                )
         activation = keys.str_("hidden_activation", "silu")
         if activation not in _ACTIVATIONS:
             raise UnsupportedModel(
                 f"metadata key '{keys.name('hidden_activation')}' is '{activation}'; {', '.join(_ACTIVATIONS)} are "
-                "known here"
+                "supported"
             )
         self._activation = _ACTIVATIONS[activation]
         self._value_scale = keys.float_("attention.value_scale", 0.0)
@@ -91,8 +95,8 @@ class DFlashHead(FusedHead):
             ("selector_hidden.weight", "a selector (DFlash 2)"),
         ):
             if weights.has(name):
-                raise UnsupportedModel(f"tensor '{name}': DFlash heads with {what} do not run here")
-        self._fc = weights.input.linear("fc", self.takes[0], hp.n_embd)
+                raise UnsupportedModel(f"tensor '{name}': DFlash heads with {what} are not supported")
+        self._fc = weights.input.linear("fc", self.hidden_widths[0], hp.n_embd)
         self._fc_norm = RmsNorm.take(weights.input, "enc.output_norm", hp.n_embd)
         self._factors = take_factors(weights, hp.head_dim_k // 2)
         self._layers = [self._take_layer(weights.layer(i), i) for i in range(hp.n_layer)]
@@ -101,7 +105,7 @@ class DFlashHead(FusedHead):
         hp, heads = self.hparams, Heads.of(self.hparams, layer)
         n = hp.n_embd
 
-        def maybe(name: str) -> RmsNorm | None:
+        def optional(name: str) -> RmsNorm | None:
             return RmsNorm.take(w, name, n) if w.has(f"{name}.weight") else None
 
         return _Layer(
@@ -112,29 +116,29 @@ class DFlashHead(FusedHead):
             out=w.linear("attn_output", heads.n * heads.dim_v, n),
             q_norm=RmsNorm.take(w, "attn_q_norm", heads.dim_k),
             k_norm=RmsNorm.take(w, "attn_k_norm", heads.dim_k),
-            post_norm=maybe("post_attention_norm"),
+            post_norm=optional("post_attention_norm"),
             ffn_norm=RmsNorm.take(w, "ffn_norm", n),
-            network=Gated.take(w, n, hp.n_ff[layer], self._activation),
-            ffn_post_norm=maybe("post_ffw_norm"),
-            sinks=w.maybe("attn_sinks.weight", heads.n),
-            scale=w.maybe("layer_output_scale.weight", 1),
+            network=GatedFeedForward.take(w, n, hp.n_ff[layer], self._activation),
+            ffn_post_norm=optional("post_ffw_norm"),
+            sinks=w.optional("attn_sinks.weight", heads.n),
+            scale=w.optional("layer_output_scale.weight", 1),
         )
 
     def _tied(self, embedding: Tensor | None) -> Tensor | None:
         return embedding
 
     def build(self, shape: BatchShape, memory: Memory) -> ForwardGraph:
-        """See Model; of a batch with hidden states there is no output."""
-        if not shape.given:
+        """See Model; a batch with hidden states has no output."""
+        if not shape.hidden_width:
             return super().build(shape, memory)
         step = Pass(self.hparams, replace(shape, n_outputs=0), memory)
-        x = self._fc_norm(step, self._fc(step, step.given(), "fc_out"), "enc_norm_out")
+        x = self._fc_norm(step, self._fc(step, step.hidden_states(), "fc_out"), "enc_norm_out")
         for i, w in enumerate(self._layers):
             step.store(i, *self._keys_values(step, i, w, x))
         return step.graph
 
     def _keys_values(self, step: Pass, i: int, w: _Layer, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys, turned, and values of all tokens: [head_dim, heads, n_tokens]."""
+        """Return the rotated keys and the values of all tokens: [head_dim, heads, n_tokens]."""
         heads, n_tokens = Heads.of(self.hparams, i), x.ne[1]
         k = as_heads(w.k(step, x, f"Kcur-{i}"), heads.dim_k, heads.n_kv, n_tokens, f"Kcur-{i}")
         if w.v is None:

@@ -1,4 +1,4 @@
-"""EAGLE-3 (arXiv 2503.01840): one layer that drafts from hidden states of three of the target's layers."""
+"""EAGLE-3 (arXiv 2503.01840): a one-layer draft head that reads hidden states of three target layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamado.models.heads.fused import FusedHead
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads, Projections
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import Weights
 
@@ -23,7 +23,7 @@ _LAYERS = 3
 
 
 class Eagle3Head(FusedHead):
-    """Attention sees the one state of the three beside the token's embedding, each normed, and adds to it."""
+    """Attention reads the normed fused state beside the normed embedding of the token, and adds to the state."""
 
     name: ClassVar[str] = "eagle3"
 
@@ -44,10 +44,10 @@ class Eagle3Head(FusedHead):
             raise InvalidModel(f"metadata key '{keys.name('target_hidden_size')}' is a third of the head's own width")
         self._normed_residual = keys.bool_("norm_before_residual", False)
         self._normed_states = keys.bool_("norm_before_fc", False)
-        self.takes = (_LAYERS * self._target_width, hp.n_embd)
+        self.hidden_widths = (_LAYERS * self._target_width, hp.n_embd)
 
     def _take_weights(self, weights: Weights) -> None:
-        hp, w, n, fused = self.hparams, weights.layer(0), self.hparams.n_embd, self.takes[0]
+        hp, w, n, fused = self.hparams, weights.layer(0), self.hparams.n_embd, self.hidden_widths[0]
         heads = Heads.of(hp, 0)
         self._fc_norm = RmsNorm.take(weights.input, "enc.output_norm", fused) if self._normed_states else None
         self._fc = weights.input.linear("fc", fused, n)
@@ -65,11 +65,11 @@ class Eagle3Head(FusedHead):
             factors=take_factors(weights, hp.rope.n_dims // 2),
         )
         self._ffn_norm = RmsNorm.take(w, "ffn_norm", n)
-        self._network = Gated.take(w, n, hp.n_ff[0])
+        self._network = GatedFeedForward.take(w, n, hp.n_ff[0])
 
     def _embed(self, step: Pass) -> Tensor:
-        state = step.given()
-        if step.shape.given != self.takes[0]:
+        state = step.hidden_states()
+        if step.shape.hidden_width != self.hidden_widths[0]:
             return state
         if self._fc_norm is not None:
             state = self._fc_norm(step, state, "enc_input_norm")

@@ -1,4 +1,4 @@
-"""Heads in files of their own, which see several of the target's layers at once, and use its embedding and its head."""
+"""Draft heads in files of their own, which read several target layers and may use its embedding and output matrix."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from llamado.models.weights import Weights
 
 
 class FusedHead(Head):
-    """A matrix makes one state of those of several layers of the target. Logits are of some of the target's tokens
-    where the file has a table of them (`d2t`); the embedding, and the matrix of the logits, are the target's where the
-    file has none.
+    """A draft head that fuses the states of several target layers into one.
+
+    Logits may cover only part of the vocabulary, given by a table (`d2t`). The embedding and the output matrix are the
+    target's if the file has none.
     """
 
     first: ClassVar[int] = 1
     name: ClassVar[str]
-    """Of its architecture in files."""
+    """Architecture name in files."""
 
     def __init__(self, file: GGUFFile, target: Model, target_file: GGUFFile, rope: RopeOptions = FILE_ROPE) -> None:
         """Raises GgufError, InvalidModel or UnsupportedModel, naming the key or tensor that is wrong."""
@@ -52,17 +53,17 @@ class FusedHead(Head):
         self.roles = weights.roles
 
     def _read_own(self, keys: Keys) -> None:
-        """What else the file says; sets `takes` and `_target_width`."""
+        """Read further keys; sets `hidden_widths` and `_target_width`."""
         self._target_width = self.hparams.n_embd
-        self.takes = (len(self._target_layers) * self._target_width, 0)
+        self.hidden_widths = (len(self._target_layers) * self._target_width, 0)
 
     def _take_ends(self, weights: Weights, target: Model, target_file: GGUFFile) -> None:
-        """The embedding and the matrix of the logits, the file's or the target's."""
+        """Take the embedding and the output matrix, from the file or the target."""
         n, n_vocab = self.hparams.n_embd, self.hparams.n_vocab
-        embedding = weights.input.maybe("token_embd.weight", n, n_vocab)
-        output = weights.output.maybe("output.weight", n, self._n_drafted)
+        embedding = weights.input.optional("token_embd.weight", n, n_vocab)
+        output = weights.output.optional("output.weight", n, self._n_drafted)
         self._output_norm = self._take_norm(weights.output, "output_norm", n)
-        self.borrowed = {}
+        self.borrowed_files = {}
         if output is None:
             output = self._tied(embedding)
         if embedding is None:
@@ -74,7 +75,7 @@ class FusedHead(Head):
         self.weights = {**weights.taken, **{t.name: t for t in (embedding, output)}}
 
     def _tied(self, embedding: Tensor | None) -> Tensor | None:
-        """What serves as the matrix of the logits where the file has none; None: the target's."""
+        """Return the output matrix to use if the file has none; None: the target's."""
         return None
 
     def _borrow(self, name: str, file: GGUFFile, *ne: int) -> Tensor:
@@ -84,34 +85,33 @@ class FusedHead(Head):
                 f"the file that drafts has no tensor '{name}', and that of the model has shape {list(info.ne[:2])}; "
                 f"expected {list(ne)}"
             )
-        self.borrowed = {**self.borrowed, name: file}
+        self.borrowed_files = {**self.borrowed_files, name: file}
         return Tensor(info.type, info.ne, contiguous_strides(info.type, info.ne), name=name)
 
     def features(self, target: HyperParameters) -> tuple[int, ...]:
-        """See Head."""
         layers, n = self._target_layers, target.n_layer
         if self._target_width != target.n_embd or not all(0 <= layer <= n for layer in layers):
             raise InvalidModel(
                 f"the file that drafts is for a model of width {self._target_width} of which it wants layers "
                 f"{list(layers)}; the model has {n} layers of width {target.n_embd}"
             )
-        # What llama.cpp calls the state behind the last layer is that of the model's own head.
+        # llama.cpp's state after the last layer is the one that the model's own MTP head reads.
         head = HEADS.get(target.architecture)
         last = n + (head is not None and head.normed)
         return tuple(last if layer == n else layer for layer in layers)
 
     def width(self, output: Output) -> int:
-        """Numbers that a row of an output has."""
+        """Return the width of a row of an output."""
         return self._n_drafted if output is Output.LOGITS else self.hparams.n_embd
 
 
 def _table(file: GGUFFile, n_vocab: int) -> NDArray[np.int64]:
-    """The target's tokens that logits are of."""
+    """Return the target tokens that the logits stand for."""
     info = file.tensors["d2t"]
     if info.type is not TensorType.I64 or info.ne[1] != 1:
-        raise InvalidModel(f"{file.source}: tensor 'd2t' is no list of I64")
+        raise InvalidModel(f"{file.source}: tensor 'd2t' is not a list of I64")
     data = file.shard_data(info.shard)[info.offset : info.offset + info.nbytes]
     table = np.frombuffer(data.tobytes(), np.int64)
     if table.min() < 0 or table.max() >= n_vocab or len(np.unique(table)) != len(table):
-        raise InvalidModel(f"{file.source}: tensor 'd2t' names tokens twice, or beyond the model's {n_vocab}")
+        raise InvalidModel(f"{file.source}: tensor 'd2t' repeats tokens, or exceeds the model's {n_vocab}")
     return table

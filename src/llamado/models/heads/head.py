@@ -1,4 +1,4 @@
-"""What a model that drafts from another one's hidden states is."""
+"""Base class of draft heads that read a target model's hidden states."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from llamado.models.hparams import HyperParameters
 
 
 class Head(Model):
-    """Reads a token and the hidden state that the target had when it predicted that token, and predicts the next one.
+    """Reads a token and the target's hidden state that predicted it, and predicts the next token.
 
-    `takes` are the widths of hidden states that it can be given: the first is that of the target's features, the last
-    that of its own, which it gives out (FEATURES, of the rows that have logits) and takes in their place where the
-    target was not asked yet.
+    `hidden_widths` are the accepted widths of hidden states. The first is that of the target's features. The last is
+    that of the head's own state, which it outputs for the rows with logits (FEATURES). The head reads its own state for
+    tokens that the target has not computed yet.
     """
 
     first: ClassVar[int] = 0
-    """The first token of a sequence that it reads: the state before the very first is not known."""
+    """The first token of a sequence that it reads; the state before the very first token does not exist."""
     tokens: NDArray[np.int64] | None = None
-    """The target's tokens that its logits are of, where these are not all in order."""
+    """The target tokens that its logits stand for; None: all, in order."""
 
     @abstractmethod
     def features(self, target: HyperParameters) -> tuple[int, ...]:
-        """What it needs of a target, see BatchShape. Raises InvalidModel where that is not the one it was made for."""
+        """Return the target features it reads, see BatchShape. Raises InvalidModel if the target does not match."""

@@ -1,4 +1,4 @@
-"""Multi-token prediction (arXiv 2412.19437): the block behind a model's layers, which predicts the token after next."""
+"""Multi-token prediction (MTP, arXiv 2412.19437): blocks after a model's layers that predict the token after next."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from llamado.models.parts.norms import LayerNorm, Norm, RmsNorm
 from llamado.models.weights import RoleWeights, Weights
 
 _MOST_HEADS = 8
-"""Blocks of a file; 3 in use."""
+"""Maximum MTP blocks of a file; 3 in use."""
 _NORMS = ("nextn.shared_head_norm", "layer_output_norm")
-"""What stands before the head, by the names that files have for it."""
+"""Names of the norm before the output matrix."""
 
 
 class _Stage(NamedTuple):
-    """What a block has besides a layer."""
+    """Weights of an MTP block besides its layer."""
 
     embedding: Tensor
     enorm: Norm
@@ -50,23 +50,24 @@ class _Stage(NamedTuple):
     output: Linear
 
     def read(self, step: Pass) -> Tensor:
-        """What goes into the layer: F32 [n_embd, n_tokens]."""
+        """Return the layer's input: F32 [n_embd, n_tokens]."""
         token = self.enorm(step, step.get_rows(self.embedding, step.tokens(), "mtp_tok_embd"), "mtp_enorm")
-        state = self.hnorm(step, step.given(), "mtp_hnorm")
+        state = self.hnorm(step, step.hidden_states(), "mtp_hnorm")
         return self.join(step, concat(token, state, 0, "mtp_concat"), "mtp_eh_proj")
 
 
 class NextTokenHead(Head, Decoder):
-    """A layer of the architecture, fed with a token's embedding beside the hidden state that predicted the token, each
-    normed, through one matrix. Embedding, norm and head are its own where the file has them, else the model's.
+    """MTP head: a layer of the architecture, fed with the token's embedding and the state that predicted the token.
+
+    Both are normed and joined by one matrix. Embedding, norm and output matrix are the model's if the file has none for
+    the block.
     """
 
-    most_heads = 1
+    max_heads = 1
     normed: ClassVar[bool] = True
-    """Whether hidden states are those behind the last norm."""
+    """True if the head reads hidden states after the model's last norm."""
 
     def features(self, target: HyperParameters) -> tuple[int, ...]:
-        """See Head."""
         hp = self.hparams
         if (hp.architecture, hp.first_block, hp.n_embd) != (target.architecture, target.n_layer, target.n_embd):
             raise InvalidModel(
@@ -77,7 +78,7 @@ class NextTokenHead(Head, Decoder):
 
     def _take_head(self, weights: Weights) -> None:
         hp = self.hparams
-        self.takes = (hp.n_embd,)
+        self.hidden_widths = (hp.n_embd,)
         self._stages = [self._take_stage(weights, i) for i in range(hp.n_layer)]
 
     def _take_stage(self, weights: Weights, stage: int) -> _Stage:
@@ -88,7 +89,7 @@ class NextTokenHead(Head, Decoder):
             super()._take_head(weights)
         own = w.has("nextn.shared_head_head.weight")
         return _Stage(
-            embedding=w.maybe("nextn.embed_tokens.weight", n, hp.n_vocab) or self._token_embd,
+            embedding=w.optional("nextn.embed_tokens.weight", n, hp.n_vocab) or self._token_embd,
             enorm=self._take_norm(w, "nextn.enorm", n),
             hnorm=self._take_norm(w, "nextn.hnorm", n),
             join=w.linear("nextn.eh_proj", 2 * n, n),
@@ -101,11 +102,11 @@ class NextTokenHead(Head, Decoder):
 
     @property
     def n_stages(self) -> int:
-        """Its blocks, each of which drafts one token more; a single one drafts any number."""
+        """Number of blocks, each of which drafts one more token; a single block drafts any number."""
         return self.hparams.n_layer
 
     def build(self, shape: BatchShape, memory: Memory) -> ForwardGraph:
-        """See Model: block `shape.stage` predicts; with the first one all others remember the batch, too."""
+        """See Model. Block `shape.stage` predicts; in stage 0 all other blocks also store the batch in their memory."""
         n, stage = self.n_stages, shape.stage
         step = Pass(self.hparams, shape, memory, last=stage, cached=() if stage else range(1, n))
         for i in () if stage else range(1, n):
@@ -124,49 +125,49 @@ class NextTokenHead(Head, Decoder):
 
 
 class Glm4MoeHead(NextTokenHead, Glm4MoeModel):
-    """Of GLM-4.5 to 4.7."""
+    """MTP head of GLM-4.5 to 4.7."""
 
 
 class Deepseek2Head(NextTokenHead, Deepseek2Model):
-    """Of DeepSeek V3, GLM-4.7-Flash."""
+    """MTP head of DeepSeek V3 and GLM-4.7-Flash."""
 
 
 class Deepseek32Head(NextTokenHead, Deepseek32Model):
-    """Of DeepSeek V3.2: it sees all tokens, and has no use for its indexer."""
+    """MTP head of DeepSeek V3.2, with full attention; its indexer is unused."""
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         return Deepseek2Model._take_layer(self, w, layer)
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """One latent row."""
-        return Deepseek2Model.remembers(self, layer)
+        return Deepseek2Model.layer_memory(self, layer)
 
 
 class GlmDsaHead(Deepseek32Head, GlmDsaModel):
-    """Of GLM-5, as that of DeepSeek V3.2."""
+    """MTP head of GLM-5, like that of DeepSeek V3.2."""
 
     def _read_indexed(self, keys: Keys, hp: HyperParameters) -> tuple[bool, ...]:
         return (True,) * hp.n_layer
 
 
 class Cohere2MoeHead(NextTokenHead, Cohere2MoeModel):
-    """Of Cohere's mixtures: queries and keys are rotated."""
+    """MTP head of Cohere's mixtures of experts, with rotated queries and keys."""
 
     def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
         return replace(super()._take_attention(w, layer), rope=self.hparams.rope)
 
 
 class MiMo2Head(NextTokenHead, MiMo2Model):
-    """Of MiMo-V2, which has several."""
+    """MTP heads of MiMo-V2, which has several."""
 
-    most_heads = _MOST_HEADS
+    max_heads = _MOST_HEADS
     normed = False
 
 
 class Step35Head(NextTokenHead, Step35Model):
-    """Of Step 3.5 Flash, which has several. Their activations have no bounds."""
+    """MTP heads of Step 3.5 Flash, which has several, without limits on activations."""
 
-    most_heads = _MOST_HEADS
+    max_heads = _MOST_HEADS
     normed = False
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -183,27 +184,27 @@ class _QwenHead(NextTokenHead, Qwen35Model):
 
 
 class Qwen35Head(_QwenHead):
-    """Of Qwen3.5: a layer with gated attention."""
+    """MTP head of Qwen3.5, with gated attention."""
 
 
 class Qwen35MoeHead(_QwenHead, Qwen35MoeModel):
-    """Of the mixtures of Qwen3.5."""
+    """MTP head of the Qwen3.5 mixtures of experts."""
 
 
 class Qwen3NextHead(_QwenHead, Qwen3NextModel):
-    """Of Qwen3-Next."""
+    """MTP head of Qwen3-Next."""
 
 
 class HyV3Head(NextTokenHead, Dots1Model):
-    """Of HY 3."""
+    """MTP head of HY 3."""
 
 
 class BailingMoe3Head(NextTokenHead, BailingMoe3Model):
-    """Of Ling 3.0: a layer with gated latent attention."""
+    """MTP head of Ling 3.0, with gated latent attention."""
 
 
 class NemotronHMoeHead(NextTokenHead, NemotronHMoeModel):
-    """Of Nemotron 3: both halves of a layer, behind which there is a layer norm."""
+    """MTP head of Nemotron 3: attention and feed-forward network, followed by a layer norm."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return NemotronHMoeModel._read_hparams(self, keys, n_vocab)
@@ -221,9 +222,9 @@ class NemotronHMoeHead(NextTokenHead, NemotronHMoeModel):
             feed_forward=NemotronHMoeModel._take_feed_forward(self, w, layer),
         )
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values."""
-        return Decoder.remembers(self, layer)
+        return Decoder.layer_memory(self, layer)
 
 
 HEADS: dict[str, type[NextTokenHead]] = {
@@ -241,11 +242,11 @@ HEADS: dict[str, type[NextTokenHead]] = {
     "qwen3next": Qwen3NextHead,
     "step35": Step35Head,
 }
-"""By architecture."""
+"""MTP heads by architecture."""
 
 
 def has_next_token_head(file: ModelFile, target: ModelFile) -> bool:
-    """Whether the last block of a file is one that drafts for the model of another."""
+    """Return True if the last block of `file` is an MTP head for the model in `target`."""
     architecture = file.metadata.str_("general.architecture", "")
     last = file.metadata.int_(f"{architecture}.block_count", 0) - 1
     if f"blk.{last}.nextn.eh_proj.weight" not in file.tensors:
@@ -262,12 +263,12 @@ def has_next_token_head(file: ModelFile, target: ModelFile) -> bool:
 
 
 def load_next_token_head(file: ModelFile, rope: RopeOptions = FILE_ROPE) -> NextTokenHead:
-    """The block behind the layers of a file's model; raises UnsupportedModel, InvalidModel or GgufError."""
+    """Load the MTP blocks of a file; raise UnsupportedModel, InvalidModel or GgufError."""
     name = file.metadata.str_("general.architecture")
     head = HEADS.get(name)
     if head is None:
         raise UnsupportedModel(
-            f"{file.source}: no tokens are drafted with blocks behind the layers of '{name}'; of these they are: "
+            f"{file.source}: the MTP blocks of architecture '{name}' are not supported; those of these are: "
             + ", ".join(sorted(HEADS))
         )
     return head(file, rope)

@@ -1,27 +1,34 @@
-"""What a model remembers of the sequences it reads."""
+"""Memory of a model: KV cache cells and recurrent states of its sequences."""
 
-from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, RecurrentState, SharedMemory, SideBySide
-from llamado.models.memory.layout import KV_TYPES, Kept, check_types
+from llamado.models.memory.layers import (
+    AttentionAndState,
+    KeysValues,
+    Latent,
+    LayerMemory,
+    RecurrentState,
+    SharedMemory,
+)
+from llamado.models.memory.layout import KV_TYPES, LayerCache, check_types
 from llamado.models.memory.memory import Memory
 from llamado.models.memory.parts import SPARE
 from llamado.models.memory.pool import align
-from llamado.models.memory.sequence import Handle, Placed, Span, windows_before
+from llamado.models.memory.sequence import BatchPlacement, Handle, Span, windows_before
 from llamado.models.memory.storage import RowSpan, Storage
 
 __all__ = [
     "KV_TYPES",
     "SPARE",
+    "AttentionAndState",
+    "BatchPlacement",
     "Handle",
-    "Kept",
     "KeysValues",
     "Latent",
+    "LayerCache",
     "LayerMemory",
     "Memory",
-    "Placed",
     "RecurrentState",
     "RowSpan",
     "SharedMemory",
-    "SideBySide",
     "Span",
     "Storage",
     "align",

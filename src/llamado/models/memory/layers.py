@@ -1,4 +1,4 @@
-"""What one layer remembers: of each token, or of a whole sequence."""
+"""Kinds of layer memory: rows per token, or state per sequence."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KeysValues:
-    """Attention: a row of `k` and one of `v` elements per token; where `window` is given only the last ones are seen.
+    """Attention: a row of `k` and one of `v` elements per token; with a `window` only the last tokens are seen.
 
-    A token at position p sees positions p - window + 1 to p, or where memory is `chunked` those from the last multiple
-    of the window on. Where it is `symmetric` it sees half a window to each side. `head_k` and `head_v` are the elements
-    of a head, where rows are those of heads. `block`: rows of a sequence begin at multiples of it. `index`: elements of
-    a further row, F16, by which tokens are chosen. `pooled`: see Latent.
+    A token at position p sees positions p - window + 1 to p; with `chunked`, those from the last multiple of the window
+    on; with `symmetric`, half a window to each side. `head_k` and `head_v` are head sizes, if rows consist of heads.
+    Rows of a sequence start at multiples of `block`. `index`: elements of another row, F16, by which tokens are
+    selected. `pooled`: see Latent.
     """
 
     k: int
@@ -29,10 +29,10 @@ class KeysValues:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-V2, 2024): one row of `n` elements per token, keys and values in one.
+    """Multi-head latent attention (DeepSeek-V2, 2024): one row of `n` elements per token for keys and values.
 
-    `window`: as that of KeysValues. `pooled`: elements, F16, that each token has of what several are together: so many
-    tokens behind each other have one row.
+    `window`: as in KeysValues. `pooled`: a token's share, in F16 elements, of a row that several consecutive tokens
+    have in common.
     """
 
     n: int
@@ -42,14 +42,14 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """Recurrence: rows of F32 of these lengths for each sequence, however long it is."""
+    """Recurrence: F32 rows of these widths per sequence, independent of its length."""
 
     widths: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
-    """Attention and recurrence in one layer, each with what it remembers."""
+class AttentionAndState:
+    """Attention and recurrence in one layer."""
 
     attention: KeysValues | Latent
     state: RecurrentState
@@ -57,9 +57,9 @@ class SideBySide:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """Nothing of its own: attention sees what an earlier `layer` remembers."""
+    """No memory of its own: attention reads the memory of an earlier `layer`."""
 
     layer: int
 
 
-LayerMemory = KeysValues | Latent | RecurrentState | SideBySide | SharedMemory
+LayerMemory = KeysValues | Latent | RecurrentState | AttentionAndState | SharedMemory

@@ -1,4 +1,4 @@
-"""What the memory of a model is made of: the tensors of its layers, in parts, and the bytes they take."""
+"""Memory layout of a model: the cache tensors of its layers, grouped into parts, and their sizes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from llamado.ggml.graph import new_tensor
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.errors import UnsupportedModel
-from llamado.models.hadamard import turned_keys, turned_values
-from llamado.models.memory.layers import KeysValues, Latent, LayerMemory, RecurrentState, SharedMemory, SideBySide
+from llamado.models.hadamard import key_rotation, value_rotation
+from llamado.models.memory.layers import (
+    AttentionAndState,
+    KeysValues,
+    Latent,
+    LayerMemory,
+    RecurrentState,
+    SharedMemory,
+)
 from llamado.models.memory.parts import BLOCK, Tokens
 from llamado.models.memory.pool import align
 from llamado.models.memory.states import States
@@ -27,37 +34,37 @@ KV_TYPES = (
     TensorType.Q5_0,
     TensorType.Q5_1,
 )
-"""Types a cache can have. Not all of ggml's GPU back ends know all of them."""
+"""Supported cache types. Some GPU back ends of ggml do not support all of them."""
 
 SLACK = 256
-"""Tokens more than a window and a batch that a sequence has room for, so that windows are seldom copied."""
+"""Extra tokens per sequence beyond a window and a batch, so that windows are seldom copied."""
 
 
-class Kept(NamedTuple):
-    """What a graph needs to know of a layer's memory."""
+class LayerCache(NamedTuple):
+    """A layer's cache, as seen by a graph."""
 
     layer: int
-    """Whose memory it is: the layer's own, or an earlier one's that it shares."""
+    """The layer that owns the memory: this one, or the earlier one it shares with."""
     number: int
-    """Of its part: `Placed.rows` has one entry for each."""
+    """Index of the part; `BatchPlacement.rows` has one entry per part."""
     part: Tokens | Window | States
     tensors: tuple[Tensor, ...]
-    """K and V, and where there are such an index and what is pooled; one latent row; or the states."""
+    """K and V, then the index and pooled rows if present; one latent row; or the states."""
     window: int
     chunked: bool
     symmetric: bool = False
-    turns: tuple[int, int] = (0, 0)
-    """Elements of keys, and of values, that are turned together before they are kept (`hadamard.py`); 0: none."""
+    rotations: tuple[int, int] = (0, 0)
+    """Elements of keys and of values that are rotated together before storing (`hadamard.py`); 0: none."""
 
 
 class Layout:
-    """The tensors for what `layers` remember of up to `n_sequences` sequences with `n_cells` tokens in all.
+    """Tensors for the memory of `layers`, for up to `n_sequences` sequences with `n_cells` tokens in all.
 
-    `max_batch`: most tokens of a batch. `type_k`, `type_v`: of the caches. `causal`: whether tokens see only those
-    before them. Windows have memory of their own where that is less than that of all tokens; `whole` keeps all
-    (llama.cpp's --swa-full). `slack`: see SLACK. `n_ctx`: most tokens of a sequence; 0: all. `turned`: whether keys and
-    values are turned before they are quantised (see `hadamard.py`). `n_drafted`: states of each sequence behind drafted
-    tokens (see States); 0: where there are states, nothing can be drafted.
+    `max_batch`: maximum tokens of a batch. `type_k`, `type_v`: cache types. `causal`: tokens see only earlier tokens.
+    Windows have smaller memory of their own unless `whole` (llama.cpp's --swa-full). `slack`: see SLACK. `n_ctx`:
+    maximum tokens of a sequence; 0: all. `rotated`: rotate keys and values before quantization (see `hadamard.py`).
+    `n_drafted`: states per sequence that are kept while draft tokens are verified (see States); with 0, models with
+    recurrent state cannot use drafts.
     """
 
     def __init__(
@@ -73,7 +80,7 @@ class Layout:
         whole: bool = False,
         slack: int = SLACK,
         n_ctx: int = 0,
-        turned: bool = True,
+        rotated: bool = True,
         n_drafted: int = 0,
     ) -> None:
         self.n_cells = align(n_cells)
@@ -81,7 +88,7 @@ class Layout:
         self._causal = causal
         self.types = type_k, type_v
         self.block = max(BLOCK, *(layer.block for layer in map(_attention, layers) if isinstance(layer, KeysValues)), 1)
-        """Rows of a sequence begin at multiples of it."""
+        """Rows of a sequence start at multiples of it."""
         self._tokens = Tokens(self.n_cells, self.block)
         self._windows: dict[int, Window] = {}
         self._states: States | None = None
@@ -91,7 +98,7 @@ class Layout:
             if isinstance(memory, SharedMemory):
                 added.append(added[memory.layer])
                 continue
-            if isinstance(memory, SideBySide):
+            if isinstance(memory, AttentionAndState):
                 beside[layer] = self._add(layer, memory.state, n_sequences, max_batch, slack, whole, n_drafted)[1]
                 memory = memory.attention
             added.append((layer, *self._add(layer, memory, n_sequences, max_batch, slack, whole, n_drafted)))
@@ -102,33 +109,40 @@ class Layout:
             *((self._tokens,) if self._tokens.layers else ()),
             *self._others,
         )
-        turns = {windowed: self._turns(layers, windowed) for windowed in (False, True)}
-        self.unturned = not turned and any(any(pair) for pair in turns.values())
-        """Whether what others turn is kept as it is."""
-        if self.unturned:
-            turns = dict.fromkeys(turns, (0, 0))
-        self._kept = []
+        rotations = {windowed: self._rotations(layers, windowed) for windowed in (False, True)}
+        self.unrotated = not rotated and any(any(pair) for pair in rotations.values())
+        """True if rotation applies to this cache but is turned off."""
+        if self.unrotated:
+            rotations = dict.fromkeys(rotations, (0, 0))
+        self._caches = []
         for layer, part, tensors in added:
-            memory, kept = _attention(layers[layer]), Kept(layer, self.parts.index(part), part, tensors, 0, False)
+            memory, layer_cache = (
+                _attention(layers[layer]),
+                LayerCache(layer, self.parts.index(part), part, tensors, 0, False),
+            )
             if isinstance(memory, KeysValues):
                 window = memory.window
-                kept = kept._replace(window=window, chunked=memory.chunked, symmetric=memory.symmetric)
-                kept = kept._replace(turns=turns[window > 0])
+                layer_cache = layer_cache._replace(window=window, chunked=memory.chunked, symmetric=memory.symmetric)
+                layer_cache = layer_cache._replace(rotations=rotations[window > 0])
             elif isinstance(memory, Latent):
-                kept = kept._replace(window=memory.window)
-            self._kept.append(kept)
-        self._states_of = {layer: kept for layer, kept in enumerate(self._kept) if isinstance(kept.part, States)}
+                layer_cache = layer_cache._replace(window=memory.window)
+            self._caches.append(layer_cache)
+        self._states_of = {
+            layer: layer_cache for layer, layer_cache in enumerate(self._caches) if isinstance(layer_cache.part, States)
+        }
         for layer, tensors in beside.items():
             assert self._states is not None
             number = self.parts.index(self._states)
-            self._states_of[layer] = Kept(layer, number, self._states, tensors, 0, False)
+            self._states_of[layer] = LayerCache(layer, number, self._states, tensors, 0, False)
 
-    def _turns(self, layers: Sequence[LayerMemory], windowed: bool) -> tuple[int, int]:
-        """Of the layers with a window, or of those without: see `hadamard.py`."""
+    def _rotations(self, layers: Sequence[LayerMemory], windowed: bool) -> tuple[int, int]:
+        """Return the rotation sizes of the layers with a window, or of those without; see `hadamard.py`."""
         attention = [_attention(layer) for layer in layers]
         those = [layer for layer in attention if isinstance(layer, KeysValues) and (layer.window > 0) == windowed]
         type_k, type_v = self.types
-        return turned_keys(type_k, {layer.head_k for layer in those}), turned_values(type_v, {s.head_v for s in those})
+        return key_rotation(type_k, {layer.head_k for layer in those}), value_rotation(
+            type_v, {s.head_v for s in those}
+        )
 
     def _add(
         self,
@@ -176,91 +190,104 @@ class Layout:
             self._windows[window] = part
         return part
 
-    def __getitem__(self, layer: int) -> Kept:
-        return self._kept[layer]
+    def __getitem__(self, layer: int) -> LayerCache:
+        return self._caches[layer]
 
-    def states(self, layer: int) -> Kept:
-        """The states of a layer, which may be beside keys and values."""
+    def states(self, layer: int) -> LayerCache:
+        """Return the states of a layer, which may also have keys and values."""
         return self._states_of[layer]
 
-    def _of(self, layer: int) -> list[Kept]:
-        """All that a layer remembers."""
-        kept, states = self._kept[layer], self._states_of.get(layer)
-        return [kept] if states is None or states is kept else [kept, states]
+    def _of(self, layer: int) -> list[LayerCache]:
+        """Return all caches of a layer."""
+        layer_cache, states = self._caches[layer], self._states_of.get(layer)
+        return [layer_cache] if states is None or states is layer_cache else [layer_cache, states]
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._caches)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of them, by layers."""
+        """All cache tensors, in layer order."""
         return tuple(
             tensor
             for layer in range(len(self))
-            for kept in self._of(layer)
-            if kept.layer == layer
-            for tensor in kept.tensors
+            for layer_cache in self._of(layer)
+            if layer_cache.layer == layer
+            for tensor in layer_cache.tensors
         )
 
     @property
     def layer_of(self) -> dict[str, int]:
-        """The layer of each tensor, by name."""
-        return {t.name: kept.layer for layer in range(len(self)) for kept in self._of(layer) for t in kept.tensors}
+        """Map tensor names to layers."""
+        return {
+            t.name: layer_cache.layer
+            for layer in range(len(self))
+            for layer_cache in self._of(layer)
+            for t in layer_cache.tensors
+        }
 
     @property
     def rows_of(self) -> dict[str, int]:
-        """Rows of each tensor that sequences may have, by name."""
+        """Map tensor names to the number of rows usable by sequences."""
         return {tensor.name: part.n_rows for part in self.parts for tensor in part.tensors}
 
     def layer_bytes(self, layer: int) -> int:
-        """What a layer takes, for all sequences."""
-        own = [kept for kept in self._of(layer) if kept.layer == layer]
-        return sum(kept.part.n_rows * tensor.nb[1] for kept in own for tensor in kept.tensors)
+        """Return the bytes of a layer's memory, for all sequences."""
+        own = [layer_cache for layer_cache in self._of(layer) if layer_cache.layer == layer]
+        return sum(layer_cache.part.n_rows * tensor.nb[1] for layer_cache in own for tensor in layer_cache.tensors)
 
     def read_bytes(self, layer: int, n: int) -> int:
-        """What a token reads of a layer's memory in a sequence of `n` tokens."""
+        """Return the bytes that one token reads of a layer's memory in a sequence of `n` tokens."""
         total = 0
-        for kept in self._of(layer):
-            rows = 1 if isinstance(kept.part, States) else min(n, kept.window) if kept.window else n
-            total += rows * sum(tensor.nb[1] for tensor in kept.tensors)
+        for layer_cache in self._of(layer):
+            rows = (
+                1 if isinstance(layer_cache.part, States) else min(n, layer_cache.window) if layer_cache.window else n
+            )
+            total += rows * sum(tensor.nb[1] for tensor in layer_cache.tensors)
         return total
 
     def mask_rows(self, n: int) -> int:
-        """Rows that the masks of a graph have for a token, all of them together, where the first `n` are in use."""
-        masks = {(kept.number, kept.window) for kept in self._kept if not isinstance(kept.part, States)}
+        """Return the total rows of a graph's masks per token, if the first `n` cells are in use."""
+        masks = {
+            (layer_cache.number, layer_cache.window)
+            for layer_cache in self._caches
+            if not isinstance(layer_cache.part, States)
+        }
         return sum(min(n, self.parts[number].n_rows) for number, _ in masks)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token in the layers that keep all tokens: those of `read` and `write`."""
+        """Bytes per token in the layers that keep all tokens, as used by `read` and `write`."""
         return self._tokens.row_bytes
 
     @property
     def row_sizes(self) -> list[int]:
-        """Bytes of a token in each tensor of those layers, in the order of `read`."""
+        """Bytes per token in each tensor of those layers, in the order of `read`."""
         return [tensor.nb[1] for tensor in self._tokens.tensors]
 
     @property
     def kind(self) -> str:
-        """What the bytes of sequences in memories mean; they are of use only in those of the same kind."""
+        """Description of the cache contents; saved bytes can only be restored into a memory of the same kind."""
         return "; ".join(
-            f"{kept.part.suffix or 'all'} {kept.window}: "
-            + " ".join(f"{t.type.name} {t.ne[0]}" for t in kept.tensors)
-            + (f" turned {kept.turns}" if any(kept.turns) else "")
+            f"{layer_cache.part.suffix or 'all'} {layer_cache.window}: "
+            + " ".join(f"{t.type.name} {t.ne[0]}" for t in layer_cache.tensors)
+            + (f" turned {layer_cache.rotations}" if any(layer_cache.rotations) else "")
             for layer in range(len(self))
-            for kept in self._of(layer)
+            for layer_cache in self._of(layer)
         )
 
 
 def _attention(memory: LayerMemory) -> LayerMemory:
-    """What attention remembers in a layer that has it, else what the layer does."""
-    return memory.attention if isinstance(memory, SideBySide) else memory
+    """Return the attention memory of a layer that has one, else its only memory."""
+    return memory.attention if isinstance(memory, AttentionAndState) else memory
 
 
 def check_types(head_dim: int, types: Iterable[TensorType]) -> None:
-    """Raises UnsupportedModel for types of a cache that are not known, or of which heads are not whole blocks."""
+    """Raise UnsupportedModel for unsupported cache types, or if heads are not whole blocks of the type."""
     for type in types:
         if type not in KV_TYPES:
-            raise UnsupportedModel(f"a cache of type {type.name}; known are {', '.join(t.name for t in KV_TYPES)}")
+            raise UnsupportedModel(
+                f"a cache of type {type.name} is not supported; supported are {', '.join(t.name for t in KV_TYPES)}"
+            )
         if head_dim % type.block_size:
-            raise UnsupportedModel(f"a {type.name} cache needs heads of whole blocks, not of {head_dim} elements")
+            raise UnsupportedModel(f"a {type.name} cache needs heads of whole blocks; these have {head_dim} elements")

@@ -1,8 +1,9 @@
-"""A model's memory: its tensors, the sequences in them, and what a batch reads and writes there.
+"""Memory of a model: its tensors, the sequences in them, and the rows that a batch reads and writes.
 
-llama.cpp's concept `llama_memory_i`. A sequence is a `Handle`: who holds it knows how many of the sequence's tokens
-were read (`used`), the memory where they lie. What a sequence can go back to depends on what the layers remember:
-all tokens (to any of them), a window (while it is still there, or to a snapshot) or a state (to snapshots alone).
+This is llama.cpp's `llama_memory_i`. A sequence is a `Handle`: the caller tracks how many of its tokens were read
+(`used`), the memory tracks where they are. How far a sequence can rewind depends on the layers. If they keep all
+tokens, it can rewind to any token. In a sliding window, it can rewind while the window is still stored, or to a
+snapshot of it. With recurrent state, it can rewind only to snapshots.
 """
 
 from __future__ import annotations
@@ -13,70 +14,70 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.models.batch import Beginning, MemoryRows
+from llamado.models.batch import MemoryRows, PrefixRows
 from llamado.models.memory.layout import Layout
 from llamado.models.memory.parts import blocks
 from llamado.models.memory.pool import KVPool
 from llamado.models.memory.run import Run
-from llamado.models.memory.sequence import Handle, Placed, Span
-from llamado.models.memory.sound import are_sound, cut
+from llamado.models.memory.sequence import BatchPlacement, Handle, Span
 from llamado.models.memory.states import StatePlace, States
 from llamado.models.memory.storage import Bytes, NoStorage, RowSpan, Storage
+from llamado.models.memory.validation import are_valid, cut
 from llamado.models.memory.window import WindowPlace
 
 
 class Memory(Layout):
-    """Sequences in the memory of a layout, and what batches read and write there."""
+    """Sequences in a memory layout, and the rows that batches read and write."""
 
     n_moves = 0
-    """How often tokens were moved."""
+    """Number of times tokens were moved."""
     n_before = 0
-    """How many tokens before each one of a batch the model looks back at (see Span)."""
+    """Number of tokens before each token of a batch that the model needs (see Span)."""
     _storage: Storage = NoStorage()
 
     def attach(self, storage: Storage) -> None:
-        """The tensors have a place, where `storage` moves their rows."""
+        """Set the storage that moves rows, once the tensors have been allocated."""
         self._storage = storage
         self._tokens.move = self._move
 
     @property
     def has_tails(self) -> bool:
-        """Whether there are layers that do not keep all tokens."""
+        """True if some layers do not keep all tokens."""
         return bool(self._others)
 
     @property
     def has_states(self) -> bool:
-        """Whether there are layers that remember a state."""
+        """True if some layers have recurrent state."""
         return self._states is not None
 
     @property
-    def drafts(self) -> bool:
-        """Whether a sequence can go back behind drafted tokens, perhaps some tokens further (see `settle`)."""
+    def supports_drafts(self) -> bool:
+        """True if a sequence can rewind after rejected draft tokens, possibly further (see `rewind_rejected`)."""
         return self._states is None or self._states.n_drafted > 0
 
     # -- sequences ---------------------------------------------------------------------------------------------------
 
     @property
     def n_used(self) -> int:
-        """Cells with tokens."""
+        """Number of cells with tokens."""
         return self._tokens.pool.n_used
 
     @property
     def n_shared(self) -> int:
-        """Cells with tokens of more than one sequence."""
+        """Number of cells with tokens of more than one sequence."""
         return self._tokens.pool.n_shared
 
     def allocate(self, need: int, want: int = 0) -> Handle | None:
-        """A sequence with room for `need` tokens, up to `want` where that is free; None where there is no room."""
+        """Create a sequence with room for `need` tokens, up to `want` if free; return None if there is no room."""
         return self._begin(lambda pool: pool.allocate(need, want))
 
     def fork(
         self, src: Handle, n: int, need: int, want: int = 0, tail: tuple[int, Bytes] | None = None
     ) -> Handle | None:
-        """As `allocate`, a sequence that has the first `n` tokens of `src`, which has to be able to go back there; or
-        `tail` says of how many tokens its bytes are, see `tail_reach`. Raises DeviceLost.
+        """Create a sequence that starts with the first `n` tokens of `src`; see `allocate`. Raises DeviceLost.
 
-        Whole blocks of cells are shared: they are there once. What is left is copied.
+        `src` must be able to rewind to `n`, or `tail` gives the state: a number of tokens and its bytes, see
+        `tail_reach`. Whole blocks of cells are shared; the rest is copied.
         """
         if (self.reach(src, n) if tail is None else self.tail_reach(tail[0], n)) != n:
             raise ValueError(f"the first {n} tokens of a sequence that cannot go back there")
@@ -96,7 +97,7 @@ class Memory(Layout):
         return handle
 
     def _begin(self, take: Callable[[KVPool], Run | None]) -> Handle | None:
-        """A sequence with a place in each part; None where one of them has none."""
+        """Create a sequence with a place in each part; return None if a part has none."""
         places: list[WindowPlace | StatePlace] = []
         for part in self._others:
             place = part.allocate()
@@ -110,11 +111,11 @@ class Memory(Layout):
         return Handle(run, places)
 
     def grow(self, handle: Handle, need: int, want: int = 0) -> bool:
-        """Let the sequence have room for `need` tokens, up to `want`; False, and all as it was, where there is none."""
+        """Extend a sequence to room for `need` tokens, up to `want`; return False, changing nothing, if it is full."""
         return self._tokens.pool.grow(handle.run, need, want)
 
     def free(self, handle: Handle) -> None:
-        """Forget the sequence."""
+        """Release a sequence."""
         self._tokens.pool.free(handle.run)
         self._give_back(handle.places)
         handle.places = []
@@ -124,29 +125,29 @@ class Memory(Layout):
             part.free(place)  # type: ignore[arg-type]
 
     def clear(self) -> None:
-        """Forget all sequences."""
+        """Release all sequences."""
         self._tokens.clear()
         for part in self._others:
             part.clear()
 
     def mark(self, handle: Handle, n: int) -> None:
-        """The sequence may want to go back to its first `n` tokens later, where they are not read yet."""
+        """Request that the sequence can later rewind to its first `n` tokens, which are not read yet."""
         for part, place in zip(self._others, handle.places, strict=True):
             part.mark(place, n)  # type: ignore[arg-type]
 
     def reach(self, handle: Handle, n: int) -> int:
-        """To how many of its first tokens, at most `n`, the sequence can go back."""
+        """Return the largest number of first tokens, at most `n`, that the sequence can rewind to."""
         places = list(zip(self._others, handle.places, strict=True))
 
-        def less(n: int) -> int:
+        def limit(n: int) -> int:
             for part, place in places:
                 n = part.reach(place, handle.used, n)  # type: ignore[arg-type]
             return n
 
-        return _agreed(min(n, handle.used), less)
+        return _fixed_point(min(n, handle.used), limit)
 
     def rewind(self, handle: Handle, n: int) -> bool:
-        """Go back to the first `n` tokens; whether that was possible. Raises DeviceLost."""
+        """Rewind to the first `n` tokens; return False if that is impossible. Raises DeviceLost."""
         if self.reach(handle, n) != n:
             return False
         self._tokens.rewind(handle.run, n)
@@ -154,21 +155,22 @@ class Memory(Layout):
             part.rewind(place, n)  # type: ignore[arg-type]
         return True
 
-    def settle(self, handle: Handle) -> None:
-        """Drafted tokens were wrong: go back to where the sequence can go on from, at most its tokens that are used.
+    def rewind_rejected(self, handle: Handle) -> None:
+        """Rewind after rejected draft tokens to the last point, at most `used`, that the sequence can continue from.
+
         Raises DeviceLost.
         """
         if self._states is not None:
             self.rewind(handle, self.reach(handle, handle.used))
 
-    def leaving(self, handle: Handle, n: int) -> list[int]:
-        """Numbers of first tokens to which it can go back as was marked, and not any more once `n` more are read."""
+    def expiring(self, handle: Handle, n: int) -> list[int]:
+        """Return the marked token counts that the sequence can rewind to now, but not after reading `n` more tokens."""
         places = zip(self._others, handle.places, strict=True)
-        lost = {m for part, place in places for m in part.leaving(place, handle.used, n)}  # type: ignore[arg-type]
+        lost = {m for part, place in places for m in part.expiring(place, handle.used, n)}  # type: ignore[arg-type]
         return sorted(m for m in lost if m and self.reach(handle, m) == m)
 
-    def go_back(self, handle: Handle, n: int, tail: int, data: Bytes) -> None:
-        """Go back to the first `n` tokens with the tail of `tail` ones, which reaches there. Raises DeviceLost."""
+    def restore(self, handle: Handle, n: int, tail: int, data: Bytes) -> None:
+        """Rewind to the first `n` tokens by restoring the saved tail of `tail` tokens. Raises DeviceLost."""
         for part, place in zip(self._others, handle.places, strict=True):
             part.trim(place, n)  # type: ignore[arg-type]
         self.write_tail(handle, tail, data)
@@ -179,39 +181,39 @@ class Memory(Layout):
         if self._tokens.layers:
             self._storage.copy_rows(self._tokens.tensors, src, dst, n)
 
-    def room(self, handle: Handle, first: int, *, on_trust: bool) -> int:
-        """How many tokens the sequence can be given from position `first` on, before it has to `grow`.
+    def room(self, handle: Handle, first: int, *, in_place: bool) -> int:
+        """Return how many tokens from position `first` on the sequence can take before it must `grow`.
 
-        `on_trust`: without moving anything, since tokens before them are on trust.
+        With `in_place`, count only those that fit without moving anything, because the tokens before are unverified.
         """
         n = handle.capacity - first
-        if on_trust:
+        if in_place:
             for part, place in zip(self._others, handle.places, strict=True):
                 n = min(n, part.room(place, first))  # type: ignore[arg-type]
         return n
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def place(self, spans: Sequence[Span], fit: Callable[[int], int] = int) -> list[Placed]:
-        """Where the tokens of a batch lie, and what they see; windows are moved along where they have no room.
+    def place(self, spans: Sequence[Span], fit: Callable[[int], int] = int) -> list[BatchPlacement]:
+        """Assign rows to the tokens of a batch; windows without room are moved first.
 
-        Where layers remember states it is divided into batches in which all sequences have as many tokens, to be
-        evaluated in this order: one of all spans of one token; each other span by itself, in as many as it takes until
-        each has a size that fits and none goes past a state that is to be kept. `fit`: the greatest size up to a
+        If layers have recurrent state, the batch is divided into batches of sequences of equal length, to be evaluated
+        in this order: first all spans of one token, then each longer span alone. A longer span is cut so that each
+        piece has an allowed size and ends where a state is to be kept. `fit` returns the largest allowed size up to a
         number, at least 1.
 
-        Raises ValueError where a sequence has no room for its tokens, and DeviceLost.
+        Raises ValueError if a sequence has no room for its tokens, and DeviceLost.
         """
-        for handle, first, count, on_trust, *_ in spans:
-            if first != handle.used + on_trust or count < 1:
+        for handle, first, count, n_unverified, *_ in spans:
+            if first != handle.used + n_unverified or count < 1:
                 raise ValueError(f"{count} tokens from position {first} of a sequence that has {handle.used}")
-            if on_trust and count > self.room(handle, first, on_trust=True):
-                raise ValueError(f"there is no room for {count} tokens behind {on_trust} that are on trust")
+            if n_unverified and count > self.room(handle, first, in_place=True):
+                raise ValueError(f"there is no room for {count} tokens after {n_unverified} unverified ones")
             self._tokens.make_ready(handle.run, first, count, self._storage)
             for part, place in zip(self._others, handle.places, strict=True):
-                part.make_ready(place, first, count, self._storage, on_trust)  # type: ignore[arg-type]
+                part.make_ready(place, first, count, self._storage, n_unverified)  # type: ignore[arg-type]
         if self._states is None:
-            return [self._placed(spans)]
+            return [self._place_spans(spans)]
         ones: list[int] = []
         longer: list[tuple[Span, int]] = []
         at = 0
@@ -219,18 +221,18 @@ class Memory(Layout):
             if span.n == 1:
                 ones.append(at)
             else:
-                longer += [(piece, at + piece.first - span.first) for piece in self._cut(span, fit)]
+                longer += [(piece, at + piece.first - span.first) for piece in self._cut_span(span, fit)]
             at += span.n
         found = []
         if ones:
-            placed = self._placed([span for span in spans if span.n == 1])
+            placed = self._place_spans([span for span in spans if span.n == 1])
             found.append(placed._replace(tokens=np.array(ones), n_seqs=len(ones)))
         for piece, at in longer:
-            found.append(self._placed([piece])._replace(tokens=np.arange(at, at + piece.n), n_seqs=1))
+            found.append(self._place_spans([piece])._replace(tokens=np.arange(at, at + piece.n), n_seqs=1))
         return found
 
-    def _cut(self, span: Span, fit: Callable[[int], int]) -> list[Span]:
-        """The pieces in which a sequence's tokens are read one after the other."""
+    def _cut_span(self, span: Span, fit: Callable[[int], int]) -> list[Span]:
+        """Cut a sequence's span into the pieces that are evaluated one after the other."""
         handle, at = span.handle, span.first
         place = next(place for place in handle.places if isinstance(place, StatePlace))
         assert self._states is not None
@@ -241,24 +243,24 @@ class Memory(Layout):
                 at += found[-1].n
         return found
 
-    def _placed(self, spans: Sequence[Span]) -> Placed:
-        """Where tokens lie for which there is room."""
+    def _place_spans(self, spans: Sequence[Span]) -> BatchPlacement:
+        """Assign rows to spans that have room."""
         n = sum(span.n for span in spans)
         positions = np.empty(n, np.int32)
         lengths = [len(spans) if isinstance(part, States) else n for part in self.parts]
         arrays = [tuple(np.empty(length, np.int64) for _ in range(3)) for length in lengths]
         at = 0
-        beginnings: list[Beginning] = []
+        prefixes: list[PrefixRows] = []
         for number, (handle, first, count, *_) in enumerate(spans):
             end = at + count
             positions[at:end] = first if count == 1 else np.arange(first, first + count)
             filled = iter(arrays)
             if self._tokens.layers:
-                *before, last = handle.run.stretches()
-                beginning = Beginning(at, end, tuple(before))
+                *before, last = handle.run.row_ranges()
+                prefix = PrefixRows(at, end, tuple(before))
                 if before:
-                    beginnings.append(beginning)
-                _fill(next(filled), at, end, last.row, first - beginning.n, self._causal)
+                    prefixes.append(prefix)
+                _fill(next(filled), at, end, last.row, first - prefix.n, self._causal)
             for part, place in zip(self._others, handle.places, strict=True):
                 written, firsts, lasts = next(filled)
                 if isinstance(place, WindowPlace):
@@ -269,28 +271,28 @@ class Memory(Layout):
                     lasts[number] = 0  # no attention
             at = end
         rows = self._rows(arrays)
-        if beginnings:
-            rows = dataclasses.replace(rows[0], beginnings=tuple(beginnings)), *rows[1:]
-        return Placed(positions, rows)
+        if prefixes:
+            rows = dataclasses.replace(rows[0], prefixes=tuple(prefixes)), *rows[1:]
+        return BatchPlacement(positions, rows)
 
-    def nowhere(self) -> Placed:
-        """A batch of no tokens."""
-        return Placed(np.empty(0, np.int32), self._rows([(np.empty(0, np.int64),) * 3 for _ in self.parts]))
+    def empty(self) -> BatchPlacement:
+        """Return a batch without tokens."""
+        return BatchPlacement(np.empty(0, np.int32), self._rows([(np.empty(0, np.int64),) * 3 for _ in self.parts]))
 
-    def pack(self, lengths: Sequence[int]) -> Placed:
-        """A batch of whole sequences of which nothing is kept, in a memory that holds no other."""
+    def pack(self, lengths: Sequence[int]) -> BatchPlacement:
+        """Return a batch of whole sequences in an otherwise empty memory; nothing of them is kept."""
         arrays = tuple(np.empty(sum(lengths), np.int64) for _ in range(3))
         start = at = 0
         for n in lengths:
             _fill(arrays, at, at + n, start, 0, self._causal)
             start, at = start + blocks(n, self.block), at + n
-        if start > self.n_cells or self._others:  # see `packs`
+        if start > self.n_cells or self._others:  # see `can_pack`
             raise ValueError(f"texts of {list(lengths)} tokens in a memory of {self.n_cells}")
         positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
-        return Placed(positions, self._rows([arrays]))
+        return BatchPlacement(positions, self._rows([arrays]))
 
-    def packs(self, lengths: Sequence[int]) -> bool:
-        """Whether `pack` has room for sequences of these lengths."""
+    def can_pack(self, lengths: Sequence[int]) -> bool:
+        """Return True if `pack` has room for sequences of these lengths."""
         return not self._others and sum(blocks(n, self.block) for n in lengths) <= self.n_cells
 
     def _rows(self, arrays: Sequence[tuple[NDArray[np.int64], ...]]) -> tuple[MemoryRows, ...]:
@@ -300,16 +302,15 @@ class Memory(Layout):
     # -- bytes -------------------------------------------------------------------------------------------------------
 
     def read(self, handle: Handle, first: int, n: int) -> Bytes:
-        """The bytes of `n` tokens from position `first` on, in the layers that keep all tokens. Raises DeviceLost."""
+        """Read `n` tokens from position `first` on in the layers that keep all tokens. Raises DeviceLost."""
         rows = handle.run.rows(first, n)
-        spans = [RowSpan(tensor, *stretch) for tensor in self._tokens.tensors for stretch in rows]
+        spans = [RowSpan(tensor, *row_range) for tensor in self._tokens.tensors for row_range in rows]
         return self._storage.read_rows(spans) if spans else np.empty(0, np.uint8)
 
     def write(self, handle: Handle, n: int, data: Bytes, skip: int = 0) -> None:
-        """Goes on with `n` tokens of which `read` gave these bytes, perhaps among more, behind the first `skip`.
+        """Append `n` tokens from bytes that `read` returned, skipping the first `skip` tokens in them.
 
-        `write_tail` goes first where `tail_bytes` says that there is one. Raises ValueError where the sequence has no
-        room for them, and DeviceLost.
+        Call `write_tail` first if `tail_bytes` is not 0. Raises ValueError if the sequence has no room, and DeviceLost.
         """
         self._tokens.make_ready(handle.run, handle.used, n, self._storage)
         tensors = self._tokens.tensors
@@ -327,7 +328,7 @@ class Memory(Layout):
         handle.used += n
 
     def tails(self, handle: Handle) -> list[int]:
-        """Numbers of first tokens to which `read_tail` gives what the other layers have: all, and those before."""
+        """Return the token counts for which `read_tail` is possible: the latest, and those of stored snapshots."""
         if not self._others:
             return [handle.used]
         last = self.reach(handle, handle.used)
@@ -335,25 +336,25 @@ class Memory(Layout):
         for place in handle.places:
             if isinstance(place, StatePlace):
                 assert self._states is not None
-                known |= set(self._states.kept(place))
+                known |= set(self._states.snapshots(place))
         return sorted(n for n in known | {last} if n and self.reach(handle, n) == n)
 
     def tail_bytes(self, n: int) -> int:
-        """Bytes that layers which do not keep all tokens have of a sequence of `n` tokens."""
+        """Return the size of a tail: the state after `n` tokens of the layers that do not keep all tokens."""
         return sum(part.tail_rows(n) * part.row_bytes for part in self._others) if n else 0
 
     def tail_reach(self, tail: int, n: int) -> int:
-        """To how many tokens, at most `n`, one can go with the tail of a sequence of `tail` tokens."""
+        """Return how many tokens, at most `n`, a sequence can continue from with the tail of `tail` tokens."""
 
-        def less(n: int) -> int:
+        def limit(n: int) -> int:
             for part in self._others:
                 n = part.tail_reach(tail, n)
             return n
 
-        return _agreed(min(tail, n), less)
+        return _fixed_point(min(tail, n), limit)
 
     def read_tail(self, handle: Handle, n: int) -> Bytes:
-        """The bytes that layers which do not keep all tokens have of the first `n`. Raises DeviceLost."""
+        """Read the tail of the first `n` tokens. Raises DeviceLost."""
         if not self._others or not n:
             return np.empty(0, np.uint8)
         spans: list[RowSpan] = []
@@ -363,36 +364,36 @@ class Memory(Layout):
         return self._storage.read_rows(spans)
 
     def write_tail(self, handle: Handle, tail: int, data: Bytes) -> None:
-        """What `read_tail` gave of a sequence of `tail` tokens that begins with this one. Raises DeviceLost."""
+        """Restore a tail that `read_tail` returned for the first `tail` tokens of this sequence. Raises DeviceLost."""
         if data.size != self.tail_bytes(tail):
             raise ValueError(f"{data.size} bytes for the tail of {tail} tokens")
         if not self._others or not tail:
             return
         spans: list[RowSpan] = []
         for part, place in zip(self._others, handle.places, strict=True):
-            start = part.put_tail(place, tail)  # type: ignore[arg-type]
+            start = part.reserve_tail(place, tail)  # type: ignore[arg-type]
             spans += [RowSpan(t, start, part.tail_rows(tail)) for t in part.tensors]
         self._storage.write_rows(spans, cut(data, spans))
 
-    def sound(self, data: Bytes, n: int) -> bool:
-        """Whether bytes from elsewhere can be those of `n` tokens: numbers, and such that no sum overflows."""
-        return are_sound(data, [RowSpan(tensor, 0, n) for tensor in self._tokens.tensors])
+    def is_valid(self, data: Bytes, n: int) -> bool:
+        """Return True if external bytes are valid for `n` tokens: finite, and small enough that no sum overflows."""
+        return are_valid(data, [RowSpan(tensor, 0, n) for tensor in self._tokens.tensors])
 
-    def sound_tail(self, data: Bytes, n: int) -> bool:
-        """As `sound`, of the tail of a sequence of `n` tokens."""
+    def is_valid_tail(self, data: Bytes, n: int) -> bool:
+        """Return True if external bytes are a valid tail of `n` tokens; see `is_valid`."""
         spans = [RowSpan(t, 0, part.tail_rows(n)) for part in self._others for t in part.tensors] if n else []
-        return are_sound(data, spans)
+        return are_valid(data, spans)
 
 
-def _agreed(n: int, less: Callable[[int], int]) -> int:
-    """The number of tokens at which all parts can be: each in turn takes off what it cannot reach, until none does."""
-    while (found := less(n)) != n:
+def _fixed_point(n: int, limit: Callable[[int], int]) -> int:
+    """Return the largest count at most `n` that all parts accept: apply `limit` until it changes nothing."""
+    while (found := limit(n)) != n:
         n = found
     return n
 
 
 def _fill(rows: tuple[NDArray[np.int64], ...], at: int, end: int, start: int, behind: int, causal: bool) -> None:
-    """Rows of tokens that go behind `behind` others, which lie from row `start` on: written, first and last seen."""
+    """Fill in written, first and last rows of tokens that follow `behind` others, which start at row `start`."""
     written, firsts, lasts = rows
     cell = start + behind
     if end - at == 1:

@@ -1,8 +1,7 @@
-"""Where sequences lie in the rows of layers that are alike: all tokens here, those of a window in window.py, or one
-state in states.py.
+"""Memory parts: groups of layers with the same row layout. All tokens here, windows in window.py, states in states.py.
 
-A part is a group of layers whose rows are found in the same way. Each sequence has a place in each part; what is in a
-place, and to which earlier token the sequence can go back there, the part alone knows.
+Each sequence has a place in each part. Only the part knows the place's contents, and which earlier tokens the sequence
+can rewind to.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from llamado.models.memory.run import Run
 from llamado.models.memory.storage import Storage
 
 BLOCK = 32
-"""Rows of a sequence begin at multiples of it: attention works on blocks of so many, and their order makes the bits."""
+"""Rows of a sequence start at multiples of it: attention works on such blocks, whose order affects the bits."""
 SPARE = 32
-"""Rows behind those of tokens; the first takes what the tokens that fill a batch up write."""
+"""Rows after those of tokens; padding tokens write to the first."""
 
 SNAPSHOTS = 2
-"""Earlier states of each sequence, or windows, that are kept beside the last one."""
+"""Snapshots of earlier states or windows kept per sequence."""
 _MARKS = 64
-"""Numbers of tokens that a sequence may want to go back to, at most."""
+"""Maximum number of marked token counts per sequence."""
 
 
 def blocks(n: int, block: int = BLOCK) -> int:
-    """The least multiple of a block that is at least n."""
+    """Return n rounded up to a multiple of `block`."""
     return -(-n // block) * block
 
 
@@ -36,9 +35,9 @@ Place = TypeVar("Place")
 
 
 class Part(ABC, Generic[Place]):
-    """Layers whose rows are found alike; `n_rows` rows in each of their tensors, and `n_spare` ones behind them.
+    """Layers with the same row layout: `n_rows` rows in each of their tensors, followed by `n_spare` spare rows.
 
-    `suffix`: of the names of its inputs. `layers`: the tensors of each layer.
+    `suffix` is appended to the names of its inputs. `layers` holds the tensors of each layer.
     """
 
     n_spare = SPARE
@@ -54,38 +53,38 @@ class Part(ABC, Generic[Place]):
 
     @property
     def row_bytes(self) -> int:
-        """Of one row in all layers."""
+        """Return the bytes of one row in all layers."""
         return sum(tensor.nb[1] for tensor in self.tensors)
 
     @abstractmethod
     def clear(self) -> None:
-        """No sequence has a place."""
+        """Release all places."""
 
     @abstractmethod
     def reach(self, place: Place, used: int, n: int) -> int:
-        """To how many first tokens, at most `n`, a sequence of `used` tokens can go back."""
+        """Return how many first tokens, at most `n`, a sequence of `used` tokens can rewind to."""
 
     @abstractmethod
     def rewind(self, place: Place, n: int) -> None:
-        """Goes back to the first `n` tokens, which `reach` allows."""
+        """Rewind to the first `n` tokens, which `reach` allows."""
 
     @abstractmethod
-    def make_ready(self, place: Place, used: int, n: int, storage: Storage, on_trust: int = 0) -> None:
-        """Room for `n` tokens more, behind `used` of which the last `on_trust` may turn out to be wrong."""
+    def make_ready(self, place: Place, used: int, n: int, storage: Storage, n_unverified: int = 0) -> None:
+        """Make room for `n` tokens after `used`, of which the last `n_unverified` are unverified."""
 
     @abstractmethod
     def copy(self, src: Place, dst: Place, n: int, storage: Storage) -> None:
-        """Gives `dst`, which is new, the first `n` tokens of `src`, to which that can go back."""
+        """Copy the first `n` tokens of `src`, which can rewind there, to the new place `dst`."""
 
 
 class Tokens(Part[Run]):
-    """All tokens of a sequence, in runs of cells in the order of their positions (see `pool.py`)."""
+    """All tokens of a sequence, in runs of cells in position order (see `pool.py`)."""
 
     def __init__(self, n_rows: int, block: int) -> None:
         super().__init__("", n_rows)
         self._block = block
         self.move: Callable[[int, int, int], None] | None = None
-        """Copies so many cells from one to another."""
+        """Callback: move n cells from one row to another."""
         self.clear()
 
     def clear(self) -> None:
@@ -93,16 +92,16 @@ class Tokens(Part[Run]):
 
     def _move(self, src: int, dst: int, n: int) -> None:
         if self.move is None:
-            raise RuntimeError("the memory's tensors have no place yet")
+            raise RuntimeError("the memory's tensors are not allocated yet")
         self.move(src, dst, n)
 
     def reach(self, place: Run, used: int, n: int) -> int:
         return min(used, n)
 
     def rewind(self, place: Run, n: int) -> None:
-        self.pool.back(place, n)
+        self.pool.rewind(place, n)
 
-    def make_ready(self, place: Run, used: int, n: int, storage: Storage, on_trust: int = 0) -> None:
+    def make_ready(self, place: Run, used: int, n: int, storage: Storage, n_unverified: int = 0) -> None:
         if used + n > place.limit:
             raise ValueError(f"{used + n} tokens in runs of {place.limit} cells")
 
@@ -115,9 +114,9 @@ class Tokens(Part[Run]):
 
 
 class SequencePlace:
-    """Where a sequence is in a part whose places begin at fixed rows; `home` is the first of its own.
+    """Place of a sequence in a part with fixed places; `home` is its first row.
 
-    `marks`: numbers of tokens that it may want to go back to.
+    `marks`: token counts that it may have to rewind to.
     """
 
     __slots__ = ("home", "marks")
@@ -131,8 +130,9 @@ Fixed = TypeVar("Fixed", bound=SequencePlace)
 
 
 class FixedPart(Part[Fixed]):
-    """A part with `n_places` places of `rows_of_place` rows each. Of its layers a sequence has a tail: what they need
-    to go on from so many tokens.
+    """A part with `n_places` places of `rows_of_place` rows each.
+
+    A sequence's tail is the content of these layers that is needed to continue after a number of tokens.
     """
 
     def __init__(self, suffix: str, n_rows: int, n_places: int, rows_of_place: int) -> None:
@@ -145,46 +145,46 @@ class FixedPart(Part[Fixed]):
         self._free = [i * self.rows_of_place for i in range(self._n_places)][::-1]
 
     def allocate(self) -> Fixed | None:
-        """A place for one more sequence; None where all are taken."""
+        """Return a place for one more sequence; None if all are taken."""
         return self._place(self._free.pop()) if self._free else None
 
     def free(self, place: Fixed) -> None:
-        """The sequence is gone."""
+        """Release the place of a sequence."""
         self._free.append(place.home)
 
     def mark(self, place: Fixed, n: int) -> None:
-        """The sequence may want to go back to `n` tokens."""
+        """Request that the sequence can rewind to `n` tokens."""
         if n not in place.marks:
             place.marks = [*place.marks, n][-_MARKS:]
 
     @abstractmethod
-    def leaving(self, place: Fixed, used: int, n: int) -> list[int]:
-        """Numbers of tokens that were marked and are here, and will not be once `n` more than `used` are read."""
+    def expiring(self, place: Fixed, used: int, n: int) -> list[int]:
+        """Return the marked token counts that are stored now, but not after `n` tokens more than `used` are read."""
 
     @abstractmethod
     def trim(self, place: Fixed, n: int) -> None:
-        """Forgets all earlier points but those of the first `n` tokens."""
+        """Drop snapshots and marks after the first `n` tokens."""
 
     @abstractmethod
     def room(self, place: Fixed, first: int) -> int:
-        """How many tokens can be read from position `first` on with nothing moved that was read before."""
+        """Return how many tokens can be read from position `first` on without moving earlier ones."""
 
     @abstractmethod
     def _place(self, home: int) -> Fixed:
-        """A place of which nothing is known."""
+        """Return a new, empty place."""
 
     @abstractmethod
     def tail_rows(self, n: int) -> int:
-        """Rows that a sequence of `n` tokens needs to go on."""
+        """Return the number of rows a sequence of `n` tokens needs to continue."""
 
     @abstractmethod
     def tail_reach(self, tail: int, n: int) -> int:
-        """To how many tokens, at most `n`, one can go back with the rows that belong to `tail` tokens."""
+        """Return how many tokens, at most `n`, the tail of `tail` tokens can rewind to."""
 
     @abstractmethod
     def tail_row(self, place: Fixed, n: int) -> int:
-        """Where the rows of a tail begin."""
+        """Return the first row of a stored tail."""
 
     @abstractmethod
-    def put_tail(self, place: Fixed, tail: int) -> int:
-        """Where the rows of a tail go; the sequence has them, whatever it had."""
+    def reserve_tail(self, place: Fixed, tail: int) -> int:
+        """Reserve the rows of a tail, replacing the place's contents, and return the first."""

@@ -1,10 +1,10 @@
-"""Who owns which cells of the KV cache.
+"""Allocation of KV cache cells.
 
-The cache is one pool of cells. Each sequence has one run of cells in position order where it goes on, so that attention
-reads few ranges. A sequence that begins as another one does need not have those tokens in cells of its own: they are in
-a run that is the parent of both, and so on; together the runs are trees. Of a sequence's runs those with earlier tokens
-lie lower, and each begins at a multiple of the pool's block in the cells as in the sequence: attention works on whole
-blocks in the order of cells, which so is that of positions, wherever the runs lie.
+The cache is one pool of cells. Each sequence continues in one run of cells in position order, so that attention reads
+few ranges. Sequences with a common beginning share it: those tokens are in a run that is the parent of both, and so on,
+so runs form trees. Within a sequence, runs with earlier tokens are at lower rows, and each starts at a multiple of the
+pool's block both in cells and in positions. Attention works on whole blocks in cell order, which is then position
+order, regardless of where the runs are.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from llamado.models.memory.run import Run
 
 ALIGN = 256
 _MOST = 32
-"""Places that a sequence lies in, about, from which another one may share it: each has a price for every token."""
+"""Number of row ranges of a sequence above which it is copied rather than shared: each range costs time per token."""
 
 
 def align(n: int) -> int:
-    """The least multiple of 256 that is at least n."""
+    """Return n rounded up to a multiple of 256."""
     return -(-n // ALIGN) * ALIGN
 
 
 class KVPool:
-    """Allocates runs, and moves them with `copy_cells(src, dst, n)` when they must grow and have no room.
+    """Allocator of runs; moves cells with `copy_cells(src, dst, n)` if a run must grow and has no room.
 
-    Runs begin at multiples of `block`. The pool never takes cells from a run: `allocate`, `fork` and `grow` say no, and
-    the engine decides who gives up a run.
+    Runs start at multiples of `block`. The pool never takes cells from a run: `allocate`, `fork` and `grow` fail, and
+    the engine decides which run to release.
     """
 
     def __init__(self, n_cells: int, copy_cells: Callable[[int, int, int], None], block: int = 1) -> None:
@@ -36,18 +36,18 @@ class KVPool:
         self.n_cells = n_cells
         self.block = block
         self._copy_cells = copy_cells
-        self._runs: list[Run] = []  # by start
+        self._runs: list[Run] = []  # sorted by start
         self.n_shared = 0
-        """Cells with tokens of more than one sequence."""
+        """Number of cells with tokens of more than one sequence."""
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """All runs, by start."""
+        """All runs, sorted by start."""
         return tuple(self._runs)
 
     @property
     def n_used(self) -> int:
-        """Cells with tokens."""
+        """Number of cells with tokens."""
         return sum(run.n_own for run in self._runs)
 
     @property
@@ -55,36 +55,36 @@ class KVPool:
         return self.n_cells - sum(run.capacity for run in self._runs)
 
     def allocate(self, need: int, want: int = 0) -> Run | None:
-        """A run of at least `need` cells, of up to `want` where a gap offers them; None where even compacting fails."""
+        """Return a run of `need` to `want` cells, depending on the gaps; None if even compaction fails."""
         return self._add(None, 0, need, want)
 
     def fork(self, run: Run, n: int, need: int, want: int = 0) -> Run | None:
-        """As `allocate`, of a run for `need` tokens in all whose sequence begins with the first `n` of another one.
+        """Return a run for a sequence of `need` tokens that shares the first `n` tokens of another.
 
-        It has `first` of them: whole blocks, and the other keeps a block of its own. The rest is to be copied; where
-        the other is in very many places already, that is all.
+        The run's `first` is the number of shared tokens: whole blocks, leaving the other sequence a block of its own.
+        The caller copies the rest. If the other sequence already has very many row ranges, nothing is shared.
         """
         n = min(n, run.limit - 1) // self.block * self.block
-        if not n or len(run.stretches()) > _MOST:
+        if not n or len(run.row_ranges()) > _MOST:
             return self._add(None, 0, need, want)
         needed, run.need = run.need, max(run.need, n + 1)
         found = self._add(_holder(run, n), n, need, want)
         run.need = needed
         if found is None:
             return None
-        found.parent = self._cut(_holder(run, n), n)
+        found.parent = self._split(_holder(run, n), n)
         found.parent.children += 1
         found.used = n
         self._count()
         return found
 
     def _add(self, behind: Run | None, first: int, need: int, want: int) -> Run | None:
-        """A run for tokens from position `first` on, which lies behind another one."""
-        cells = self._whole(max(need - first, 1))
-        want = max(self._wanted(want - first), cells)
+        """Add a run for tokens from position `first` on, at rows after the run `behind`."""
+        cells = self._round_up(max(need - first, 1))
+        want = max(self._with_headroom(want - first), cells)
         gap = self._fit(cells, want, behind)
         if gap is None:
-            if self._spare(None) < cells:
+            if self._free_for(None) < cells:
                 return None
             self._compact()
             gap = (self._runs[-1].end if self._runs else 0, cells)
@@ -95,16 +95,16 @@ class KVPool:
         self._runs.sort(key=_start)
         return run
 
-    def _whole(self, n: int) -> int:
-        """The least number of cells in whole blocks that is at least n."""
+    def _round_up(self, n: int) -> int:
+        """Return n rounded up to whole blocks."""
         return -(-n // self.block) * self.block
 
-    def _wanted(self, n: int) -> int:
-        """Cells for n tokens and some to spare: a sequence that goes on should seldom have to move."""
-        return self._whole(align(n))
+    def _with_headroom(self, n: int) -> int:
+        """Return the cells for n tokens plus headroom, so that a growing sequence seldom moves."""
+        return self._round_up(align(n))
 
-    def _cut(self, run: Run, n: int) -> Run:
-        """The run that ends with the sequence's token `n`: the first part of this one, where that goes further."""
+    def _split(self, run: Run, n: int) -> Run:
+        """Split the run after the sequence's token `n` if needed; return the part that ends there."""
         if run.children and run.limit == n:
             return run
         head = Run(run.start, n - run.first, run.first, run.parent)
@@ -114,25 +114,25 @@ class KVPool:
         return head
 
     def free(self, run: Run) -> None:
-        """Give the run's cells back, and those of its parents that no other sequence has."""
+        """Release the run, and those of its parents that no other sequence uses."""
         self._runs.remove(run)
-        self._leave(run.parent)
+        self._drop_child(run.parent)
         run.capacity = run.used = run.first = 0
         run.parent = None
 
-    def _leave(self, run: Run | None) -> None:
-        """A run has lost a child."""
+    def _drop_child(self, run: Run | None) -> None:
+        """Remove a child from a run; release the run if it was the last."""
         while run is not None:
             run.children -= 1
             if run.children:
-                self._join(run)
+                self._merge_child(run)
                 break
             self._runs.remove(run)
             run = run.parent
         self._count()
 
-    def _join(self, run: Run) -> None:
-        """Make one run of this one and its only child where that lies behind it."""
+    def _merge_child(self, run: Run) -> None:
+        """Merge a run with its only child if that follows it directly."""
         place = self._runs.index(run) + 1
         child = self._runs[place] if place < len(self._runs) else None
         if run.children == 1 and child is not None and child.parent is run and child.start == run.end:
@@ -140,10 +140,10 @@ class KVPool:
             child.first, child.parent = run.first, run.parent
             self._runs.remove(run)
 
-    def back(self, run: Run, n: int) -> None:
-        """The run's sequence goes back to its first `n` tokens, some of which may be in a parent.
+    def rewind(self, run: Run, n: int) -> None:
+        """Rewind the run's sequence to its first `n` tokens, some of which may be in a parent.
 
-        Those of a block of a parent that is not whole any more move to the run's own cells.
+        Tokens in a partial block of a parent are copied to the run's own cells.
         """
         if n < run.first:
             first = n // self.block * self.block
@@ -152,11 +152,11 @@ class KVPool:
             parent, run.parent = run.parent, None
             if first:
                 assert parent is not None
-                run.parent = self._cut(_holder(parent, first), first)
+                run.parent = self._split(_holder(parent, first), first)
                 run.parent.children += 1
             run.first = first
             run.used = run.need = n
-            self._leave(parent)
+            self._drop_child(parent)
         run.used = run.need = n
 
     def _count(self) -> None:
@@ -168,14 +168,13 @@ class KVPool:
         self.n_shared = sum(run.capacity for run, n in sequences.items() if n > 1)
 
     def grow(self, run: Run, need: int, want: int = 0) -> bool:
-        """Let the run's sequence have at least `need` tokens, up to `want` where there are cells; those in the run move
-        along.
+        """Extend the run's sequence to at least `need` tokens, up to `want`; its own tokens move along.
 
-        In place where the cells behind are free, else in the best fitting gap, else after compacting the pool. False,
-        with the run as it was, where the pool cannot hold it.
+        It grows in place if the next cells are free, else in the best fitting gap, else after compaction. Returns
+        False, with the run unchanged, if the pool cannot hold it.
         """
-        cells = self._whole(need - run.first)
-        if run.limit >= need or self._extend(run, cells, max(self._wanted(want - run.first), cells)):
+        cells = self._round_up(need - run.first)
+        if run.limit >= need or self._extend(run, cells, max(self._with_headroom(want - run.first), cells)):
             run.need = need
             return True
         return False
@@ -194,15 +193,16 @@ class KVPool:
             run.start, run.capacity = start, min(room, want)
             self._runs.sort(key=_start)
             return True
-        if self._spare(run) < need:
+        if self._free_for(run) < need:
             return False
         self._compact(run, need)
         return True
 
     def _fit(self, need: int, want: int, behind: Run | None = None) -> tuple[int, int] | None:
-        """Start and size of the tightest gap of at least `want`, else of the widest of at least `need`; lowest first.
+        """Return start and size of the tightest gap of at least `want`, else of the widest of at least `need`.
 
-        Low starts keep the range of the pool that a batch touches short. `behind`: a run that the gap lies behind.
+        The lowest of equal gaps wins: low starts keep the range of the pool that a batch reads short. With `behind`,
+        the gap must follow that run.
         """
         best: tuple[int, int] | None = None
         place = 0 if behind is None else self._runs.index(behind) + 1
@@ -220,24 +220,24 @@ class KVPool:
             start = run.end
         return best
 
-    def _least(self, run: Run) -> int:
-        """Cells that a run cannot do without."""
-        return self._whole(max(run.used, run.need, run.first + 1) - run.first)
+    def _min_cells(self, run: Run) -> int:
+        """Return the minimum number of cells of a run."""
+        return self._round_up(max(run.used, run.need, run.first + 1) - run.first)
 
-    def _spare(self, but: Run | None) -> int:
-        """Cells free for one run when all others are trimmed to what they need."""
-        return self.n_cells - sum(self._least(run) for run in self._runs if run is not but)
+    def _free_for(self, but: Run | None) -> int:
+        """Return the cells free for one run if all runs except `but` are trimmed to their minimum."""
+        return self.n_cells - sum(self._min_cells(run) for run in self._runs if run is not but)
 
     def _compact(self, growing: Run | None = None, need: int = 0) -> None:
-        """Pack all runs to the start of the pool in their order, trimmed to what they need; `growing` gets `need`."""
+        """Pack all runs to the start of the pool in order, trimmed to their minimum; `growing` gets `need`."""
         start = 0
         moves = []
         for run in self._runs:
-            run.capacity = need if run is growing else self._least(run)
+            run.capacity = need if run is growing else self._min_cells(run)
             moves.append((run, start))
             start += run.capacity
-        # Downward moves from the bottom, then upward moves from the top: no copy lands on cells still to be moved,
-        # since a run that goes down never reaches below the target of one before it that goes up.
+        # Downward moves from the bottom, then upward moves from the top: no copy overwrites cells still to be moved,
+        # because a run that moves down never reaches below the target of an earlier one that moves up.
         down = [(run, start) for run, start in moves if start < run.start]
         up = [(run, start) for run, start in moves if start > run.start]
         for run, start in [*down, *reversed(up)]:
@@ -246,7 +246,7 @@ class KVPool:
             run.start = start
         for run in self.runs:
             if run.children == 1:
-                self._join(run)
+                self._merge_child(run)
 
 
 def _start(run: Run) -> int:
@@ -254,5 +254,5 @@ def _start(run: Run) -> int:
 
 
 def _holder(run: Run, n: int) -> Run:
-    """The one of a sequence's runs that has its token `n`, counted from 1."""
+    """Return the run of a sequence that holds its token `n`, counted from 1."""
     return next(holder for holder in run.path() if holder.first < n)

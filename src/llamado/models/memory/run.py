@@ -1,19 +1,18 @@
-"""Cells of the KV cache in which a sequence goes on, behind those of the runs that it shares with others."""
+"""Runs: contiguous KV cache cells of a sequence, following the runs that it shares with others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llamado.models.batch import Stretch
+from llamado.models.batch import RowRange
 
 
 class Run:
-    """Cells `[start, start + capacity)` for the tokens of a sequence from position `first` on; `parent` has those
-    before them.
+    """Cells `[start, start + capacity)` for the tokens of a sequence from position `first` on.
 
-    A run without children is where its sequence goes on. `used` counts all of the sequence's tokens; the pool may take
-    back cells of those beyond the first `need`, which is what the last `allocate` or `grow` asked for. A run with
-    `children`, so many, is full, and nothing is written there.
+    `parent` has the tokens before. A sequence continues in a run without children. `used` counts all of the sequence's
+    tokens. The pool may reclaim cells beyond the first `need` tokens, the number requested by the last `allocate` or
+    `grow`. `children` is the number of child runs; a run with children is full and read-only.
     """
 
     __slots__ = ("capacity", "children", "first", "need", "parent", "start", "used")
@@ -33,38 +32,38 @@ class Run:
 
     @property
     def limit(self) -> int:
-        """Tokens that there is room for, those of its parents included."""
+        """Return the number of tokens that fit, those of its parents included."""
         return self.first + self.capacity
 
     @property
     def n_own(self) -> int:
-        """Tokens in its own cells."""
+        """Return the number of tokens in its own cells."""
         return self.used - self.first
 
     def path(self) -> Iterator[Run]:
-        """The runs of its sequence, the last first."""
+        """Yield the runs of its sequence, the last first."""
         run: Run | None = self
         while run is not None:
             yield run
             run = run.parent
 
-    def stretches(self) -> list[Stretch]:
-        """Where the tokens of its sequence lie and will lie, in the order of positions; never two without a gap."""
-        found: list[Stretch] = []
+    def row_ranges(self) -> list[RowRange]:
+        """Return the row ranges of its sequence in position order, including free cells; adjacent ones are merged."""
+        found: list[RowRange] = []
         for run in self.path():
             if found and run.end == found[-1].row:
-                found[-1] = Stretch(run.start, run.capacity + found[-1].n)
+                found[-1] = RowRange(run.start, run.capacity + found[-1].n)
             else:
-                found.append(Stretch(run.start, run.capacity))
+                found.append(RowRange(run.start, run.capacity))
         return found[::-1]
 
-    def rows(self, first: int, n: int) -> list[Stretch]:
-        """Where `n` tokens of its sequence lie from position `first` on."""
+    def rows(self, first: int, n: int) -> list[RowRange]:
+        """Return the row ranges of `n` tokens of its sequence from position `first` on."""
         found, at = [], 0
-        for row, length in self.stretches():
+        for row, length in self.row_ranges():
             begin, end = max(first, at), min(first + n, at + length)
             if begin < end:
-                found.append(Stretch(row + begin - at, end - begin))
+                found.append(RowRange(row + begin - at, end - begin))
             at += length
         return found
 

@@ -1,4 +1,4 @@
-"""A sequence in a memory, its next tokens in a batch, and where a batch lies there."""
+"""Sequences in a memory, their tokens in a batch, and the rows of a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamado.models.memory.window import WindowPlace
 
 
 class Handle:
-    """A sequence in a memory; `used` of its tokens were read."""
+    """A sequence in a memory; `used` is the number of its tokens that were read."""
 
     __slots__ = ("places", "run")
 
@@ -33,7 +33,7 @@ class Handle:
 
     @property
     def need(self) -> int:
-        """Tokens that it must have room for, which others cannot have."""
+        """Number of tokens whose room is reserved; other sequences cannot take it."""
         return self.run.need
 
     @need.setter
@@ -42,7 +42,7 @@ class Handle:
 
     @property
     def capacity(self) -> int:
-        """Tokens that it has room for."""
+        """Return the number of tokens that fit."""
         return self.run.limit
 
     def __repr__(self) -> str:
@@ -50,23 +50,23 @@ class Handle:
 
 
 class Span(NamedTuple):
-    """The next `n` tokens of a sequence in a batch: those from position `first` on.
+    """The next `n` tokens of a sequence in a batch, from position `first` on.
 
-    The last `on_trust` tokens before them are on their way, and may turn out not to be the sequence's. `before`:
-    the last of the tokens before them, `Memory.n_before` or all there are, where the model looks back at them.
+    The last `n_unverified` tokens before them are in flight and unverified. `before`: the last tokens before them,
+    `Memory.n_before` or all there are, for models that need them.
     """
 
     handle: Handle
     first: int
     n: int
-    on_trust: int = 0
+    n_unverified: int = 0
     before: Sequence[int] | NDArray[np.int32] = ()
 
 
 def windows_before(tokens: NDArray[np.int32], spans: Sequence[Span], n: int) -> NDArray[np.int32]:
-    """The `n` tokens before each one of a batch in its sequence, -1 where there is none: int32 [n_tokens, n].
+    """Return the `n` tokens before each token of a batch in its sequence, -1 if there is none: int32 [n_tokens, n].
 
-    Raises ValueError for a span that does not say what came before it.
+    Raises ValueError if a span lacks the tokens before it.
     """
     found = np.empty((len(tokens), n), np.int32)
     at = 0
@@ -81,9 +81,10 @@ def windows_before(tokens: NDArray[np.int32], spans: Sequence[Span], n: int) -> 
     return found
 
 
-class Placed(NamedTuple):
-    """A batch in a memory, or one of those that it is divided into: the position of each token, and where it is in
-    each part. `tokens`: which tokens of the whole these are, ascending; None: all. `n_seqs`: see BatchShape.
+class BatchPlacement(NamedTuple):
+    """A batch, or one of the batches that it is divided into, placed in a memory: token positions, and rows per part.
+
+    `tokens`: indices of these tokens in the whole batch, ascending; None: all. `n_seqs`: see BatchShape.
     """
 
     positions: NDArray[np.int32]

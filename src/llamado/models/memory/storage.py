@@ -1,4 +1,4 @@
-"""How a memory's rows are copied, read and written, wherever its tensors lie."""
+"""Storage of a memory's rows: copy, read and write, on whichever device the tensors are."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ class RowSpan(NamedTuple):
 
 
 class Storage(Protocol):
-    """Moves the bytes of rows, wherever the tensors lie; all of it in order with the batches. Raises DeviceLost."""
+    """Row storage of a memory's tensors; operations run in order with batches. Raises DeviceLost."""
 
     def copy_rows(self, tensors: Sequence[Tensor], src: int, dst: int, n: int) -> None:
-        """Copies `n` rows of each tensor from row `src` to row `dst`; they may overlap (memmove)."""
+        """Copy `n` rows of each tensor from row `src` to row `dst`; they may overlap (memmove)."""
         ...
 
     def read_rows(self, spans: Sequence[RowSpan]) -> Bytes:
-        """The bytes of these rows, one span behind the other."""
+        """Return the concatenated bytes of these rows."""
         ...
 
     def write_rows(self, spans: Sequence[RowSpan], pieces: Sequence[Bytes]) -> None:
-        """Puts the bytes of each piece into the rows of its span."""
+        """Write each piece to the rows of its span."""
         ...
 
 
 class NoStorage:
-    """Of a memory whose tensors lie nowhere yet."""
+    """Storage of a memory whose tensors are not allocated yet."""
 
     def copy_rows(self, tensors: Sequence[Tensor], src: int, dst: int, n: int) -> None:
-        raise RuntimeError("the memory's tensors have no place yet")
+        raise RuntimeError("the memory's tensors are not allocated yet")
 
     def read_rows(self, spans: Sequence[RowSpan]) -> Bytes:
-        raise RuntimeError("the memory's tensors have no place yet")
+        raise RuntimeError("the memory's tensors are not allocated yet")
 
     def write_rows(self, spans: Sequence[RowSpan], pieces: Sequence[Bytes]) -> None:
-        raise RuntimeError("the memory's tensors have no place yet")
+        raise RuntimeError("the memory's tensors are not allocated yet")

@@ -1,4 +1,4 @@
-"""The part of layers that see a window of the last tokens."""
+"""Memory part of layers with sliding windows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llamado.models.memory.storage import Storage
 
 
 class _Snapshot(NamedTuple):
-    """Tokens `first` to `n` from row `row` on."""
+    """Tokens `first` to `n`, starting at row `row`."""
 
     n: int
     first: int
@@ -18,9 +18,9 @@ class _Snapshot(NamedTuple):
 
 
 class WindowPlace(SequencePlace):
-    """The last tokens of a sequence: those from `first` on lie from row `base` on, where there is room for `room`.
+    """The last tokens of a sequence: those from `first` on are at row `base` and after, with room for `room`.
 
-    `home` is where its run begins, behind which its snapshots lie.
+    `home` is the start of its run, which its snapshots follow.
     """
 
     __slots__ = ("base", "first", "room", "snapshots")
@@ -35,10 +35,10 @@ class WindowPlace(SequencePlace):
 
 
 class Window(FixedPart[WindowPlace]):
-    """The last `window` tokens of a sequence and those of a batch, in the order of their positions.
+    """The last `window` tokens of a sequence and those of a batch, in position order.
 
-    When a run is full the last tokens are copied to its front, which happens every `slack` tokens at most. Windows that
-    a sequence may want to go back to (see `mark`) are put aside before they are lost.
+    If a run is full, the last tokens are copied to its front, at most every `slack` tokens. Marked windows (see `mark`)
+    are saved as snapshots before they are lost.
     """
 
     def __init__(self, suffix: str, window: int, max_batch: int, slack: int, n_places: int) -> None:
@@ -46,31 +46,31 @@ class Window(FixedPart[WindowPlace]):
         self._run = blocks(window + BLOCK + max_batch + slack)
         self._block = blocks(window + BLOCK)
         rows = self._run + SNAPSHOTS * self._block
-        # GPU back ends want attention over a multiple of 256 rows.
+        # GPU back ends require attention over a multiple of 256 rows.
         super().__init__(suffix, align(n_places * rows), n_places, rows)
 
     def _place(self, home: int) -> WindowPlace:
         return WindowPlace(home, self._run)
 
-    def _least(self, n: int) -> int:
-        """The first token that has to be kept of `n`."""
+    def _first_kept(self, n: int) -> int:
+        """Return the first of `n` tokens that must be kept."""
         return max(0, n - self.window + 1) // BLOCK * BLOCK
 
-    def _serves(self, first: int, n: int) -> bool:
-        """Whether rows from token `first` on are all that the token behind `n` others sees of them."""
+    def _covers(self, first: int, n: int) -> bool:
+        """Return True if rows from token `first` on include every token that the token after `n` others sees."""
         return first == 0 or first <= n - self.window + 1
 
     def _find(self, place: WindowPlace, n: int) -> _Snapshot:
-        """Where `n` first tokens lie that the sequence can go back to."""
-        if self._serves(place.first, n):
+        """Return the rows of `n` first tokens that the sequence can rewind to."""
+        if self._covers(place.first, n):
             return _Snapshot(n, place.first, place.base)
-        return next(s for s in place.snapshots if s.n >= n and self._serves(s.first, n))
+        return next(s for s in place.snapshots if s.n >= n and self._covers(s.first, n))
 
     def reach(self, place: WindowPlace, used: int, n: int) -> int:
         n = min(used, n)
-        if self._serves(place.first, n):
+        if self._covers(place.first, n):
             return n
-        within = (min(n, s.n) for s in place.snapshots if self._serves(s.first, min(n, s.n)))
+        within = (min(n, s.n) for s in place.snapshots if self._covers(s.first, min(n, s.n)))
         return max(within, default=0)
 
     def rewind(self, place: WindowPlace, n: int) -> None:
@@ -78,7 +78,7 @@ class Window(FixedPart[WindowPlace]):
             place.marks = []
             place.begin(self._run)
             return
-        if not self._serves(place.first, n):
+        if not self._covers(place.first, n):
             found = self._find(place, n)
             place.base, place.first, place.room = found.row, found.first, 0
         self.trim(place, n)
@@ -86,33 +86,33 @@ class Window(FixedPart[WindowPlace]):
     def trim(self, place: WindowPlace, n: int) -> None:
         place.marks = [mark for mark in place.marks if mark <= n]
         cut = (s._replace(n=min(s.n, n)) for s in place.snapshots)
-        place.snapshots = [s for s in cut if self._serves(s.first, s.n)]
+        place.snapshots = [s for s in cut if self._covers(s.first, s.n)]
 
     def room(self, place: WindowPlace, first: int) -> int:
         return place.first + place.room - first
 
-    def leaving(self, place: WindowPlace, used: int, n: int) -> list[int]:
+    def expiring(self, place: WindowPlace, used: int, n: int) -> list[int]:
         if used + n - place.first <= place.room:
             return []
-        least = self._least(used)
+        least = self._first_kept(used)
         kept = {s.n for s in place.snapshots}
-        kept |= {mark for mark in place.marks if mark <= used and place.first <= self._least(mark) < least}
+        kept |= {mark for mark in place.marks if mark <= used and place.first <= self._first_kept(mark) < least}
         return sorted(kept)[: max(len(kept) - SNAPSHOTS, 0)]
 
-    def make_ready(self, place: WindowPlace, used: int, n: int, storage: Storage, on_trust: int = 0) -> None:
+    def make_ready(self, place: WindowPlace, used: int, n: int, storage: Storage, n_unverified: int = 0) -> None:
         if used + n - place.first <= place.room:
             return
-        least = self._least(used)
+        least = self._first_kept(used)
         for mark in place.marks:
-            if mark <= used and place.first <= self._least(mark) < least:
-                self._put_aside(place, mark, storage)
+            if mark <= used and place.first <= self._first_kept(mark) < least:
+                self._snapshot(place, mark, storage)
         if used > least:
             storage.copy_rows(self.tensors, place.base + least - place.first, place.home, used - least)
         place.base, place.first, place.room = place.home, least, self._run
         if used + n - least > self._run:
             raise ValueError(f"a batch of {n} tokens in a window's run of {self._run} rows")
 
-    def _put_aside(self, place: WindowPlace, n: int, storage: Storage) -> None:
+    def _snapshot(self, place: WindowPlace, n: int, storage: Storage) -> None:
         if any(s.n == n for s in place.snapshots):
             return
         blocks_ = [place.home + self._run + i * self._block for i in range(SNAPSHOTS)]
@@ -122,27 +122,27 @@ class Window(FixedPart[WindowPlace]):
             oldest = min((s for s in place.snapshots if s.row != place.base), key=lambda s: s.n)
             place.snapshots.remove(oldest)
             free = [oldest.row]
-        first = self._least(n)
+        first = self._first_kept(n)
         storage.copy_rows(self.tensors, place.base + first - place.first, free[0], n - first)
         place.snapshots.append(_Snapshot(n, first, free[0]))
 
     def copy(self, src: WindowPlace, dst: WindowPlace, n: int, storage: Storage) -> None:
         found = self._find(src, n)
-        first = self._least(n)
+        first = self._first_kept(n)
         storage.copy_rows(self.tensors, found.row + first - found.first, dst.home, n - first)
         dst.base, dst.first, dst.room = dst.home, first, self._run
 
     def tail_rows(self, n: int) -> int:
-        return n - self._least(n)
+        return n - self._first_kept(n)
 
     def tail_reach(self, tail: int, n: int) -> int:
         n = min(tail, n)
-        return n if self._serves(self._least(tail), n) else 0
+        return n if self._covers(self._first_kept(tail), n) else 0
 
     def tail_row(self, place: WindowPlace, n: int) -> int:
         found = self._find(place, n)
-        return found.row + self._least(n) - found.first
+        return found.row + self._first_kept(n) - found.first
 
-    def put_tail(self, place: WindowPlace, tail: int) -> int:
-        place.base, place.first, place.room = place.home, self._least(tail), self._run
+    def reserve_tail(self, place: WindowPlace, tail: int) -> int:
+        place.base, place.first, place.room = place.home, self._first_kept(tail), self._run
         return place.home

@@ -1,1 +1,1 @@
-"""What layers of many architectures are made of: norms, attention, feed-forward networks."""
+"""Building blocks of layers shared by many architectures: norms, attention, feed-forward networks."""

@@ -1,4 +1,4 @@
-"""Attention as most decoders have it: queries, keys and values of heads, normed and rotated."""
+"""Standard decoder attention: query, key and value projections, head norms, and rotary embedding."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import NamedTuple, Protocol
 from llamado.ggml.graph import add, clamp, mul, reshape, scale, unary, view_2d, view_3d
 from llamado.ggml.ops import UnaryOp
 from llamado.ggml.tensor import Tensor
-from llamado.models.forward import Factors, Linear, Pass, Projection
+from llamado.models.forward import Linear, LongRopeFactors, Pass, Projection
 from llamado.models.hparams import HyperParameters, Rope, Temperature
 from llamado.models.parts.norms import Norm
 from llamado.models.weights import RoleWeights
 
 
 class Mixer(Protocol):
-    """What tells tokens of each other; None when nothing behind the memory is wanted (see Pass.attend)."""
+    """Token mixer of a layer (attention or recurrence); returns None if only the memory is needed (see Pass.attend)."""
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None: ...
 
 
 class Heads(NamedTuple):
-    """How many heads queries, and keys and values, have in a layer, and elements of each head."""
+    """Number of query heads and KV heads of a layer, and the elements of a key and a value head."""
 
     n: int
     n_kv: int
@@ -34,13 +34,13 @@ class Heads(NamedTuple):
 
 
 class HeadProjection(Protocol):
-    """What makes queries, keys and values, those of all heads of a token in a row each."""
+    """Query, key and value projections; each returns the heads of a token in one row."""
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 class Projections(NamedTuple):
-    """The matrices that make queries, keys and values."""
+    """Separate query, key and value matrices."""
 
     q: Linear
     k: Linear
@@ -51,9 +51,9 @@ class Projections(NamedTuple):
 
 
 class FusedProjection(NamedTuple):
-    """One matrix for all three: its rows are those of the queries, of the keys, of the values.
+    """One matrix whose rows are those of the queries, the keys and the values.
 
-    `biases` are those of each, in files that have not one for the matrix.
+    `biases` are separate biases, for files without one for the whole matrix.
     """
 
     qkv: Linear
@@ -77,7 +77,7 @@ class FusedProjection(NamedTuple):
 
 
 def take_fused(w: RoleWeights, n_embd: int, heads: Heads) -> FusedProjection | None:
-    """`attn_qkv`, with its bias or those of `attn_q`, `attn_k` and `attn_v` where the file has them; None without it.
+    """Take `attn_qkv`, with its bias or those of `attn_q`, `attn_k` and `attn_v`; return None if it is missing.
 
     Raises InvalidModel.
     """
@@ -87,12 +87,12 @@ def take_fused(w: RoleWeights, n_embd: int, heads: Heads) -> FusedProjection | N
     qkv = w.linear("attn_qkv", n_embd, n_q + n_k + n_v)
     if qkv.bias is not None:
         return FusedProjection(qkv, n_q, n_k, n_v)
-    biases = w.maybe("attn_q.bias", n_q), w.maybe("attn_k.bias", n_k), w.maybe("attn_v.bias", n_v)
+    biases = w.optional("attn_q.bias", n_q), w.optional("attn_k.bias", n_k), w.optional("attn_v.bias", n_v)
     return FusedProjection(qkv, n_q, n_k, n_v, biases)
 
 
 def take_projections(w: RoleWeights, n_embd: int, heads: Heads) -> Projections | FusedProjection:
-    """`attn_qkv`, or `attn_q`, `attn_k` and `attn_v`, with biases where the file has them. Raises InvalidModel."""
+    """Take `attn_qkv`, or `attn_q`, `attn_k` and `attn_v`, with any biases. Raises InvalidModel."""
     fused = take_fused(w, n_embd, heads)
     if fused is not None:
         return fused
@@ -104,7 +104,7 @@ def take_projections(w: RoleWeights, n_embd: int, heads: Heads) -> Projections |
 
 
 class AttentionMatrices(NamedTuple):
-    """What makes queries, keys and values of a hidden state, and one of what was attended to."""
+    """Query, key and value projections, and the output projection."""
 
     heads: Heads
     project: HeadProjection
@@ -112,16 +112,16 @@ class AttentionMatrices(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, hp: HyperParameters, layer: int) -> AttentionMatrices:
-        """Those of `take_projections`, and `attn_output`. Raises InvalidModel."""
+        """Take `attn_output` and the weights of `take_projections`. Raises InvalidModel."""
         heads = Heads.of(hp, layer)
         project = take_projections(w, hp.n_embd, heads)
         return cls(heads, project, w.linear("attn_output", heads.n * heads.dim_v, hp.n_embd))
 
 
 class OutputGate(NamedTuple):
-    """What was attended to, times an activation of a projection of what attention sees (arXiv 2505.06708).
+    """Gate of the attention output: an activated projection of the attention input (arXiv 2505.06708).
 
-    The projection gives a number for each element, or one for each of `n_head` heads.
+    The projection has one output per element, or one per head (`n_head`).
     """
 
     project: Linear
@@ -130,7 +130,7 @@ class OutputGate(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, heads: Heads, activation: UnaryOp = UnaryOp.SIGMOID) -> OutputGate:
-        """`attn_gate`. Raises InvalidModel."""
+        """Take `attn_gate`. Raises InvalidModel."""
         n = w.ne("attn_gate.weight")[1]
         return cls(
             w.linear("attn_gate", n_embd, n if n == heads.n else heads.n * heads.dim_v),
@@ -152,17 +152,20 @@ class OutputGate(NamedTuple):
 class Attention:
     """Grouped-query attention (arXiv 2305.13245) with rotary positions (arXiv 2104.09864).
 
-    `rope` None: no positions; `factors`: a divisor of each rotary frequency; `q_norm` and `k_norm` work on heads, or,
-    with `norm_rows`, on whole rows of them, before the rotation or, with `norm_after_rope`, behind it; `scale`: a
-    factor of the products of queries and keys, given to the queries themselves with `scale_queries`; `clamp`: the
-    greatest magnitude of queries, keys and values, 0: any; `temperature`: what queries are multiplied by, by their
-    places; `softcap`, `sinks`, `max_bias` and `bias`: see Pass.attend; `gate`: of what was attended to.
+    - `rope`: rotary embedding, None for none; `factors`: divisors of its frequencies.
+    - `q_norm`, `k_norm`: norms of heads, or of whole rows with `norm_rows`; before the rotation, or after it with
+      `norm_after_rope`.
+    - `scale`: factor of query-key products, applied to the queries themselves with `scale_queries`.
+    - `clamp`: maximum magnitude of queries, keys and values; 0: none.
+    - `temperature`: position-dependent factor of queries.
+    - `softcap`, `sinks`, `max_bias`, `bias`: see Pass.attend.
+    - `gate`: gate of the attention output.
     """
 
     matrices: AttentionMatrices
     scale: float
     rope: Rope | None
-    factors: Tensor | Factors | None = None
+    factors: Tensor | LongRopeFactors | None = None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     norm_rows: bool = False
@@ -218,7 +221,7 @@ class Attention:
 
 
 def as_heads(x: Tensor, dim: int, n_head: int, n_tokens: int, name: str) -> Tensor:
-    """Rows as [dim, n_head, n_tokens]; those that are parts of wider rows stay where they are."""
+    """Return rows as [dim, n_head, n_tokens]; a part of wider rows becomes a view."""
     if x.is_contiguous():
         return reshape(x, dim, n_head, n_tokens, name=name)
     return view_3d(x, dim, n_head, n_tokens, dim * x.nb[0], x.nb[1], name=name)

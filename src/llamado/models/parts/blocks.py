@@ -1,6 +1,4 @@
-"""Sparse attention over blocks of tokens (MiniMax Sparse Attention): small heads choose which blocks the large ones
-see, one of them for all heads that share keys and values.
-"""
+"""Block-sparse attention (MiniMax Sparse Attention): an indexer head per KV head selects the token blocks it sees."""
 
 from __future__ import annotations
 
@@ -35,12 +33,13 @@ from llamado.models.parts.norms import Norm, RmsNorm
 from llamado.models.weights import RoleWeights
 
 _FIRST = np.float32(1e30)
-"""More than any score: what is added to those of blocks that are always seen."""
+"""Greater than any score: added to the scores of blocks that are always seen."""
 
 
 class BlockSizes(NamedTuple):
-    """Heads and their elements, tokens of a block, blocks that a head chooses, and how many of them are a token's own
-    and those before it.
+    """Indexer heads, their size, tokens per block, and blocks selected per head.
+
+    The last `n_local` blocks up to the token's own are always selected.
     """
 
     n_head: int
@@ -51,30 +50,29 @@ class BlockSizes(NamedTuple):
 
 
 class LocalBlocks(Input):
-    """F32 [n_blocks, n_tokens]: what is added to the scores of the blocks that a token sees whatever their scores."""
+    """F32 [n_blocks, n_tokens]: bonus for the scores of the blocks that a token always sees."""
 
     def __init__(self, n_blocks: int, n_tokens: int, sizes: BlockSizes, part: int) -> None:
         super().__init__("local_blocks", TensorType.F32, n_blocks, n_tokens)
         self._sizes, self._part = sizes, part
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         rows, size = batch.memory[self._part], self._sizes.block
         whole = np.zeros((self.ne[1], self.ne[0]), np.float32)
         least = rows.written // size - self._sizes.n_local + 1
         for added, begin, own in zip(whole, np.maximum(least, rows.first // size), rows.written // size, strict=False):
             added[begin : own + 1] = _FIRST
-        for start, stop, stretches in rows.beginnings:
+        for start, stop, row_ranges in rows.prefixes:
             for token in range(start, stop):
                 skip = least[token] - rows.origins[token] // size
-                for row, n in stretches:
+                for row, n in row_ranges:
                     whole[token, (row // size) + max(skip, 0) : (row + n) // size] = _FIRST
                     skip -= n // size
         return whole.reshape(-1).view(np.uint8)
 
 
 class BlockIndexer(NamedTuple):
-    """A block's score is the greatest query · key in it."""
+    """Indexer whose score of a block is the maximum query-key product in it."""
 
     sizes: BlockSizes
     q: Linear
@@ -85,7 +83,7 @@ class BlockIndexer(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, sizes: BlockSizes, rope: Rope) -> BlockIndexer:
-        """`indexer.q_proj`, `indexer.k_proj`, `indexer.q_norm` and `indexer.k_norm`. Raises InvalidModel."""
+        """Take `indexer.q_proj`, `indexer.k_proj`, `indexer.q_norm` and `indexer.k_norm`. Raises InvalidModel."""
         return cls(
             sizes,
             w.linear("indexer.q_proj", n_embd, sizes.n_head * sizes.dim),
@@ -96,21 +94,22 @@ class BlockIndexer(NamedTuple):
         )
 
     def key(self, step: Pass, layer: int, x: Tensor) -> Tensor:
-        """The keys of tokens, [dim, n_tokens]."""
+        """Return the indexer keys of tokens, [dim, n_tokens]."""
         dim, n_tokens = self.sizes.dim, x.ne[1]
         k = reshape(self.k(step, x, f"indexer_k-{layer}"), dim, 1, n_tokens)
         k = self.k_norm(step, k, f"indexer_k_norm-{layer}")
         return reshape(step.rotate(k, self.rope, None, f"indexer_k_pe-{layer}"), dim, n_tokens)
 
     def masks(self, step: Pass, layer: int, x: Tensor, keys: Tensor, mask: Tensor, part: int) -> list[Tensor]:
-        """For each head F16 [rows, n_tokens]: `mask`, and minus infinity where a row of `keys` [dim, rows] is in a
-        block that is not chosen. One for all heads where all blocks are.
+        """Return a mask per head, F16 [rows, n_tokens]: `mask`, with minus infinity for rows in blocks not selected.
+
+        `keys` are [dim, rows]. If all blocks are selected, return one mask for all heads.
         """
         (n_head, dim, block, n_chosen, _), (n_rows, n_tokens) = self.sizes, mask.ne[:2]
         n_blocks = n_rows // block
         if n_blocks <= n_chosen:
             return [mask]
-        seen = step.once(f"{mask.name}_f32", lambda: cast(mask, TensorType.F32))
+        seen = step.shared(f"{mask.name}_f32", lambda: cast(mask, TensorType.F32))
         local = step.input(LocalBlocks(n_blocks, n_tokens, self.sizes, part))
         q = reshape(self.q(step, x, f"indexer_q-{layer}"), dim, n_head, n_tokens)
         q = self.q_norm(step, q, f"indexer_q_norm-{layer}")
@@ -130,7 +129,7 @@ class BlockIndexer(NamedTuple):
 
 
 class BlockAttention(NamedTuple):
-    """Grouped-query attention: heads see the blocks of tokens that an indexer chooses for those with the same keys."""
+    """Grouped-query attention in which each KV head sees the token blocks selected by its indexer head."""
 
     matrices: AttentionMatrices
     scale: float
@@ -139,8 +138,8 @@ class BlockAttention(NamedTuple):
     k_norm: Norm
     indexer: BlockIndexer
 
-    def remembers(self) -> LayerMemory:
-        """Keys and values, and behind a token's keys the indexer's."""
+    def layer_memory(self) -> LayerMemory:
+        """Keys followed by the indexer's keys, and values."""
         heads, sizes = self.matrices.heads, self.indexer.sizes
         n_k, n_v = heads.n_kv * heads.dim_k, heads.n_kv * heads.dim_v
         return KeysValues(n_k + sizes.dim, n_v, head_k=heads.dim_k, head_v=heads.dim_v, block=sizes.block)
@@ -159,5 +158,5 @@ class BlockAttention(NamedTuple):
             return self.indexer.masks(step, layer, x, keys, mask, part)
 
         behind = self.indexer.key(step, layer, x)
-        attended = step.attend_apart(layer, q, k, v, behind, self.scale, choose)
+        attended = step.attend_per_head(layer, q, k, v, behind, self.scale, choose)
         return None if attended is None else out(step, attended, f"attn_out-{layer}")

@@ -1,4 +1,4 @@
-"""Mixtures of experts (arXiv 1701.06538): of many feed-forward networks a token goes through those a router chooses."""
+"""Mixtures of experts (arXiv 1701.06538): a router selects the feed-forward networks that a token uses."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from llamado.ggml.tensor import Tensor
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import Experts, Gating, HyperParameters
-from llamado.models.parts.feedforward import FeedForward, Gated, Situ, bounded_glu
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward, Situ, limited_glu
 from llamado.models.weights import RoleWeights
 
 _LEAST_SUM = 6.103515625e-5
-"""What weights are divided by at least: the smallest normal number of f16."""
+"""Minimum divisor of expert weights: the smallest normal f16."""
 
 
 class ExpertLinear(NamedTuple):
-    """A matrix for each expert, and where the file has them a factor and a bias for each."""
+    """One matrix per expert, with optional scale and bias per expert."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -48,15 +48,18 @@ class ExpertLinear(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, name: str, n_in: int, n_out: int, n: int) -> ExpertLinear:
-        """`name.weight` [n_in, n_out, n], and `name.bias` [n_out, n] and `name.scale` [n] where they are.
+        """Take `name.weight` [n_in, n_out, n], and `name.bias` [n_out, n] and `name.scale` [n] if present.
 
         Raises InvalidModel.
         """
-        weight = w.need(f"{name}.weight", n_in, n_out, n)
-        return cls(weight, w.maybe(f"{name}.bias", n_out, n), w.maybe(f"{name}.scale", n))
+        weight = w.require(f"{name}.weight", n_in, n_out, n)
+        return cls(weight, w.optional(f"{name}.bias", n_out, n), w.optional(f"{name}.scale", n))
 
     def __call__(self, step: Pass, x: Tensor, chosen: Tensor, name: str) -> Tensor:
-        """Of x [n_in, 1 or n_used, n_tokens] and the experts chosen [n_used, n_tokens]: [n_out, n_used, n_tokens]."""
+        """Project x by the experts `chosen` [n_used, n_tokens]: [n_out, n_used, n_tokens].
+
+        x is [n_in, 1 or n_used, n_tokens].
+        """
         y = step.mul_mat_id(self.weight, x, chosen, name)
         if self.scale is not None:
             n, n_tokens = self.scale.ne[0], x.ne[2]
@@ -66,26 +69,26 @@ class ExpertLinear(NamedTuple):
 
 
 class ExpertRouter(NamedTuple):
-    """Chooses experts, and says with which weights their results are added.
+    """Selects experts and computes the weights of their outputs.
 
-    `bias` is added to what experts are chosen by, not to their weights (arXiv 2408.15664). `by_logits`: they are chosen
-    by what the gate gives, not by what is made of it.
+    `bias` is added to the selection scores, not to the weights (arXiv 2408.15664). With `select_by_logits`, experts are
+    selected by the router logits instead of the gated probabilities.
     """
 
     gate: Linear
     experts: Experts
     bias: Tensor | None = None
-    by_logits: bool = False
+    select_by_logits: bool = False
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of x [n, n_tokens] the experts I32 [n_used, n_tokens] and their weights F32 [1, n_used, n_tokens]."""
+        """Return the experts, I32 [n_used, n_tokens], for x [n, n_tokens], and weights F32 [1, n_used, n_tokens]."""
         hp = self.experts
         probs = logits = self.gate(step, x, f"ffn_moe_logits-{layer}")
         if hp.gating is Gating.SOFTMAX:
             probs = soft_max_ext(logits, None, 1.0, name=f"ffn_moe_probs-{layer}")
         elif hp.gating is Gating.SIGMOID:
             probs = sigmoid(logits, f"ffn_moe_probs-{layer}")
-        scores = logits if self.by_logits else probs
+        scores = logits if self.select_by_logits else probs
         if self.bias is not None:
             scores = add(scores, self.bias, f"ffn_moe_probs_biased-{layer}")
         if hp.n_groups > 1:
@@ -94,14 +97,14 @@ class ExpertRouter(NamedTuple):
         return chosen, self.weights(step, layer, probs, chosen)
 
     def weights(self, step: Pass, layer: int, probs: Tensor, chosen: Tensor) -> Tensor:
-        """F32 [1, n_used, n_tokens]: of `probs` [n, n_tokens] those of the experts chosen."""
+        """Return the weights of the selected experts from `probs` [n, n_tokens]: F32 [1, n_used, n_tokens]."""
         hp, n_tokens = self.experts, chosen.ne[1]
         weights = get_rows(reshape(probs, 1, probs.ne[0], n_tokens), chosen, f"ffn_moe_weights-{layer}")
-        if hp.gating is Gating.SOFTMAX_OF_CHOSEN or hp.normalised:
+        if hp.gating is Gating.SOFTMAX_WEIGHT or hp.normalized:
             weights = reshape(weights, hp.n_used, n_tokens)
-            if hp.gating is Gating.SOFTMAX_OF_CHOSEN:
+            if hp.gating is Gating.SOFTMAX_WEIGHT:
                 weights = soft_max_ext(weights, None, 1.0, name=f"ffn_moe_weights_softmax-{layer}")
-            if hp.normalised:
+            if hp.normalized:
                 weights = div(weights, clamp(sum_rows(weights), _LEAST_SUM, math.inf), f"ffn_moe_weights_norm-{layer}")
             weights = reshape(weights, 1, hp.n_used, n_tokens)
         if hp.scale not in (0.0, 1.0):
@@ -109,7 +112,7 @@ class ExpertRouter(NamedTuple):
         return step.graph.expand(weights)
 
     def _in_best_groups(self, layer: int, scores: Tensor) -> Tensor:
-        """The scores of experts in the groups whose two best are greatest together, minus infinity for all others."""
+        """Mask the scores of experts outside the groups with the greatest sum of their two best scores."""
         hp, n_tokens = self.experts, scores.ne[1]
         n = hp.n // hp.n_groups
         groups = reshape(scores, n, hp.n_groups, n_tokens)
@@ -121,11 +124,13 @@ class ExpertRouter(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """The weighted sum of down(act(gate x) · up x) of the chosen experts, and of those that every token goes through.
+    """Weighted sum of down(act(gate x) · up x) over the selected experts, plus the shared expert.
 
-    `gate` None: down(act(up x)), squared behind the activation with `squared`; `up` None: `gate` has the rows of the
-    gate and then those beside it. `shared` sees every token, weighted by sigmoid(shared_gate · x) where there is such a
-    vector. `weigh_input`: the weights multiply what goes into experts, not what comes out. `limit`: see `bounded_glu`.
+    - `gate` None: down(act(up x)), with the activation squared if `squared`. `up` None: `gate` holds the rows of gate
+      and up.
+    - `shared` sees every token; it is weighted by sigmoid(shared_gate · x) if `shared_gate` is set.
+    - `weigh_input`: the router weights multiply the experts' input, not their output.
+    - `limit`: see `limited_glu`.
     """
 
     router: ExpertRouter
@@ -152,12 +157,13 @@ class Mixture(NamedTuple):
         shared: FeedForward | None = None,
         shared_gate: Tensor | None = None,
         limit: float = 0.0,
-        n_seen: int = 0,
+        router_width: int = 0,
     ) -> Mixture:
-        """`ffn_gate_inp`, `exp_probs_b` where it is, and of the experts `ffn_gate_up_exps`, or `ffn_gate_exps` and
-        `ffn_up_exps`, or for an activation without a gate `ffn_up_exps` alone, and `ffn_down_exps`.
+        """Take the router (`ffn_gate_inp`, `exp_probs_b`) and the experts. Raises InvalidModel.
 
-        `n_seen`: the width of what the router sees, where it is another. Raises InvalidModel.
+        The experts are `ffn_down_exps` and `ffn_gate_up_exps`, or `ffn_gate_exps` and `ffn_up_exps`, or only
+        `ffn_up_exps` for an activation without a gate. `router_width` is the width of the router's input, if it
+        differs.
         """
         e, n_ff = w.experts(hp.n, hp.n_used), hp.n_ff
         gate: ExpertLinear | None
@@ -168,11 +174,16 @@ class Mixture(NamedTuple):
             gated = not isinstance(activation, UnaryOp)
             gate = ExpertLinear.take(e, "ffn_gate_exps", n_embd, n_ff, hp.n) if gated else None
             up = ExpertLinear.take(e, "ffn_up_exps", n_embd, n_ff, hp.n)
-        # Not a linear: Gemma 4 calls a scale of the gate's input so too.
-        gate_inp = Linear(w.need("ffn_gate_inp.weight", n_seen or n_embd, hp.n), w.maybe("ffn_gate_inp.bias", hp.n))
+        # Not `linear`: in Gemma 4, `ffn_gate_inp.scale` is a scale of the router's input.
+        gate_inp = Linear(
+            w.require("ffn_gate_inp.weight", router_width or n_embd, hp.n), w.optional("ffn_gate_inp.bias", hp.n)
+        )
         return cls(
             router=ExpertRouter(
-                gate_inp, hp, w.maybe("exp_probs_b.bias", hp.n) or w.maybe("exp_probs_b", hp.n), by_logits=weigh_input
+                gate_inp,
+                hp,
+                w.optional("exp_probs_b.bias", hp.n) or w.optional("exp_probs_b", hp.n),
+                select_by_logits=weigh_input,
             ),
             down=ExpertLinear.take(e, "ffn_down_exps", n_ff, n_embd, hp.n),
             gate=gate,
@@ -185,9 +196,9 @@ class Mixture(NamedTuple):
             limit=limit,
         )
 
-    def __call__(self, step: Pass, layer: int, x: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Of x [n_embd, n_tokens] the same; `seen`: what the router sees, where that is not x."""
-        y = self.through(step, layer, x, *self.router(step, layer, x if seen is None else seen))
+    def __call__(self, step: Pass, layer: int, x: Tensor, router_input: Tensor | None = None) -> Tensor:
+        """Apply to x [n_embd, n_tokens]; `router_input` is the router's input, if it is not x."""
+        y = self.run_experts(step, layer, x, *self.router(step, layer, x if router_input is None else router_input))
         if self.shared is None:
             return y
         more = self.shared(step, layer, x)
@@ -195,8 +206,8 @@ class Mixture(NamedTuple):
             more = mul(more, sigmoid(step.mul_mat(self.shared_gate, x, f"ffn_shexp_gate-{layer}")))
         return add(y, more, f"ffn_out-{layer}")
 
-    def through(self, step: Pass, layer: int, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Of x [n_embd, n_tokens] what the experts chosen make, added with their weights."""
+    def run_experts(self, step: Pass, layer: int, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Run x [n_embd, n_tokens] through the `chosen` experts and sum their weighted outputs."""
         n_embd, n_tokens = x.ne[0], x.ne[1]
         h = reshape(x, n_embd, 1, n_tokens)
         if self.weigh_input:
@@ -207,7 +218,7 @@ class Mixture(NamedTuple):
         return add_up(step, h, f"ffn_moe_out-{layer}")
 
     def _activated(self, step: Pass, layer: int, x: Tensor, chosen: Tensor) -> Tensor:
-        """What goes into `down`: F32 [n_ff, n_used, n_tokens]."""
+        """Return the input of `down`: F32 [n_ff, n_used, n_tokens]."""
         if isinstance(self.activation, UnaryOp):
             assert self.up is not None
             h = unary(self.up(step, x, chosen, f"ffn_moe_up-{layer}"), self.activation, f"ffn_moe_act-{layer}")
@@ -222,11 +233,11 @@ class Mixture(NamedTuple):
         else:
             up = self.up(step, x, chosen, f"ffn_moe_up-{layer}")
             gate = self.gate(step, x, chosen, f"ffn_moe_gate-{layer}")
-        return bounded_glu(gate, up, self.activation, self.limit, f"ffn_moe_act-{layer}")
+        return limited_glu(gate, up, self.activation, self.limit, f"ffn_moe_act-{layer}")
 
 
 def add_up(step: Pass, each: Tensor, name: str) -> Tensor:
-    """Of [n, n_used, n_tokens] the sums over those used, in their order."""
+    """Sum [n, n_used, n_tokens] over dimension 1, in order."""
     step.graph.expand(each)
     n, n_used, n_tokens = each.ne[:3]
     parts = [step.graph.expand(view_2d(each, n, n_tokens, each.nb[2], i * each.nb[1])) for i in range(n_used)]
@@ -239,14 +250,15 @@ def add_up(step: Pass, each: Tensor, name: str) -> Tensor:
 
 
 def take_experts(w: RoleWeights, hp: HyperParameters, layer: int) -> FeedForward:
-    """A mixture, beside the expert that every token goes through where the file has one; in a layer without a router
-    one SwiGLU network. Raises InvalidModel.
+    """Take a mixture with its shared expert, if any; in a layer without a router, one SwiGLU network.
+
+    Raises InvalidModel.
     """
     if not w.has("ffn_gate_inp.weight"):
-        return Gated.take(w, hp.n_embd, hp.n_ff[layer])
+        return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer])
     if hp.experts is None:
-        raise InvalidModel("a layer has experts, but no metadata key says how many")
+        raise InvalidModel("a layer has experts, but the metadata gives no number of experts")
     shared = None
     if w.has("ffn_gate_shexp.weight"):
-        shared = Gated.take(w, hp.n_embd, w.ne("ffn_gate_shexp.weight")[1], suffix="_shexp")
+        shared = GatedFeedForward.take(w, hp.n_embd, w.ne("ffn_gate_shexp.weight")[1], suffix="_shexp")
     return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)

@@ -1,4 +1,4 @@
-"""Feed-forward networks: what works on each token by itself."""
+"""Feed-forward networks: functions of each token alone."""
 
 from __future__ import annotations
 
@@ -16,33 +16,35 @@ _ALPHA, _LIMIT = 1.702, 7.0
 
 
 class FeedForward(Protocol):
-    """What works on each token by itself: F32 [n_embd, n_tokens] of the same."""
+    """Feed-forward network: F32 [n_embd, n_tokens] to the same shape."""
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor: ...
 
 
 class Situ(NamedTuple):
-    """A gated activation with bounds that it comes near to: `beta` · tanh(gate / beta) · sigmoid(gate) times
-    `linear_beta` · tanh(up / linear_beta), or with a linear_beta of 0 times up itself (Kimi K3).
+    """Gated activation with soft bounds (Kimi K3).
+
+    `beta` · tanh(gate / beta) · sigmoid(gate) times `linear_beta` · tanh(up / linear_beta), or times up if linear_beta
+    is 0.
     """
 
     beta: float
     linear_beta: float
 
     def __call__(self, gate: Tensor, up: Tensor, name: str) -> Tensor:
-        bent = mul(_bent(gate, self.beta), sigmoid(gate))
-        return mul(bent, _bent(up, self.linear_beta) if self.linear_beta else up, name)
+        bent = mul(_soft_bound(gate, self.beta), sigmoid(gate))
+        return mul(bent, _soft_bound(up, self.linear_beta) if self.linear_beta else up, name)
 
 
-def _bent(x: Tensor, bound: float) -> Tensor:
+def _soft_bound(x: Tensor, bound: float) -> Tensor:
     return scale(tanh(scale(x, 1.0 / bound)), bound)
 
 
-def bounded_glu(gate: Tensor, up: Tensor, activation: GluOp | Situ, limit: float, name: str) -> Tensor:
-    """act(gate) · up with both factors at most `limit`, and the second no less than its negative; 0: any.
+def limited_glu(gate: Tensor, up: Tensor, activation: GluOp | Situ, limit: float, name: str) -> Tensor:
+    """act(gate) · up with both factors at most `limit`, and the second at least -`limit`; 0: no limit.
 
-    That of the gate is a bound of what goes into the activation of SWIGLU_CLAMP, of what comes out of others;
-    SWIGLU_OAI has a bound of its own.
+    The gate's limit applies to the activation's input for SWIGLU_CLAMP, to its output for others. SWIGLU_OAI has a
+    limit of its own.
     """
     if activation is GluOp.SWIGLU_OAI:
         return swiglu_oai(gate, up, _ALPHA, _LIMIT, name)
@@ -60,8 +62,8 @@ def bounded_glu(gate: Tensor, up: Tensor, activation: GluOp | Situ, limit: float
     return mul(clamp(silu(gate), -inf, limit), up, name)
 
 
-class Gated(NamedTuple):
-    """down(act(gate x) · up x), as in SwiGLU and GEGLU (arXiv 2002.05202); `limit`: see `bounded_glu`."""
+class GatedFeedForward(NamedTuple):
+    """down(act(gate x) · up x), as in SwiGLU and GEGLU (arXiv 2002.05202); `limit`: see `limited_glu`."""
 
     gate: Projection
     up: Projection
@@ -72,8 +74,8 @@ class Gated(NamedTuple):
     @classmethod
     def take(
         cls, w: RoleWeights, n_embd: int, n_ff: int, activation: GluOp | Situ = GluOp.SWIGLU, *, suffix: str = ""
-    ) -> Gated:
-        """`ffn_gate`, `ffn_up` and `ffn_down`, with biases where the file has them, or those with a suffix.
+    ) -> GatedFeedForward:
+        """Take `ffn_gate`, `ffn_up` and `ffn_down`, with any biases and an optional name suffix.
 
         Raises InvalidModel.
         """
@@ -86,12 +88,12 @@ class Gated(NamedTuple):
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
         gate, up = self.gate(step, x, f"ffn_gate-{layer}"), self.up(step, x, f"ffn_up-{layer}")
-        h = bounded_glu(gate, up, self.activation, self.limit, f"ffn_act-{layer}")
+        h = limited_glu(gate, up, self.activation, self.limit, f"ffn_act-{layer}")
         return self.down(step, h, f"ffn_out-{layer}")
 
 
-class GatedFused(NamedTuple):
-    """As Gated, where one matrix holds the rows of the gate, then those beside it."""
+class FusedGatedFeedForward(NamedTuple):
+    """Gated network with one matrix for the rows of gate and up."""
 
     gate_up: Linear
     down: Linear
@@ -100,8 +102,8 @@ class GatedFused(NamedTuple):
     @classmethod
     def take(
         cls, w: RoleWeights, n_embd: int, n_ff: int, activation: GluOp = GluOp.SWIGLU, *, suffix: str = ""
-    ) -> GatedFused:
-        """`ffn_up` of 2·n_ff rows, and `ffn_down`, or those with a suffix. Raises InvalidModel."""
+    ) -> FusedGatedFeedForward:
+        """Take `ffn_up` of 2·n_ff rows, and `ffn_down`, with an optional name suffix. Raises InvalidModel."""
         up = w.linear(f"ffn_up{suffix}", n_embd, 2 * n_ff)
         return cls(up, w.linear(f"ffn_down{suffix}", n_ff, n_embd), activation)
 
@@ -110,8 +112,8 @@ class GatedFused(NamedTuple):
         return self.down(step, glu(both, self.activation, name=f"ffn_act-{layer}"), f"ffn_out-{layer}")
 
 
-class Ungated(NamedTuple):
-    """down(act(up x)); `squared`: the square of what the activation gives."""
+class UngatedFeedForward(NamedTuple):
+    """down(act(up x)), with the activation squared if `squared`."""
 
     up: Linear
     down: Linear
@@ -121,8 +123,8 @@ class Ungated(NamedTuple):
     @classmethod
     def take(
         cls, w: RoleWeights, n_embd: int, n_ff: int, activation: UnaryOp, *, squared: bool = False, suffix: str = ""
-    ) -> Ungated:
-        """`ffn_up` and `ffn_down`, with biases where the file has them, or those with a suffix. Raises InvalidModel."""
+    ) -> UngatedFeedForward:
+        """Take `ffn_up` and `ffn_down`, with any biases and an optional name suffix. Raises InvalidModel."""
         up, down = w.linear(f"ffn_up{suffix}", n_embd, n_ff), w.linear(f"ffn_down{suffix}", n_ff, n_embd)
         return cls(up, down, activation, squared)
 

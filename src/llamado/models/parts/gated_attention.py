@@ -1,4 +1,4 @@
-"""Attention whose output each head gates (arXiv 2505.06708), as in Qwen3-Next."""
+"""Attention with an output gate per head (arXiv 2505.06708), as in Qwen3-Next."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters, Rope
 from llamado.models.parts.attention import FusedProjection, Heads, Projections, as_heads, take_projections
 from llamado.models.parts.norms import RmsNorm
-from llamado.models.parts.pooled_indexer import RunChooser
+from llamado.models.parts.pooled_indexer import RunSelector
 from llamado.models.weights import RoleWeights
 
 
 class GatedAttention(NamedTuple):
-    """Grouped-query attention with norms of heads; a row of queries has each head's query and then its gate.
+    """Grouped-query attention with head norms; a row of queries holds each head's query followed by its gate.
 
-    `chooser`: of the tokens that are seen, where not all are.
+    `selector` selects the tokens that are seen; None: all.
     """
 
     heads: Heads
@@ -28,12 +28,13 @@ class GatedAttention(NamedTuple):
     out: Linear
     scale: float
     rope: Rope
-    chooser: RunChooser | None = None
+    selector: RunSelector | None = None
 
     @classmethod
     def take(cls, w: RoleWeights, hp: HyperParameters, layer: int) -> GatedAttention:
-        """Those of `take_projections` with twice as many rows of queries, `attn_q_norm`, `attn_k_norm` and
-        `attn_output`. Raises InvalidModel.
+        """Take `attn_q_norm`, `attn_k_norm`, `attn_output` and the weights of `take_projections`. Raises InvalidModel.
+
+        The query projection has twice as many rows, for the gates.
         """
         heads = Heads.of(hp, layer)
         return cls(
@@ -55,12 +56,12 @@ class GatedAttention(NamedTuple):
         k = self.k_norm(step, as_heads(k, h.dim_k, h.n_kv, n_tokens, f"Kcur-{layer}"), f"Kcur_normed-{layer}")
         v = as_heads(v, h.dim_v, h.n_kv, n_tokens, f"Vcur-{layer}")
         q, k = (step.rotate(t, self.rope, None, f"{name}-{layer}") for t, name in ((q, "Qcur"), (k, "Kcur")))
-        if self.chooser is None:
+        if self.selector is None:
             attended = step.attend(layer, q, k, v, self.scale)
         else:
-            index, choose = self.chooser.key(step, layer, x), partial(self.chooser.mask, step, layer, x)
-            written = partial(self.chooser.pool, step, layer)
-            attended = step.attend(layer, q, k, v, self.scale, index=index, choose=choose, written=written)
+            index, choose = self.selector.key(step, layer, x), partial(self.selector.mask, step, layer, x)
+            on_written = partial(self.selector.pool, step, layer)
+            attended = step.attend(layer, q, k, v, self.scale, index=index, choose=choose, on_written=on_written)
         if attended is None:
             return None
         gate = sigmoid(cont(gate, h.dim_k * h.n, n_tokens, name=f"gate-{layer}"), f"gate_sigmoid-{layer}")

@@ -1,6 +1,4 @@
-"""Sparse attention over latent rows (DeepSeek Sparse Attention, arXiv 2512.02556): small heads choose which tokens the
-large ones see.
-"""
+"""Sparse attention over latent rows (DeepSeek Sparse Attention, arXiv 2512.02556): an indexer selects tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from llamado.ggml.graph import (
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.forward import Linear, Pass
-from llamado.models.hadamard import Hadamard, turn
+from llamado.models.hadamard import Hadamard, rotate_heads
 from llamado.models.hparams import Rope
 from llamado.models.memory import Latent, LayerMemory
 from llamado.models.parts.attention import OutputGate
@@ -39,13 +37,13 @@ from llamado.models.parts.latent import LatentAttention, LowRank
 from llamado.models.weights import RoleWeights
 
 ALL = 2**31
-"""More tokens than there are: none is left out."""
+"""More than any number of tokens: nothing is left out."""
 _TOGETHER = 4
-"""Heads whose products with all tokens are in memory at a time."""
+"""Heads whose products with all tokens are in memory at the same time."""
 
 
 class IndexerSizes(NamedTuple):
-    """Heads, their elements, and the tokens that they choose."""
+    """Indexer heads, their size, and the number of tokens they select."""
 
     n_head: int
     dim: int
@@ -53,9 +51,9 @@ class IndexerSizes(NamedTuple):
 
 
 class Indexer(NamedTuple):
-    """Σ over heads of weight · relu(query · key): the greatest of them are seen.
+    """Lightning indexer: selects the tokens with the greatest Σ over heads of weight · relu(query · key).
 
-    `rope_at`: the element of a head from which on it is rotated; `turned`: whether keys are spread as they are kept.
+    `rope_at`: first rotated element of a head; `hadamard`: keys are Hadamard-rotated, as they are stored.
     """
 
     sizes: IndexerSizes
@@ -67,17 +65,17 @@ class Indexer(NamedTuple):
     rope: Rope
     eps: float
     rope_at: int = 0
-    turned: bool = True
+    hadamard: bool = True
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, q_rank: int, sizes: IndexerSizes, rope: Rope, eps: float) -> Indexer:
-        """`indexer.attn_q_b`, `indexer.attn_k`, `indexer.k_norm` and `indexer.proj`. Raises InvalidModel."""
+        """Take `indexer.attn_q_b`, `indexer.attn_k`, `indexer.k_norm` and `indexer.proj`. Raises InvalidModel."""
         return cls(
             sizes,
             w.linear("indexer.attn_q_b", q_rank, sizes.n_head * sizes.dim),
             w.linear("indexer.attn_k", n_embd, sizes.dim),
-            w.need("indexer.k_norm.weight", sizes.dim),
-            w.need("indexer.k_norm.bias", sizes.dim),
+            w.require("indexer.k_norm.weight", sizes.dim),
+            w.require("indexer.k_norm.bias", sizes.dim),
             w.linear("indexer.proj", n_embd, sizes.n_head),
             rope,
             eps,
@@ -92,19 +90,19 @@ class Indexer(NamedTuple):
         return 0
 
     def pool(self, step: Pass, layer: int, first: int) -> None:
-        """Nothing: each token has a key of its own."""
+        """Do nothing: each token has a key of its own."""
 
     def key(self, step: Pass, layer: int, x: Tensor) -> Tensor:
-        """The keys of tokens, [dim, n_tokens]."""
+        """Return the indexer keys of tokens, [dim, n_tokens]."""
         dim, n_tokens = self.sizes.dim, x.ne[1]
         k = mul(norm(self.k(step, x, f"indexer_k-{layer}"), self.eps), self.k_scale)
         k = reshape(add(k, self.k_shift, f"indexer_k_norm-{layer}"), dim, 1, n_tokens)
         return reshape(self._rotated(step, k, f"indexer_k_pe-{layer}"), dim, n_tokens)
 
     def mask(self, step: Pass, layer: int, x: Tensor, low: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        """F16 [rows, n_tokens]: `mask`, and minus infinity where a row of `keys` [dim, rows] is not chosen.
+        """Return `mask` with minus infinity for rows that are not selected: F16 [rows, n_tokens].
 
-        `low` [q_rank, n_tokens] is what queries are made of.
+        `keys` are [dim, rows]; `low` [q_rank, n_tokens] is the low-rank query input.
         """
         sizes, n_rows, n_tokens = self.sizes, keys.ne[1], x.ne[1]
         seen = cast(mask, TensorType.F32)
@@ -124,14 +122,15 @@ class Indexer(NamedTuple):
         return scores(q, keys, weights)
 
     def _rotated(self, step: Pass, x: Tensor, name: str) -> Tensor:
-        """As keys are kept: rotated, and spread over the largest power of two of their elements (hadamard.py)."""
+        """Apply the rotary embedding, then the Hadamard rotation over the greatest power of two that divides `dim`."""
         x, dim = step.rotate(x, self.rope, None, name, offset=self.rope_at), self.sizes.dim
-        return turn(step.input(Hadamard(dim & -dim)), x) if self.turned else x
+        return rotate_heads(step.input(Hadamard(dim & -dim)), x) if self.hadamard else x
 
 
 def scores(q: Tensor, keys: Tensor, weights: Tensor | None) -> Tensor:
-    """Of queries [dim, n_head, n_tokens], keys [dim, rows] and weights of heads [n_head, n_tokens], 1 where there are
-    none, the sums over heads of weight · relu(query · key): F32 [rows, n_tokens].
+    """Return Σ over heads of weight · relu(query · key): F32 [rows, n_tokens].
+
+    q is [dim, n_head, n_tokens], `keys` [dim, rows] and `weights` [n_head, n_tokens]; without weights they are 1.
     """
     (dim, n_head, n_tokens, _), n_rows = q.ne, keys.ne[1]
     total = None
@@ -149,10 +148,10 @@ def scores(q: Tensor, keys: Tensor, weights: Tensor | None) -> Tensor:
     return total
 
 
-class TokenChooser(Protocol):
-    """What chooses the tokens that attention sees, by `width` elements that are kept of each.
+class TokenSelector(Protocol):
+    """Selector of the tokens that attention sees, based on `width` elements stored per token.
 
-    It may `pool` what was kept, from an element on, of several tokens: `pooled` elements of each.
+    It may `pool` the stored elements of several tokens, from a given element on, into `pooled` elements per token.
     """
 
     @property
@@ -169,44 +168,44 @@ class TokenChooser(Protocol):
 
 
 class SparseAttention(NamedTuple):
-    """Latent attention over the tokens that an indexer chooses: the layer's own, or that of an earlier layer.
+    """Latent attention over the tokens selected by the layer's own indexer, or that of an earlier layer.
 
-    `gate`: of the values of what was attended to; `sinks`: see Pass.attend.
+    `gate`: gate of the values; `sinks`: see Pass.attend.
     """
 
     latent: LatentAttention
-    indexer: TokenChooser | None
+    indexer: TokenSelector | None
     owner: int
-    """The layer whose indexer chooses."""
+    """Layer of the indexer that selects."""
     n_chosen: int
     gate: OutputGate | None = None
     sinks: Tensor | None = None
 
-    def remembers(self) -> LayerMemory:
-        """One row for keys and values, and behind it the indexer's key."""
+    def layer_memory(self) -> LayerMemory:
+        """One row for keys and values, followed by the indexer's key."""
         n = self.latent.compressed.sizes.rank + self.latent.compressed.sizes.rope
         return Latent(n) if self.indexer is None else Latent(n + self.indexer.width, pooled=self.indexer.pooled)
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         q, row = self.latent.keys(step, layer, x)
-        written = None
+        on_written = None
         if self.indexer is not None:
-            written = partial(self.indexer.pool, step, layer, row.ne[0])
+            on_written = partial(self.indexer.pool, step, layer, row.ne[0])
             row = concat(row, self.indexer.key(step, layer, x), 0)
 
         def choose(keys: Tensor, mask: Tensor) -> Tensor:
-            if mask.ne[0] <= self.n_chosen:  # all are
+            if mask.ne[0] <= self.n_chosen:  # all tokens are selected
                 return mask
 
             def make() -> Tensor:
                 assert self.indexer is not None and isinstance(self.latent.compressed.q, LowRank)
-                low = self.latent.compressed.q.between(step, x, f"q-{layer}")
+                low = self.latent.compressed.q.hidden(step, x, f"q-{layer}")
                 return self.indexer.mask(step, layer, x, low, keys, mask)
 
-            return step.once(f"indexer_mask-{self.owner}", make)
+            return step.shared(f"indexer_mask-{self.owner}", make)
 
         rank, factor = self.latent.compressed.sizes.rank, self.latent.scale
-        attended = step.attend_latent(layer, q, row, rank, factor, choose, sinks=self.sinks, written=written)
+        attended = step.attend_latent(layer, q, row, rank, factor, choose, sinks=self.sinks, on_written=on_written)
         if attended is None or self.gate is None:
             return None if attended is None else self.latent.result(step, layer, attended)
         gated = self.gate(step, layer, x, self.latent.values(step, layer, attended))

@@ -1,4 +1,4 @@
-"""Multi-head latent attention (arXiv 2405.04434): keys and values of all heads are made of one short row."""
+"""Multi-head latent attention (MLA, arXiv 2405.04434): one short row per token for the keys and values of all heads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from llamado.ggml.graph import concat, cont, mul, permute, repeat, reshape, view_2d, view_3d
 from llamado.ggml.tensor import Tensor
-from llamado.models.forward import Factors, Linear, Pass
+from llamado.models.forward import Linear, LongRopeFactors, Pass
 from llamado.models.hparams import Rope, Temperature
 from llamado.models.memory import KeysValues, Latent, LayerMemory
 from llamado.models.parts.attention import OutputGate
@@ -16,22 +16,26 @@ from llamado.models.weights import RoleWeights
 
 
 class LowRank(NamedTuple):
-    """A matrix as a product of two, with a norm in between."""
+    """A low-rank matrix with a norm between its factors."""
 
     a: Linear
     norm: RmsNorm
     b: Linear
 
     def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
-        return self.b(step, self.between(step, x, name), name)
+        return self.b(step, self.hidden(step, x, name), name)
 
-    def between(self, step: Pass, x: Tensor, name: str) -> Tensor:
-        """What goes into the second matrix; made once, whoever asks."""
-        return step.once(f"{name}_norm", lambda: self.norm(step, self.a(step, x, f"{name}_a"), f"{name}_norm"))
+    def hidden(self, step: Pass, x: Tensor, name: str) -> Tensor:
+        """Return the normed output of the first factor, computed once per name."""
+        return step.shared(f"{name}_norm", lambda: self.norm(step, self.a(step, x, f"{name}_a"), f"{name}_norm"))
 
 
 class LatentSizes(NamedTuple):
-    """Elements of a head's query and key that are not rotated and that are, of its value, and of the latent row."""
+    """Number of heads and sizes of their parts.
+
+    `nope` and `rope`: unrotated and rotated elements of a query or key head; `value`: of a value head; `rank`: of the
+    latent row.
+    """
 
     n_head: int
     nope: int
@@ -45,10 +49,10 @@ class LatentSizes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compressed:
-    """What all forms of latent attention begin with: queries of heads, the latent row, and the rotated part of keys.
+class LatentProjection:
+    """Projections common to all forms of latent attention: queries, latent row, and rotated part of the keys.
 
-    `rope` None: no part is rotated; `k_norm`: of the rotated part of keys, before it is rotated.
+    `rope` None: no part is rotated; `k_norm`: norm of the rotated part of keys, before rotation.
     """
 
     sizes: LatentSizes
@@ -57,7 +61,7 @@ class Compressed:
     norm: RmsNorm
     rope: Rope | None
     temperature: Temperature | None
-    factors: Tensor | Factors | None = None
+    factors: Tensor | LongRopeFactors | None = None
     k_norm: RmsNorm | None = None
 
     @classmethod
@@ -69,9 +73,9 @@ class Compressed:
         q_rank: int,
         rope: Rope | None,
         temperature: Temperature | None = None,
-        factors: Tensor | Factors | None = None,
-    ) -> Compressed:
-        """`attn_q`, or `attn_q_a`, `attn_q_a_norm` and `attn_q_b`; `attn_kv_a_mqa` and `attn_kv_a_norm`.
+        factors: Tensor | LongRopeFactors | None = None,
+    ) -> LatentProjection:
+        """Take `attn_q`, or `attn_q_a`, `attn_q_a_norm` and `attn_q_b`; `attn_kv_a_mqa` and `attn_kv_a_norm`.
 
         Raises InvalidModel.
         """
@@ -93,7 +97,10 @@ class Compressed:
         )
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queries [key, n_head, n_tokens], latent rows [rank, n_tokens], and [rope, 1, n_tokens] of keys, if any."""
+        """Return queries, latent rows [rank, n_tokens], and the rotated part of keys [rope, 1, n_tokens], if any.
+
+        Queries are [key, n_head, n_tokens].
+        """
         s, n_tokens = self.sizes, x.ne[1]
         q = reshape(self.q(step, x, f"q-{layer}"), s.key, s.n_head, n_tokens)
         both = self.row(step, x, f"kv_cmpr_pe-{layer}")
@@ -104,41 +111,42 @@ class Compressed:
         k = view_3d(both, s.rope, 1, n_tokens, stride, stride, s.rank * size)
         if self.k_norm is not None:
             k = self.k_norm(step, k, f"k_pe_norm-{layer}")
-        return q, latent, cont(k) if self.rope is None else self.turned(step, k, f"k_pe-{layer}")
+        return q, latent, cont(k) if self.rope is None else self.rotate(step, k, f"k_pe-{layer}")
 
-    def turned(self, step: Pass, x: Tensor, name: str, *, offset: int = 0) -> Tensor:
-        """What is rotated of heads, from element `offset` on."""
+    def rotate(self, step: Pass, x: Tensor, name: str, *, offset: int = 0) -> Tensor:
+        """Apply the rotary embedding to heads from element `offset` on."""
         return x if self.rope is None else step.rotate(x, self.rope, self.factors, name, offset=offset)
 
-    def warmed(self, step: Pass, q: Tensor) -> Tensor:
-        """Queries times what their places make them grow."""
+    def apply_temperature(self, step: Pass, q: Tensor) -> Tensor:
+        """Multiply queries by their position-dependent temperature."""
         return q if self.temperature is None else mul(q, step.temperature(*self.temperature))
 
 
 class LatentAttention(NamedTuple):
-    """Attention over the latent rows themselves: what makes keys of them is multiplied into the queries, what makes
-    values of them into the result.
+    """Attention over the latent rows themselves.
+
+    The key projection is absorbed into the queries, the value projection is applied to the attention output.
     """
 
-    compressed: Compressed
+    compressed: LatentProjection
     k_b: Tensor
     v_b: Tensor
     out: Linear
     scale: float
 
     @classmethod
-    def take(cls, w: RoleWeights, n_embd: int, compressed: Compressed, scale: float) -> LatentAttention:
-        """`attn_k_b`, `attn_v_b` and `attn_output`. Raises InvalidModel."""
+    def take(cls, w: RoleWeights, n_embd: int, compressed: LatentProjection, scale: float) -> LatentAttention:
+        """Take `attn_k_b`, `attn_v_b` and `attn_output`. Raises InvalidModel."""
         s = compressed.sizes
         return cls(
             compressed,
-            w.need("attn_k_b.weight", s.nope, s.rank, s.n_head),
-            w.need("attn_v_b.weight", s.rank, s.value, s.n_head),
+            w.require("attn_k_b.weight", s.nope, s.rank, s.n_head),
+            w.require("attn_v_b.weight", s.rank, s.value, s.n_head),
             w.linear("attn_output", s.n_head * s.value, n_embd),
             scale,
         )
 
-    def remembers(self) -> LayerMemory:
+    def layer_memory(self) -> LayerMemory:
         """One row for keys and values."""
         return Latent(self.compressed.sizes.rank + self.compressed.sizes.rope)
 
@@ -148,24 +156,24 @@ class LatentAttention(NamedTuple):
         return None if attended is None else self.result(step, layer, attended)
 
     def keys(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries [rank + rope, n_head, n_tokens] and rows [rank + rope, n_tokens]."""
+        """Return queries [rank + rope, n_head, n_tokens] and rows [rank + rope, n_tokens]."""
         s, n_tokens = self.compressed.sizes, x.ne[1]
         q, latent, k = self.compressed(step, layer, x)
         plain = view_3d(q, s.nope, s.n_head, n_tokens, q.nb[1], q.nb[2])
         absorbed = step.mul_mat(self.k_b, permute(plain, 0, 2, 1, 3), f"q_nope_absorbed-{layer}")
         if k is None:
-            return self.compressed.warmed(step, cont(permute(absorbed, 0, 2, 1, 3))), latent
-        turned = view_3d(q, s.rope, s.n_head, n_tokens, q.nb[1], q.nb[2], s.nope * q.nb[0])
-        turned = self.compressed.turned(step, turned, f"q_pe-{layer}")
-        q = self.compressed.warmed(step, concat(permute(absorbed, 0, 2, 1, 3), turned, 0))
+            return self.compressed.apply_temperature(step, cont(permute(absorbed, 0, 2, 1, 3))), latent
+        rotate = view_3d(q, s.rope, s.n_head, n_tokens, q.nb[1], q.nb[2], s.nope * q.nb[0])
+        rotate = self.compressed.rotate(step, rotate, f"q_pe-{layer}")
+        q = self.compressed.apply_temperature(step, concat(permute(absorbed, 0, 2, 1, 3), rotate, 0))
         return q, concat(latent, reshape(k, s.rope, n_tokens), 0)
 
     def result(self, step: Pass, layer: int, attended: Tensor) -> Tensor:
-        """What is made of what was attended to."""
+        """Project the attention output to the hidden state."""
         return self.out(step, self.values(step, layer, attended), f"attn_out-{layer}")
 
     def values(self, step: Pass, layer: int, attended: Tensor) -> Tensor:
-        """The values of all heads in what was attended to: [value × n_head, n_tokens]."""
+        """Return the values of all heads in the attention output: [value × n_head, n_tokens]."""
         s, n_tokens = self.compressed.sizes, attended.ne[1]
         by_head = permute(reshape(attended, s.rank, s.n_head, n_tokens), 0, 2, 1, 3)
         values = permute(step.mul_mat(self.v_b, by_head, f"fattn_mla-{layer}"), 0, 2, 1, 3)
@@ -173,13 +181,13 @@ class LatentAttention(NamedTuple):
 
 
 class GatedLatentAttention(NamedTuple):
-    """Latent attention whose values a gate weights."""
+    """Latent attention with a gate on its values."""
 
     latent: LatentAttention
     gate: OutputGate
 
-    def remembers(self) -> LayerMemory:
-        return self.latent.remembers()
+    def layer_memory(self) -> LayerMemory:
+        return self.latent.layer_memory()
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         q, row = self.latent.keys(step, layer, x)
@@ -191,16 +199,16 @@ class GatedLatentAttention(NamedTuple):
 
 
 class ExpandedAttention(NamedTuple):
-    """Attention over keys and values that are made of the latent rows first, as older files have it."""
+    """Attention over keys and values expanded from the latent rows, as in older files."""
 
-    compressed: Compressed
+    compressed: LatentProjection
     kv_b: Linear
     out: Linear
     scale: float
 
     @classmethod
-    def take(cls, w: RoleWeights, n_embd: int, compressed: Compressed, scale: float) -> ExpandedAttention:
-        """`attn_kv_b` and `attn_output`. Raises InvalidModel."""
+    def take(cls, w: RoleWeights, n_embd: int, compressed: LatentProjection, scale: float) -> ExpandedAttention:
+        """Take `attn_kv_b` and `attn_output`. Raises InvalidModel."""
         s = compressed.sizes
         return cls(
             compressed,
@@ -209,20 +217,20 @@ class ExpandedAttention(NamedTuple):
             scale,
         )
 
-    def remembers(self) -> LayerMemory:
+    def layer_memory(self) -> LayerMemory:
         """Keys and values of all heads."""
         s = self.compressed.sizes
         return KeysValues(s.n_head * s.key, s.n_head * s.value)
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         s, n_tokens = self.compressed.sizes, x.ne[1]
-        q, latent, turned = self.compressed(step, layer, x)
-        assert turned is not None
+        q, latent, rotate = self.compressed(step, layer, x)
+        assert rotate is not None
         kv = self.kv_b(step, latent, f"kv-{layer}")
         head = (s.nope + s.value) * kv.nb[0]
         plain = view_3d(kv, s.nope, s.n_head, n_tokens, head, kv.nb[1])
         v = cont(view_3d(kv, s.value, s.n_head, n_tokens, head, kv.nb[1], s.nope * kv.nb[0]), name=f"Vcur-{layer}")
-        k = concat(plain, repeat(turned, s.rope, s.n_head, n_tokens, 1), 0, name=f"Kcur-{layer}")
-        q = self.compressed.turned(step, q, f"Qcur-{layer}", offset=s.nope)
-        attended = step.attend(layer, self.compressed.warmed(step, q), k, v, self.scale)
+        k = concat(plain, repeat(rotate, s.rope, s.n_head, n_tokens, 1), 0, name=f"Kcur-{layer}")
+        q = self.compressed.rotate(step, q, f"Qcur-{layer}", offset=s.nope)
+        attended = step.attend(layer, self.compressed.apply_temperature(step, q), k, v, self.scale)
         return None if attended is None else self.out(step, attended, f"attn_out-{layer}")

@@ -1,4 +1,4 @@
-"""Mixtures of experts that work on a narrower hidden state than the stream's."""
+"""Mixtures of experts that work on a narrower hidden state."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from llamado.models.parts.norms import Norm
 
 
 class LatentMixture(NamedTuple):
-    """Experts that work on a narrower hidden state, which `down` makes and `up` brings back, where there are these;
-    the router sees the whole one, and so does a network beside them. `norm`: of what comes out of the experts.
+    """Mixture of experts on a hidden state narrowed by `down` and widened again by `up`, if present.
+
+    The router and the shared network see the full hidden state. `norm` applies to the experts' output.
     """
 
     experts: Mixture

@@ -1,4 +1,4 @@
-"""State spaces in the place of attention: Mamba (arXiv 2312.00752) and Mamba-2 (arXiv 2405.21060)."""
+"""State space mixers: Mamba (arXiv 2312.00752) and Mamba-2 (arXiv 2405.21060)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from llamado.models.weights import RoleWeights
 
 
 class StateSpace(NamedTuple):
-    """The sizes of a state space: `n_inner` channels, each with a state of `n_state` elements, which go through a
-    convolution over `n_conv` tokens first. `rank`: of the steps, which in Mamba-2 are those of as many heads, in
-    `n_group` groups that have the same inputs and outputs of states.
+    """Sizes of a state space.
+
+    `n_inner` channels with `n_state` state elements each follow a convolution over `n_conv` tokens. `rank`: rank of the
+    time steps; in Mamba-2 the number of heads, which are in `n_group` groups with common B and C.
     """
 
     n_conv: int
@@ -42,7 +43,7 @@ class StateSpace(NamedTuple):
 
     @classmethod
     def read(cls, keys: Keys, *, grouped: bool = False) -> StateSpace:
-        """As the file says; `grouped`: of Mamba-2. Raises GgufError or InvalidModel, naming the key."""
+        """Read the sizes; `grouped`: Mamba-2. Raises GgufError or InvalidModel, naming the key."""
         found = cls(
             keys.int_("ssm.conv_kernel"),
             keys.int_("ssm.inner_size"),
@@ -60,36 +61,37 @@ class StateSpace(NamedTuple):
 
     @property
     def n_mixed(self) -> int:
-        """Channels that the convolution of Mamba-2 has: inputs and outputs of states go through it, too."""
+        """Number of channels of Mamba-2's convolution, which include B and C."""
         return self.n_inner + 2 * self.n_group * self.n_state
 
-    def remembers(self, n_channels: int) -> RecurrentState:
-        """The last tokens of the convolution's channels, and the states."""
+    def layer_memory(self, n_channels: int) -> RecurrentState:
+        """Last tokens of the convolution's channels, and the states."""
         return RecurrentState(((self.n_conv - 1) * n_channels, self.n_state * self.n_inner))
 
 
 class Convolution(NamedTuple):
-    """The causal convolution of each channel, and an activation."""
+    """Causal convolution of each channel, followed by SiLU."""
 
     kernel: Tensor
     bias: Tensor | None
 
     @classmethod
     def take(cls, w: RoleWeights, n: int, n_channels: int) -> Convolution:
-        """`ssm_conv1d`, with its bias where the file has one. Raises InvalidModel."""
-        return cls(w.need("ssm_conv1d.weight", n, n_channels), w.maybe("ssm_conv1d.bias", n_channels))
+        """Take `ssm_conv1d`, with its bias if present. Raises InvalidModel."""
+        return cls(w.require("ssm_conv1d.weight", n, n_channels), w.optional("ssm_conv1d.bias", n_channels))
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
-        """Of x [n_channels, n_tokens, n_seqs] the same, contiguous; the layer's first state are the tokens before."""
-        mixed = convolve(step, layer, 0, x, self.kernel)
+        """Convolve x [n_channels, n_tokens, n_seqs] to a contiguous result; state 0 holds the tokens before."""
+        mixed = causal_convolution(step, layer, 0, x, self.kernel)
         if self.bias is not None:
             mixed = add(mixed, self.bias)
         return silu(mixed, f"ssm_conv-{layer}")
 
 
-def convolve(step: Pass, layer: int, number: int, x: Tensor, kernel: Tensor) -> Tensor:
-    """Causal convolution of x [n_channels, n_tokens, n_seqs], of which state `number` of a layer has the last tokens:
-    [n_conv - 1, n_channels] of each sequence.
+def causal_convolution(step: Pass, layer: int, number: int, x: Tensor, kernel: Tensor) -> Tensor:
+    """Causal convolution of x [n_channels, n_tokens, n_seqs]; state `number` holds the tokens before.
+
+    The state is [n_conv - 1, n_channels] per sequence.
     """
     n_before, n_channels = kernel.ne[0] - 1, kernel.ne[1]
     n_tokens, n_seqs = x.ne[1], x.ne[2]
@@ -97,12 +99,12 @@ def convolve(step: Pass, layer: int, number: int, x: Tensor, kernel: Tensor) -> 
     before = reshape(step.read_states(layer, number), n_before, n_channels, n_seqs)
     both = concat(before, transpose(x), 0, f"conv_input-{layer}")
     last = view_3d(both, n_before, n_channels, n_seqs, both.nb[1], both.nb[2], n_tokens * both.nb[0])
-    step.keep_states(layer, number, reshape(cont(last), n_before * n_channels, n_seqs))
+    step.store_states(layer, number, reshape(cont(last), n_before * n_channels, n_seqs))
     return ssm_conv(both, kernel)
 
 
 def scan(step: Pass, layer: int, number: int, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """The selective scan (see `ssm_scan`) on from state `number` of a layer: [n_inner, n_tokens, n_seqs]."""
+    """Selective scan (see `ssm_scan`), continuing from state `number` of a layer: [n_inner, n_tokens, n_seqs]."""
     states = step.states(layer)[number]
     (head_dim, n_head, n_tokens, n_seqs), n_state = x.ne, b.ne[0]
     for tensor in (x, dt, b, c):
@@ -110,14 +112,14 @@ def scan(step: Pass, layer: int, number: int, x: Tensor, dt: Tensor, a: Tensor, 
     rows = reshape(states, n_state, head_dim, n_head, states.ne[1])
     y = step.graph.expand(ssm_scan(rows, x, dt, a, b, c, step.state_rows(layer), name=f"ssm_scan-{layer}"))
     width, size = states.ne[0], 4 * head_dim * n_head
-    step.keep_states(layer, number, view_2d(y, width, n_seqs, 4 * width, x.nelements * 4))
+    step.store_states(layer, number, view_2d(y, width, n_seqs, 4 * width, x.nelements * 4))
     return view_3d(y, head_dim * n_head, n_tokens, n_seqs, size, size * n_tokens)
 
 
 class Mamba(NamedTuple):
-    """The mixer of Mamba: steps, inputs and outputs of states are made of what the convolution gives.
+    """Mamba mixer: time steps, B and C are projected from the convolution's output.
 
-    `norms`: of steps, inputs and outputs, where there are any.
+    `norms`: norms of time steps, B and C, if any.
     """
 
     sizes: StateSpace
@@ -134,7 +136,7 @@ class Mamba(NamedTuple):
     def take(
         cls, w: RoleWeights, sizes: StateSpace, n_embd: int, *, norms: tuple[Norm, Norm, Norm] | None = None
     ) -> Mamba:
-        """Raises InvalidModel."""
+        """Take the `ssm_…` tensors. Raises InvalidModel."""
         n, n_state, rank = sizes.n_inner, sizes.n_state, sizes.rank
         if norms is None and w.has("ssm_dt_norm.weight"):
             names = ("ssm_dt_norm", rank), ("ssm_b_norm", n_state), ("ssm_c_norm", n_state)
@@ -146,8 +148,8 @@ class Mamba(NamedTuple):
             Convolution.take(w, sizes.n_conv, n),
             w.linear("ssm_x", n, rank + 2 * n_state),
             w.linear("ssm_dt", rank, n),
-            w.need("ssm_a", n_state, n),
-            w.need("ssm_d", n),
+            w.require("ssm_a", n_state, n),
+            w.require("ssm_d", n),
             w.linear("ssm_out", n, n_embd),
             norms,
         )
@@ -173,7 +175,7 @@ class Mamba(NamedTuple):
             )
         dt = self.dt(step, dt, f"ssm_dt-{layer}")
         y = scan(step, layer, 1, reshape(x, 1, n, n_tokens, n_seqs), dt, self.a, b, c)
-        if step.ends_with(layer):
+        if step.is_cache_only(layer):
             return None
         z = view_3d(both, n, n_tokens, n_seqs, both.nb[1], both.nb[2], 4 * n)
         y = add(y, mul(x, self.d), f"ssm_y-{layer}")
@@ -182,7 +184,7 @@ class Mamba(NamedTuple):
 
 
 class Mamba2(NamedTuple):
-    """The mixer of Mamba-2: one matrix makes the gate, what the convolution is given, and the steps of heads."""
+    """Mamba-2 mixer: one matrix projects the gate, the convolution's input, and the time steps of heads."""
 
     sizes: StateSpace
     project: Linear
@@ -195,16 +197,16 @@ class Mamba2(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, sizes: StateSpace, n_embd: int) -> Mamba2:
-        """Raises InvalidModel."""
+        """Take the `ssm_…` tensors. Raises InvalidModel."""
         n, n_head, n_group = sizes.n_inner, sizes.rank, sizes.n_group
         return cls(
             sizes,
             w.linear("ssm_in", n_embd, n + sizes.n_mixed + n_head),
             Convolution.take(w, sizes.n_conv, sizes.n_mixed),
-            w.need("ssm_dt.bias", n_head),
-            w.need("ssm_a", 1, n_head),
-            w.need("ssm_d", 1, n_head),
-            w.maybe("ssm_norm.weight", n // n_group, n_group),
+            w.require("ssm_dt.bias", n_head),
+            w.require("ssm_a", 1, n_head),
+            w.require("ssm_d", 1, n_head),
+            w.optional("ssm_norm.weight", n // n_group, n_group),
             w.linear("ssm_out", n, n_embd),
         )
 
@@ -222,12 +224,12 @@ class Mamba2(NamedTuple):
         )
         dt = cont(view_3d(made, n_head, n_tokens, n_seqs, made.nb[1], made.nb[2], 4 * (n + n_mixed)))
         y = scan(step, layer, 1, x, add(dt, self.dt_bias, f"ssm_dt-{layer}"), self.a, b, c)
-        if step.ends_with(layer):
+        if step.is_cache_only(layer):
             return None
         y = view_4d(y, head_dim, n_head, n_tokens, n_seqs, 4 * head_dim, y.nb[1], y.nb[2])
         z = view_4d(made, head_dim, n_head, n_tokens, n_seqs, 4 * head_dim, made.nb[1], made.nb[2])
         y = add(y, mul(x, self.d), f"ssm_y-{layer}")
         y = swiglu_split(cont(z), y, f"ssm_gated-{layer}")
-        if self.norm is not None:  # of each group
+        if self.norm is not None:  # a norm per group
             y = step.norm(reshape(y, n // n_group, n_group, n_tokens, n_seqs), self.norm, f"ssm_norm-{layer}")
         return self.out(step, reshape(y, n, n_tokens * n_seqs), f"ssm_out-{layer}")

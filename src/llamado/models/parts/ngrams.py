@@ -1,4 +1,4 @@
-"""Embeddings of n-grams (Qwen4): what a token and those before it are together is looked up in a table by hashes."""
+"""N-gram embeddings (Qwen4): a token and its predecessors are hashed to rows of a table."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from llamado.models.weights import RoleWeights
 
 @dataclass(frozen=True, slots=True)
 class Hashes:
-    """For n-grams of 2 to `n` tokens `per_size` hashes each: the sum modulo two of each token's product with the
-    multiplier of its place, modulo the size of a part of the table, which begins at an offset.
+    """Hash parameters: `per_size` hashes for each n-gram length from 2 to `n`.
 
-    `end`: a token behind which n-grams begin anew; `other`: what stands for what is no token.
+    A hash is the XOR of each token's product with the multiplier of its place, modulo the size of a part of the table,
+    plus that part's offset. N-grams start anew after the token `end`; `other` replaces inputs that are not tokens.
     """
 
     n: int
@@ -57,7 +57,7 @@ class Hashes:
 
     @classmethod
     def read(cls, keys: Keys) -> Hashes:
-        """Raises GgufError or InvalidModel."""
+        """Read the `ple.…` keys. Raises GgufError or InvalidModel."""
         n, per_size = keys.int_("ple.ngram_size"), keys.int_("ple.heads_per_ngram")
         multipliers, offsets, sizes = (
             keys.metadata.ints(keys.name(f"ple.{name}"))
@@ -81,19 +81,18 @@ class Hashes:
 
     @property
     def n_rows(self) -> int:
-        """Rows of the table that are looked up."""
+        """Return the number of table rows that hashes can address."""
         return max(offset + size for offset, size in zip(self.offsets, self.sizes, strict=True))
 
 
 class NgramRows(Input):
-    """I32 [n_hashes × n_tokens]: the rows of the table that a token and those before it have."""
+    """I32 [n_hashes × n_tokens]: the table rows of each token and its predecessors."""
 
     def __init__(self, hashes: Hashes, n_tokens: int) -> None:
         super().__init__("ngram_rows", TensorType.I32, len(hashes.sizes) * n_tokens)
         self._hashes = hashes
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         h, n = self._hashes, batch.n_tokens
         tokens = np.full(n, h.other) if batch.tokens is None else batch.tokens
         before = np.full((n, h.n - 1), -1) if batch.before is None else batch.before
@@ -110,8 +109,10 @@ class NgramRows(Input):
 
 
 class NgramLayer(NamedTuple):
-    """What a layer adds of n-grams to its streams: values, gated by how near keys are to the streams, and a convolution
-    of these with others `dilation` tokens apart, whose last ones are state `number` of the layer.
+    """Adds n-gram embeddings to the streams of a layer.
+
+    Values are gated by the similarity of keys and streams, and a convolution over gated values `dilation` tokens apart
+    is added; its inputs are state `number` of the layer.
     """
 
     hashes: Hashes
@@ -128,7 +129,7 @@ class NgramLayer(NamedTuple):
     def take(
         cls, w: RoleWeights, table: Tensor, hashes: Hashes, n_embd: int, n: int, kernel: int, number: int
     ) -> NgramLayer:
-        """`ple_key`, `ple_value`, `ple_norm_key`, `ple_norm_query`, `ple_norm_conv` and `ple_conv1d`.
+        """Take `ple_key`, `ple_value`, `ple_norm_key`, `ple_norm_query`, `ple_norm_conv` and `ple_conv1d`.
 
         Raises InvalidModel.
         """
@@ -142,16 +143,16 @@ class NgramLayer(NamedTuple):
             norm_key=key,
             norm_query=query,
             norm_conv=conv,
-            kernel=w.need("ple_conv1d.weight", kernel, n * n_embd),
+            kernel=w.require("ple_conv1d.weight", kernel, n * n_embd),
             number=number,
         )
 
     def width(self) -> int:
-        """Elements of the state."""
+        """Return the width of the state."""
         return (self.kernel.ne[0] - 1) * self.hashes.n * self.kernel.ne[1]
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
-        """Of streams [n_embd, n, n_tokens] the same."""
+        """Apply to streams [n_embd, n, n_tokens]."""
         n_embd, n, n_tokens, _ = x.ne
         rows = step.input(NgramRows(self.hashes, step.shape.n_tokens))
         found = step.get_rows(self.table, rows, "ple_rows")
@@ -163,10 +164,10 @@ class NgramLayer(NamedTuple):
         gate = sigmoid(mul(unary(near, UnaryOp.SGN), strength), f"ple_gate-{layer}")
         value = reshape(self.value(step, found, f"ple_value-{layer}"), n_embd, 1, n_tokens)
         gated = mul(repeat(value, n_embd, n, n_tokens, 1), gate, f"ple_gated_value-{layer}")
-        mixed = self._convolved(step, layer, self.norm_conv(step, gated))
+        mixed = self._convolve(step, layer, self.norm_conv(step, gated))
         return add(x, add(gated, mixed), f"ple-{layer}")
 
-    def _convolved(self, step: Pass, layer: int, x: Tensor) -> Tensor:
+    def _convolve(self, step: Pass, layer: int, x: Tensor) -> Tensor:
         n_embd, n, n_tokens, _ = x.ne
         channels, n_taps, apart, n_seqs = n * n_embd, self.kernel.ne[0], self.hashes.n, step.n_seqs
         each, n_before = n_tokens // n_seqs, (n_taps - 1) * apart
@@ -174,7 +175,7 @@ class NgramLayer(NamedTuple):
         before = reshape(step.read_states(layer, self.number), n_before, channels, n_seqs)
         both = concat(before, cont(transpose(x)), 0, f"ple_conv_input-{layer}")
         last = view_3d(both, n_before, channels, n_seqs, both.nb[1], both.nb[2], each * both.nb[0])
-        step.keep_states(layer, self.number, reshape(cont(last), n_before * channels, n_seqs))
+        step.store_states(layer, self.number, reshape(cont(last), n_before * channels, n_seqs))
         total = None
         for i in range(n_taps):
             seen = view_3d(both, each, channels, n_seqs, both.nb[1], both.nb[2], i * apart * both.nb[0])

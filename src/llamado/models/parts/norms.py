@@ -1,4 +1,4 @@
-"""Normalisation of rows."""
+"""Normalization of rows."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from llamado.models.weights import RoleWeights
 
 
 class Norm(Protocol):
-    """A norm of the rows of x; the epsilon is the model's."""
+    """Norm of the rows of x, with the model's epsilon."""
 
     def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor: ...
 
 
 class RmsNorm(NamedTuple):
-    """Mean square 1 in each row, then a scale and sometimes a shift for each element (arXiv 1910.07467)."""
+    """RMS norm of each row, with a weight and optionally a bias (arXiv 1910.07467)."""
 
     weight: Tensor
     bias: Tensor | None = None
 
     @classmethod
     def take(cls, w: RoleWeights, name: str, n: int, *, biased: bool = False) -> RmsNorm:
-        """The norm `name` of rows of `n`. Raises InvalidModel."""
-        return cls(w.need(f"{name}.weight", n), w.need(f"{name}.bias", n) if biased else None)
+        """Take the norm `name` of rows of `n`. Raises InvalidModel."""
+        return cls(w.require(f"{name}.weight", n), w.require(f"{name}.bias", n) if biased else None)
 
     def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
         y = step.norm(x, self.weight, name)
@@ -33,29 +33,29 @@ class RmsNorm(NamedTuple):
 
 
 class UnitNorm(NamedTuple):
-    """Mean square 1 in each row."""
+    """RMS norm of each row, without a weight."""
 
     def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
         return rms_norm(x, step.norm_eps, name)
 
 
 class UnitLayerNorm(NamedTuple):
-    """Mean 0 and deviation 1 in each row."""
+    """Layer norm of each row, without a weight."""
 
     def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
         return norm(x, step.norm_eps, name)
 
 
 class LayerNorm(NamedTuple):
-    """Mean 0 and deviation 1 in each row, then a scale and mostly a shift for each element (arXiv 1607.06450)."""
+    """Layer norm of each row, with a weight and usually a bias (arXiv 1607.06450)."""
 
     weight: Tensor
     bias: Tensor | None
 
     @classmethod
     def take(cls, w: RoleWeights, name: str, n: int, *, biased: bool = True) -> LayerNorm:
-        """The norm `name` of rows of `n`. Raises InvalidModel."""
-        return cls(w.need(f"{name}.weight", n), w.need(f"{name}.bias", n) if biased else None)
+        """Take the norm `name` of rows of `n`. Raises InvalidModel."""
+        return cls(w.require(f"{name}.weight", n), w.require(f"{name}.bias", n) if biased else None)
 
     def __call__(self, step: Pass, x: Tensor, name: str) -> Tensor:
         y = mul(norm(x, step.norm_eps), self.weight, name)
@@ -63,9 +63,9 @@ class LayerNorm(NamedTuple):
 
 
 def take_head_norm(w: RoleWeights, name: str, dim: int, n_head: int) -> LayerNorm | None:
-    """The layer norm `name` of heads, with weights of its own for each; None where the file has none.
+    """Take the layer norm `name` with separate weights per head; return None if the file has none.
 
     Raises InvalidModel.
     """
-    weight = w.maybe(f"{name}.weight", dim, n_head)
+    weight = w.optional(f"{name}.weight", dim, n_head)
     return None if weight is None else LayerNorm(weight, None)

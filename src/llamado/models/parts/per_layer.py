@@ -1,4 +1,4 @@
-"""Embeddings of their own for each layer (Gemma 3n): of a token's number, and of its embedding."""
+"""Per-layer embeddings (Gemma 3n): looked up by token, and projected from the token's embedding."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class LayerEmbeddings(NamedTuple):
-    """The inputs of all layers: rows of a table, and a projection of the embeddings."""
+    """Inputs of all layers: rows of a table, plus a projection of the embeddings."""
 
     n: int
-    """Elements for each layer."""
+    """Elements per layer."""
     n_layer: int
     table: Tensor
     project: Tensor
@@ -27,20 +27,20 @@ class LayerEmbeddings(NamedTuple):
 
     @classmethod
     def take(cls, weights: Weights, n_embd: int, n: int, n_layer: int, n_vocab: int) -> LayerEmbeddings:
-        """`per_layer_token_embd`, `per_layer_model_proj` and `per_layer_proj_norm`. Raises InvalidModel."""
+        """Take `per_layer_token_embd`, `per_layer_model_proj` and `per_layer_proj_norm`. Raises InvalidModel."""
         w = weights.input
         return cls(
             n,
             n_layer,
-            w.need("per_layer_token_embd.weight", n * n_layer, n_vocab),
-            w.need("per_layer_model_proj.weight", n_embd, n * n_layer),
+            w.require("per_layer_token_embd.weight", n * n_layer, n_vocab),
+            w.require("per_layer_model_proj.weight", n_embd, n * n_layer),
             RmsNorm.take(w, "per_layer_proj_norm", n),
         )
 
     def __call__(self, step: Pass, x: Tensor) -> Tensor:
-        """Of embeddings [n_embd, n_tokens] F32 [n, n_tokens, n_layer]."""
+        """Return the inputs of all layers, F32 [n, n_tokens, n_layer], for embeddings [n_embd, n_tokens]."""
         n_tokens = x.ne[1]
-        if step.shape.embeddings:  # no tokens: all have the row of the first
+        if step.shape.embeddings:  # no tokens: all rows are that of token 0
             row = cast(view_1d(self.table, self.n * self.n_layer), TensorType.F32)
             rows = repeat(row, self.n * self.n_layer, n_tokens)
         else:
@@ -51,13 +51,13 @@ class LayerEmbeddings(NamedTuple):
         return cont(permute(scale(add(more, rows), 1.0 / sqrt(2.0)), 0, 2, 1, 3), name="inp_per_layer")
 
     def of(self, step: Pass, layer: int, x: Tensor) -> Tensor:
-        """A layer's input F32 [n, n_tokens]; the first layer that asks gives the embeddings."""
-        inputs = step.once("inp_per_layer", lambda: self(step, x))
+        """Return a layer's input, F32 [n, n_tokens]; the first call passes the embeddings."""
+        inputs = step.shared("inp_per_layer", lambda: self(step, x))
         return view_2d(inputs, self.n, inputs.ne[1], inputs.nb[1], layer * inputs.nb[2])
 
 
 class LayerInput(NamedTuple):
-    """norm(proj(gelu(gate x) · input)): what a layer makes of its own input."""
+    """Contribution of a layer's own input: norm(proj(gelu(gate x) · input))."""
 
     gate: Linear
     project: Linear
@@ -65,7 +65,7 @@ class LayerInput(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, n: int) -> LayerInput:
-        """`inp_gate`, `proj` and `post_norm`. Raises InvalidModel."""
+        """Take `inp_gate`, `proj` and `post_norm`. Raises InvalidModel."""
         return cls(w.linear("inp_gate", n_embd, n), w.linear("proj", n, n_embd), RmsNorm.take(w, "post_norm", n_embd))
 
     def __call__(self, step: Pass, layer: int, x: Tensor, input: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sparse attention that chooses among runs of tokens: as many together have one key (GLM-5.3, Qwen4)."""
+"""Sparse attention over runs of tokens: consecutive tokens share one indexer key (GLM-5.3, Qwen4)."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ from llamado.models.weights import RoleWeights
 
 Numbers = NDArray[np.int64]
 _HIDDEN = -1e30
-"""The score of what is not seen; as f16 it is minus infinity."""
+"""Score of unseen rows; minus infinity as f16."""
 
 
-class Pools(Input):
-    """F32 [n_rows / size, n_tokens]: 1 at the runs of `size` rows of a part of the memory that a token sees the whole
-    of, 0 elsewhere; or with `own` at the one that the token's own row is in and not the last of.
+class RunMask(Input):
+    """F32 [n_rows / size, n_tokens]: 1 for each run of `size` rows that a token sees completely, else 0.
+
+    With `own`, 1 only for the incomplete run of the token's own row.
     """
 
     def __init__(self, n_rows: int, n_tokens: int, size: int, part: int, *, own: bool = False) -> None:
@@ -53,7 +54,6 @@ class Pools(Input):
         self._size, self._part, self._own = size, part, own
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         rows, size = batch.memory[self._part], self._size
         found = np.zeros((self.ne[1], self.ne[0]), np.float32)
         for row, first, last in zip(found, rows.first.tolist(), rows.written.tolist(), strict=False):
@@ -61,36 +61,35 @@ class Pools(Input):
                 row[first // size : (last + 1) // size] = 1
             elif (last + 1) % size:
                 row[last // size] = 1
-        for start, stop, stretches in rows.beginnings if not self._own else ():
-            for first, n in stretches:
+        for start, stop, row_ranges in rows.prefixes if not self._own else ():
+            for first, n in row_ranges:
                 found[start:stop, first // size : (first + n) // size] = 1
         return found.reshape(-1).view(np.uint8)
 
 
-def choose_pools(step: Pass, layer: int, found: Tensor, n_chosen: int, mask: Tensor, *, tail: bool) -> Tensor:
-    """F16 [rows, n_tokens]: `mask`, and minus infinity where a row is in none of the `n_chosen` runs that have the
-    greatest of the scores `found` [runs, n_tokens].
+def select_runs(step: Pass, layer: int, found: Tensor, n_chosen: int, mask: Tensor, *, tail: bool) -> Tensor:
+    """Return `mask` with minus infinity for rows outside the `n_chosen` best runs: F16 [rows, n_tokens].
 
-    `tail`: the run that is not whole yet is seen, too.
+    `found` [runs, n_tokens] are the scores. With `tail`, the incomplete last run is seen too.
     """
     n_rows, (n_runs, n_tokens) = mask.ne[0], found.ne[:2]
-    size, part = n_rows // n_runs, step.kept(layer).number
-    whole = step.input(Pools(n_rows, n_tokens, size, part))
+    size, part = n_rows // n_runs, step.layer_cache(layer).number
+    whole = step.input(RunMask(n_rows, n_tokens, size, part))
     found = add(found, scale(whole, -_HIDDEN, _HIDDEN), f"pool_score-{layer}")
     chosen = argsort_top_k(found, min(n_chosen, n_runs), f"pool_top_k-{layer}")
     each = reshape(whole, 1, n_runs, n_tokens)
     open_ = reshape(set_rows(fill(each, 0.0), get_rows(each, chosen), chosen), n_runs, n_tokens)
     if tail:
-        open_ = add(open_, step.input(Pools(n_rows, n_tokens, size, part, own=True)))
+        open_ = add(open_, step.input(RunMask(n_rows, n_tokens, size, part, own=True)))
     shown = reshape(scale(open_, -_HIDDEN, _HIDDEN), 1, n_runs, n_tokens)
     shown = reshape(repeat(shown, size, n_runs, n_tokens, 1), n_rows, n_tokens)
     return cast(add(shown, cast(mask, TensorType.F32)), TensorType.F16, f"pool_mask-{layer}")
 
 
-def _touched(batch: Batch, part: int, size: int, n: int, n_seqs: int) -> tuple[Numbers, Numbers]:
-    """The numbers of `n` runs of each sequence that have tokens of the batch, the last one again where there are fewer;
-    and the row at which each sequence would begin if it lay together. Where a graph has more sequences, those of the
-    first one again.
+def _batch_runs(batch: Batch, part: int, size: int, n: int, n_seqs: int) -> tuple[Numbers, Numbers]:
+    """Return the runs of each sequence that contain tokens of the batch, `n` numbers each, and its origin row.
+
+    If a sequence has fewer runs, its last one is repeated; if the graph has more sequences, the first one's are.
     """
     rows = batch.memory[part]
     each = batch.n_tokens // (batch.n_seqs or 1)
@@ -100,19 +99,18 @@ def _touched(batch: Batch, part: int, size: int, n: int, n_seqs: int) -> tuple[N
     return runs[places], rows.origins[::each][places]
 
 
-class RunsMade(Input):
-    """I64 [n × n_seqs]: the numbers of the runs of `size` rows that the batch's tokens are in."""
+class RunNumbers(Input):
+    """I64 [n × n_seqs]: numbers of the runs of `size` rows that contain the batch's tokens."""
 
     def __init__(self, n: int, n_seqs: int, size: int, part: int) -> None:
         super().__init__(f"runs{part}", TensorType.I64, n * n_seqs)
         self._given = part, size, n, n_seqs
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
-        return _touched(batch, *self._given)[0].astype(np.int64).reshape(-1).view(np.uint8)
+        return _batch_runs(batch, *self._given)[0].astype(np.int64).reshape(-1).view(np.uint8)
 
 
-class RowsOfRuns(Input):
+class RunRows(Input):
     """I32 [size × n × n_seqs]: the rows of those runs."""
 
     def __init__(self, n: int, n_seqs: int, size: int, part: int) -> None:
@@ -120,54 +118,52 @@ class RowsOfRuns(Input):
         self._given = part, size, n, n_seqs
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         size = self._given[1]
-        runs = _touched(batch, *self._given)[0]
+        runs = _batch_runs(batch, *self._given)[0]
         return (runs[..., None] * size + np.arange(size)).astype(np.int32).reshape(-1).view(np.uint8)
 
 
 class RunPositions(Input):
-    """I32 [n × n_seqs]: the place of the first token of each of those runs in its sequence."""
+    """I32 [n × n_seqs]: the position of the first token of each of those runs in its sequence."""
 
     def __init__(self, n: int, n_seqs: int, size: int, part: int) -> None:
         super().__init__(f"runs{part}_positions", TensorType.I32, n * n_seqs)
         self._given = part, size, n, n_seqs
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
-        runs, first = _touched(batch, *self._given)
+        runs, first = _batch_runs(batch, *self._given)
         return (runs * self._given[1] - first[:, None]).astype(np.int32).reshape(-1).view(np.uint8)
 
 
 def _sizes(step: Pass, layer: int, size: int) -> tuple[int, int, int, int]:
-    """What the inputs above are made of."""
+    """Return the arguments of the inputs above: runs per sequence, sequences, run size, memory part."""
     each = step.shape.n_tokens // step.n_seqs
-    return (each + size - 2) // size + 1, step.n_seqs, size, step.kept(layer).number
+    return (each + size - 2) // size + 1, step.n_seqs, size, step.layer_cache(layer).number
 
 
-def keep_runs(step: Pass, layer: int, rows: Tensor, size: int, make: Callable[[Tensor], Tensor]) -> None:
-    """Makes the keys of all runs that have tokens of the batch, of what is kept of those in `rows` [n, all].
+def store_runs(step: Pass, layer: int, rows: Tensor, size: int, make: Callable[[Tensor], Tensor]) -> None:
+    """Compute and store the keys of all runs that contain tokens of the batch, from `rows` [n, all].
 
-    `make` makes keys [dim, n_runs] of rows [n, size · n_runs]. Runs that are not whole yet are made again when they
-    are. Sequences of a batch have equally many tokens, as they have where layers remember states.
+    `make` computes keys [dim, n_runs] from rows [n, size · n_runs]. Incomplete runs are recomputed when they are
+    complete. All sequences of the batch must have equally many tokens, as they have in models with recurrent state.
     """
     sizes = _sizes(step, layer, size)
-    made = make(get_rows(rows, step.input(RowsOfRuns(*sizes))))
-    all_ = _runs(step, layer, size, step.kept(layer).part.n_rows)
-    step.graph.expand(set_rows(all_, made, step.input(RunsMade(*sizes)), f"pool_k-{layer}"))
+    made = make(get_rows(rows, step.input(RunRows(*sizes))))
+    all_ = _runs(step, layer, size, step.layer_cache(layer).part.n_rows)
+    step.graph.expand(set_rows(all_, made, step.input(RunNumbers(*sizes)), f"pool_k-{layer}"))
 
 
 def _runs(step: Pass, layer: int, size: int, n_rows: int) -> Tensor:
-    """The keys of the runs of the first `n_rows` rows, [dim, n_rows / size]."""
-    kept = step.kept(layer).tensors[-1]
-    row = kept.nb[1] * size
-    return view_2d(kept, kept.ne[0] * size, n_rows // size, row)
+    """Return the keys of the runs of the first `n_rows` rows, [dim, n_rows / size]."""
+    cache = step.layer_cache(layer).tensors[-1]
+    row = cache.nb[1] * size
+    return view_2d(cache, cache.ne[0] * size, n_rows // size, row)
 
 
-class RunChooser(NamedTuple):
-    """The key of a run of `size` tokens is the mean of theirs, normed, and turned to the place of its first token.
+class RunSelector(NamedTuple):
+    """Selects runs by the mean of their tokens' keys, normed and rotated to the position of the first token.
 
-    The `n_chosen` tokens in runs of the greatest scores are seen, and those of the run that is not whole yet.
+    The `n_chosen` tokens in the best runs are seen, and those of the incomplete last run.
     """
 
     sizes: IndexerSizes
@@ -179,8 +175,8 @@ class RunChooser(NamedTuple):
     rope: Rope
 
     @classmethod
-    def take(cls, w: RoleWeights, n_embd: int, sizes: IndexerSizes, size: int, rope: Rope) -> RunChooser:
-        """`indexer.q_proj`, `indexer.k_proj`, `indexer.q_norm` and `indexer.k_norm`. Raises InvalidModel."""
+    def take(cls, w: RoleWeights, n_embd: int, sizes: IndexerSizes, size: int, rope: Rope) -> RunSelector:
+        """Take `indexer.q_proj`, `indexer.k_proj`, `indexer.q_norm` and `indexer.k_norm`. Raises InvalidModel."""
         return cls(
             sizes=sizes,
             size=size,
@@ -192,16 +188,16 @@ class RunChooser(NamedTuple):
         )
 
     def key(self, step: Pass, layer: int, x: Tensor) -> Tensor:
-        """The keys of tokens, [dim, n_tokens]."""
+        """Return the indexer keys of tokens, [dim, n_tokens]."""
         return self.k(step, x, f"indexer_k_raw-{layer}")
 
     @property
     def pooled(self) -> int:
-        """Elements of a token in keys of runs."""
+        """Return a token's share of a run key, in elements."""
         return self.sizes.dim // self.size
 
     def pool(self, step: Pass, layer: int) -> None:
-        """Keeps the keys of the runs that the batch's tokens are in."""
+        """Store the keys of the runs that contain the batch's tokens."""
 
         def make(rows: Tensor) -> Tensor:
             means = self.k_norm(step, self._mean(rows), f"indexer_k_norm-{layer}")
@@ -210,20 +206,20 @@ class RunChooser(NamedTuple):
             turned = step.rotate(heads, self.rope, None, f"indexer_k_pe-{layer}", positions=places)
             return reshape(turned, self.sizes.dim, means.ne[1])
 
-        keep_runs(step, layer, step.kept(layer).tensors[2], self.size, make)
+        store_runs(step, layer, step.layer_cache(layer).tensors[2], self.size, make)
 
     def mask(self, step: Pass, layer: int, x: Tensor, mask: Tensor) -> Tensor:
-        """F16 [rows, n_tokens]: `mask`, and minus infinity where a row is not chosen."""
+        """Return `mask` with minus infinity for rows that are not selected: F16 [rows, n_tokens]."""
         (n_head, dim, n_chosen), n_rows, n_tokens = self.sizes, mask.ne[0], x.ne[1]
-        if n_rows <= n_chosen:  # all are
+        if n_rows <= n_chosen:  # all tokens are selected
             return mask
         q = reshape(self.q(step, x, f"indexer_q-{layer}"), dim, n_head, n_tokens)
         q = step.rotate(self.q_norm(step, q, f"indexer_q_norm-{layer}"), self.rope, None, f"indexer_q_pe-{layer}")
         found = scale(scores(q, _runs(step, layer, self.size, n_rows), None), 1.0 / math.sqrt(dim))
-        return choose_pools(step, layer, found, n_chosen // self.size, mask, tail=True)
+        return select_runs(step, layer, found, n_chosen // self.size, mask, tail=True)
 
     def _mean(self, keys: Tensor) -> Tensor:
-        """Of keys of tokens [dim, rows] the means of runs [dim, rows / size]."""
+        """Return the mean key of each run, [dim, rows / size], from token keys [dim, rows]."""
         dim, size, row = keys.ne[0], self.size, keys.nb[1]
         parts = [cont(view_2d(keys, dim, keys.ne[1] // size, size * row, i * row)) for i in range(size)]
         total = parts[0]
@@ -233,9 +229,9 @@ class RunChooser(NamedTuple):
 
 
 class PooledIndexer(NamedTuple):
-    """The key of a run of `size` tokens is a mean of theirs, weighted in each element by the softmax of their gates.
+    """Selects runs by a mean of their tokens' keys, weighted per element by the softmax of the tokens' gates.
 
-    `tail`: see `choose_pools`.
+    `tail`: see `select_runs`.
     """
 
     sizes: IndexerSizes
@@ -254,19 +250,21 @@ class PooledIndexer(NamedTuple):
     def take(
         cls, w: RoleWeights, n_embd: int, q_rank: int, sizes: IndexerSizes, size: int, eps: float, *, tail: bool
     ) -> PooledIndexer:
-        """`indexer.attn_q_b`, `indexer.attn_k`, `indexer.k_norm`, `indexer.proj`, `indexer_compressor_gate` and
-        `indexer_compressor_ape`. Raises InvalidModel.
+        """Take the indexer's projections and norm, and the compressor. Raises InvalidModel.
+
+        Tensors: `indexer.attn_q_b`, `indexer.attn_k`, `indexer.k_norm`, `indexer.proj`, `indexer_compressor_gate` and
+        `indexer_compressor_ape`.
         """
         return cls(
             sizes=sizes,
             size=size,
             q=w.linear("indexer.attn_q_b", q_rank, sizes.n_head * sizes.dim),
             k=w.linear("indexer.attn_k", n_embd, sizes.dim),
-            k_scale=w.need("indexer.k_norm.weight", sizes.dim),
-            k_shift=w.need("indexer.k_norm.bias", sizes.dim),
+            k_scale=w.require("indexer.k_norm.weight", sizes.dim),
+            k_shift=w.require("indexer.k_norm.bias", sizes.dim),
             weigh=w.linear("indexer.proj", n_embd, sizes.n_head),
             gate=w.linear("indexer_compressor_gate", n_embd, sizes.dim),
-            place=w.need("indexer_compressor_ape.weight", sizes.dim, size),
+            place=w.require("indexer_compressor_ape.weight", sizes.dim, size),
             eps=eps,
             tail=tail,
         )
@@ -276,34 +274,37 @@ class PooledIndexer(NamedTuple):
         return 2 * self.sizes.dim
 
     def key(self, step: Pass, layer: int, x: Tensor) -> Tensor:
-        """The keys and gates of tokens, [2 · dim, n_tokens]."""
+        """Return the keys and gates of tokens, [2 · dim, n_tokens]."""
         k = mul(norm(self.k(step, x, f"indexer_k-{layer}"), self.eps), self.k_scale)
         return concat(add(k, self.k_shift, f"indexer_k_norm-{layer}"), self.gate(step, x, f"indexer_gate-{layer}"), 0)
 
     def mask(self, step: Pass, layer: int, x: Tensor, low: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        """F16 [rows, n_tokens]: `mask`, and minus infinity where a row is not chosen.
+        """Return `mask` with minus infinity for rows that are not selected: F16 [rows, n_tokens].
 
-        `low` [q_rank, n_tokens] is what queries are made of.
+        `low` [q_rank, n_tokens] is the low-rank query input.
         """
         (n_head, dim, n_chosen), n_tokens = self.sizes, x.ne[1]
         q = reshape(self.q(step, low, f"indexer_q-{layer}"), dim, n_head, n_tokens)
         weights = scale(self.weigh(step, x, f"indexer_weights-{layer}"), 1.0 / math.sqrt(dim * n_head))
         found = scores(q, _runs(step, layer, self.size, mask.ne[0]), weights)
-        return choose_pools(step, layer, found, n_chosen // self.size, mask, tail=self.tail)
+        return select_runs(step, layer, found, n_chosen // self.size, mask, tail=self.tail)
 
     @property
     def pooled(self) -> int:
-        """Elements of a token in keys of runs."""
+        """Return a token's share of a run key, in elements."""
         return self.sizes.dim // self.size
 
     def pool(self, step: Pass, layer: int, first: int) -> None:
-        """Keeps the keys of the runs that the batch's tokens are in; theirs begin at an element of what is kept."""
-        kept = step.kept(layer).tensors[0]
-        rows = view_2d(kept, self.width, kept.ne[1], kept.nb[1], kept.nb[1] * first // kept.ne[0])
-        keep_runs(step, layer, rows, self.size, self._means)
+        """Store the keys of the runs that contain the batch's tokens.
+
+        Token keys and gates start at element `first` of a cache row.
+        """
+        cache = step.layer_cache(layer).tensors[0]
+        rows = view_2d(cache, self.width, cache.ne[1], cache.nb[1], cache.nb[1] * first // cache.ne[0])
+        store_runs(step, layer, rows, self.size, self._means)
 
     def _means(self, both: Tensor) -> Tensor:
-        """Of keys and gates of tokens [2 · dim, rows] the keys of runs [dim, rows / size]."""
+        """Return the run keys [dim, rows / size] from token keys and gates [2 · dim, rows]."""
         dim, size, n_runs = self.sizes.dim, self.size, both.ne[1] // self.size
         keys, gates = (
             reshape(cont(view_2d(both, dim, both.ne[1], both.nb[1], at * dim * both.nb[0])), dim, size, n_runs)

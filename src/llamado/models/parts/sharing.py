@@ -12,19 +12,19 @@ from llamado.models.parts.norms import RmsNorm, UnitNorm
 from llamado.models.weights import RoleWeights
 
 
-class OwnProjections(NamedTuple):
-    """The matrices of a layer: without `k` it has no keys and values, without `v` values are the keys."""
+class SharedKvProjections(NamedTuple):
+    """Projections of a layer: without `k` it computes no keys and values, without `v` the values are the keys."""
 
     q: Linear
     k: Linear | None
     v: Linear | None
 
     @classmethod
-    def take(cls, w: RoleWeights, n_embd: int, heads: Heads, *, shares: bool) -> OwnProjections:
-        """`attn_q`, and unless the layer shares those of another `attn_k` and perhaps `attn_v`. Raises InvalidModel."""
+    def take(cls, w: RoleWeights, n_embd: int, heads: Heads, *, shares: bool) -> SharedKvProjections:
+        """Take `attn_q` and, unless the layer shares another's, `attn_k` and optional `attn_v`. Raises InvalidModel."""
         q = w.linear("attn_q", n_embd, heads.n * heads.dim_k)
-        if shares:  # files of Gemma 3n have them all the same
-            w.leave("attn_k.weight", "attn_v.weight")
+        if shares:  # files of Gemma 3n contain them anyway
+            w.ignore("attn_k.weight", "attn_v.weight")
             return cls(q, None, None)
         k = w.linear("attn_k", n_embd, heads.n_kv * heads.dim_k)
         return cls(q, k, w.linear("attn_v", n_embd, heads.n_kv * heads.dim_v) if w.has("attn_v.weight") else None)
@@ -35,11 +35,11 @@ class OwnProjections(NamedTuple):
         return q, k, k if self.v is None else self.v(step, x, f"Vcur-{layer}")
 
 
-class SharingAttention(NamedTuple):
+class SharedKvAttention(NamedTuple):
     """Attention over a layer's own keys and values, or without `k_norm` over those of an earlier layer."""
 
     heads: Heads
-    project: OwnProjections | FusedProjection
+    project: SharedKvProjections | FusedProjection
     q_norm: RmsNorm
     k_norm: RmsNorm | None
     out: Linear
@@ -49,17 +49,17 @@ class SharingAttention(NamedTuple):
     @classmethod
     def take(
         cls, w: RoleWeights, n_embd: int, heads: Heads, rope: Rope, factors: Tensor | None, *, shares: bool
-    ) -> SharingAttention:
-        """`attn_qkv` or those of OwnProjections, `attn_q_norm`, `attn_output`, and unless it shares `attn_k_norm`.
+    ) -> SharedKvAttention:
+        """Take the projections, `attn_q_norm`, `attn_output` and, unless it shares, `attn_k_norm`. Raises InvalidModel.
 
-        Raises InvalidModel.
+        The projections are `attn_qkv` or those of OwnProjections.
         """
         fused = take_fused(w, n_embd, heads)
         if shares:
-            w.leave("attn_k_norm.weight")
+            w.ignore("attn_k_norm.weight")
         return cls(
             heads,
-            OwnProjections.take(w, n_embd, heads, shares=shares) if fused is None else fused,
+            SharedKvProjections.take(w, n_embd, heads, shares=shares) if fused is None else fused,
             RmsNorm.take(w, "attn_q_norm", heads.dim_k),
             None if shares else RmsNorm.take(w, "attn_k_norm", heads.dim_k),
             w.linear("attn_output", heads.n * heads.dim_v, n_embd),

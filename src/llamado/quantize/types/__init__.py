@@ -1,1 +1,1 @@
-"""A file per family of types: rows of floats to blocks, and the searches behind them."""
+"""Quantizers, one file per family of types, and the searches that they share."""

@@ -1,4 +1,4 @@
-"""Four-bit floats (E2M1) with a scale that is a power of two, MXFP4, or a float of eight bits, NVFP4."""
+"""Four-bit floats (E2M1): MXFP4 with a power-of-two scale, NVFP4 with an eight-bit float scale."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import numpy as np
 from llamado.quantize.types.arithmetic import Bytes, Floats, f32, pairs
 
 _MIDDLES = (0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0)
-"""Between 0, 1, 2, 3, 4, 6, 8 and 12, the values times two; an element in the middle goes to the smaller one."""
+"""Midpoints of the doubled values 0, 1, 2, 3, 4, 6, 8 and 12; ties go to the smaller value."""
 
 
 def mxfp4(x: Floats, _: Floats | None) -> Bytes:
     x = x.reshape(-1, 32)
     most = np.abs(x).max(axis=1)
-    # floor(log2) of a float is its exponent; what is below the normal numbers takes the exponent of its highest bit
+    # floor(log2) of a float is its exponent; for subnormal numbers, that of the highest bit
     exponent = np.frexp(most)[1] - 1
     e = np.where(most > 0, exponent - 2 + 127, 0).astype(np.int32).astype(np.uint8)
     bits = np.where(e < 2, np.uint32(0x00200000) << e.astype(np.uint32), (e.astype(np.uint32) - 1) << 23)
-    d = bits.astype(np.uint32).view(np.float32)  # half of what the exponent says: the values above are doubled
+    d = bits.astype(np.uint32).view(np.float32)  # half the scale of the exponent, because the values above are doubled
     return np.concatenate([e[:, None], pairs(_nearest_levels(x, d))], axis=1)
 
 
@@ -29,7 +29,7 @@ def nvfp4(x: Floats, _: Floats | None) -> Bytes:
 
 
 def _nearest_levels(x: Floats, d: Floats) -> Bytes:
-    """The number of the nearest value for each element; negative ones have eight more."""
+    """Return the index of the nearest value for each element; plus 8 if negative."""
     size = np.abs(x)
     levels = np.zeros(x.shape, np.uint8)
     for middle in _MIDDLES:
@@ -40,7 +40,7 @@ def _nearest_levels(x: Floats, d: Floats) -> Bytes:
 
 
 def _to_ue4m3(x: Floats) -> Bytes:
-    """Floats of four bits of exponent and three of mantissa, without a sign; halves up."""
+    """Convert to unsigned floats with 4 exponent and 3 mantissa bits; halves round up."""
     x = np.minimum(x, f32(448))
     bits = x.view(np.uint32)
     exponent = ((bits >> 23) & 255).astype(np.int32) - 127 + 7
@@ -53,7 +53,7 @@ def _to_ue4m3(x: Floats) -> Bytes:
 
 
 def _from_ue4m3(e: Bytes) -> Floats:
-    """Half of what such floats say."""
+    """Return half the value of such floats."""
     exponent, mantissa = (e >> 3).astype(np.int32) & 15, (e & 7).astype(np.float32)
     raw = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(f32(1) + mantissa / f32(8), exponent - 7))
     found: Floats = np.where((e == 0) | (e == 0x7F), 0, raw).astype(np.float32) * f32(0.5)

@@ -1,6 +1,7 @@
-"""Points of eight weights −1, 0 and 1, moved by an eighth up or down: IQ1_S and IQ1_M (ggml-quants.c).
+"""IQ1_S and IQ1_M: points of eight weights −1, 0 and 1, shifted by ±1/8 (ggml-quants.c).
 
-Sorted, the weights of a group are divided in three; all divisions are tried, and both moves (of IQ1_M's halves each).
+The sorted weights of a group are divided into three levels. All divisions are tried, with both shifts (in IQ1_M, of
+each half).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from llamado.devices.cpu.simd import Code, Value, Work
 from llamado.gguf.types import TensorType as T
 from llamado.quantize.types.arithmetic import Bytes, Floats, Ints, blocks, f32, halves, nearest
 from llamado.quantize.types.iq2 import error_weights
-from llamado.quantize.types.points import find_points, neighbours
+from llamado.quantize.types.points import find_points, neighbors
 from llamado.quantize.types.search import LANES, F32xN, I32xN, call, padded, side_by_side
 
 _MOVE = 0.125
@@ -27,10 +28,10 @@ _LEAST = -3.4028234663852886e38
 def iq1_s(x: Floats, weights: Floats | None) -> Bytes:
     w = error_weights(x, weights, 2).reshape(-1, 32)
     groups = x.reshape(-1, 32)
-    found = _divided(groups, w, two_halves=False, nothing=1e-12)
+    found = _best_division(groups, w, two_halves=False, nothing=1e-12)
     moves = np.where(found.kind == 0, f32(_MOVE), f32(-_MOVE)).astype(np.float32)
-    numbers, scales = _on_points(T.IQ1_S, groups, w, found, np.repeat(moves, 4).reshape(-1, 4))
-    d, levels = _shared(scales.reshape(-1, 8))
+    numbers, scales = _snap_to_points(T.IQ1_S, groups, w, found, np.repeat(moves, 4).reshape(-1, 4))
+    d, levels = _shared_scale(scales.reshape(-1, 8))
     high = np.bitwise_or.reduce((numbers >> 8) << np.array([0, 3, 6, 9]), axis=1).reshape(-1, 8)
     down = ((moves.reshape(-1, 8) < 0) & (d != 0)[:, None]).astype(np.int32)
     high |= (levels | (down << 3)) << 12
@@ -44,12 +45,12 @@ def iq1_s(x: Floats, weights: Floats | None) -> Bytes:
 def iq1_m(x: Floats, weights: Floats | None) -> Bytes:
     w = error_weights(x, weights, 2).reshape(-1, 16)
     groups = x.reshape(-1, 16)
-    found = _divided(groups, w, two_halves=True, nothing=1e-7)
-    # 0: both up, 1: the second down, 2: the first down, 3: both down
+    found = _best_division(groups, w, two_halves=True, nothing=1e-7)
+    # 0: both up, 1: second down, 2: first down, 3: both down
     moves = np.stack([np.where(found.kind < 2, _MOVE, -_MOVE), np.where(found.kind % 2 == 0, _MOVE, -_MOVE)], axis=1)
     moves = moves.astype(np.float32)
-    numbers, scales = _on_points(T.IQ1_M, groups, w, found, moves)
-    d, levels = _shared(scales.reshape(-1, 16))
+    numbers, scales = _snap_to_points(T.IQ1_M, groups, w, found, moves)
+    d, levels = _shared_scale(scales.reshape(-1, 16))
     some = d != 0
     q = _values(T.IQ1_M, numbers, moves) * np.repeat(2 * levels + 1, 16).astype(np.float32).reshape(-1, 16)
     sum_qx, sum_q2 = _sums(w, q, groups, 256)
@@ -67,7 +68,7 @@ def iq1_m(x: Floats, weights: Floats | None) -> Bytes:
 
 
 class _Division(NamedTuple):
-    """Levels 0, 1, 2 of groups, uint8[n, size], their scales, and which moves (0: up, 1: down; IQ1_M: two bits)."""
+    """Levels 0, 1, 2 of groups, uint8[n, size], their scales, and their shifts (0: up, 1: down; IQ1_M: two bits)."""
 
     levels: Ints
     scales: Floats
@@ -77,7 +78,7 @@ class _Division(NamedTuple):
 
 @kernel("x", "w", "scales", "first", "second", "kind", "n")
 def division(c: Code, a: SimpleNamespace, work: Work, *, size: int) -> None:
-    """The division of groups in three by prefix sums of w · x and w, float32[n, 40]; IQ1_S."""
+    """Kernel: best division of groups into three, from prefix sums of w · x and w, float32[n, 40]; IQ1_S."""
     row = _padded_row(size)
     ups, downs = [-1 + _MOVE, _MOVE, 1 + _MOVE], [-1 - _MOVE, -_MOVE, 1 - _MOVE]
     with c.range(0, a.n) as group:
@@ -96,7 +97,7 @@ def division(c: Code, a: SimpleNamespace, work: Work, *, size: int) -> None:
 
 @kernel("x", "w", "x2", "w2", "scales", "first", "second", "kind", "n")
 def division_of_halves(c: Code, a: SimpleNamespace, work: Work, *, size: int) -> None:
-    """As `division`, by prefix sums of each half of a group; IQ1_M."""
+    """Kernel: as `division`, from prefix sums of each half of a group; IQ1_M."""
     row = _padded_row(size)
     up, down = 1 + _MOVE, 1 - _MOVE
     squares = [(k + _MOVE) ** 2 for k in (-1, 0, 1)]
@@ -122,7 +123,7 @@ def division_of_halves(c: Code, a: SimpleNamespace, work: Work, *, size: int) ->
 
 
 def _best(c: Code, a: SimpleNamespace, group: Value) -> Callable[[Value, Value, Value, Value, int], None]:
-    """Takes candidates one after the other, and stores the best so far: a division, a kind and its scale."""
+    """Return a function that takes candidates in turn and stores the best: division, shift and scale."""
     zero = c.const(I32xN, -1)
     for name in ("first", "second", "kind"):
         c.store(getattr(a, name) + group * (4 * LANES), zero)
@@ -146,7 +147,7 @@ def _padded_row(size: int) -> int:
     return -(-(size + 1) // 8) * 8
 
 
-def _divided(x: Floats, w: Floats, *, two_halves: bool, nothing: float) -> _Division:
+def _best_division(x: Floats, w: Floats, *, two_halves: bool, nothing: float) -> _Division:
     n, size = x.shape
     order = np.argsort(x, axis=1, kind="stable")
     rank = np.empty_like(order)
@@ -171,15 +172,15 @@ def _divided(x: Floats, w: Floats, *, two_halves: bool, nothing: float) -> _Divi
     scales, first, second, kind = scales[:n], first[:n], second[:n], kind[:n]
     empty = (np.abs(x).max(1) < f32(nothing)) | (kind < 0)
     levels = (rank >= first[:, None]).astype(np.uint8) + (rank >= second[:, None])
-    turned = scales < 0
-    levels = np.where(turned[:, None], 2 - levels, levels).astype(np.uint8)
+    flipped = scales < 0
+    levels = np.where(flipped[:, None], 2 - levels, levels).astype(np.uint8)
     last = 3 if two_halves else 1
-    kind = np.where(empty, 0, np.where(turned, last - kind, kind))
+    kind = np.where(empty, 0, np.where(flipped, last - kind, kind))
     return _Division(levels, np.where(empty, f32(0), np.abs(scales)), kind, empty)
 
 
-def _on_points(type_: T, x: Floats, w: Floats, found: _Division, moves: Floats) -> tuple[Ints, Floats]:
-    """Numbers of the points of groups, int32[n, eights], and their scales, made anew where one is a neighbour."""
+def _snap_to_points(type_: T, x: Floats, w: Floats, found: _Division, moves: Floats) -> tuple[Ints, Floats]:
+    """Return the point numbers of groups, int32[n, eights], and scales, refitted if a point is a neighbor."""
     eights = x.shape[1] // 8
     numbers, exact = find_points(
         type_, x.reshape(-1, 8), w.reshape(-1, 8), np.repeat(found.scales, eights), moves.reshape(-1),
@@ -192,18 +193,18 @@ def _on_points(type_: T, x: Floats, w: Floats, found: _Division, moves: Floats) 
 
 
 def _values(type_: T, numbers: Ints, moves: Floats) -> Floats:
-    """What the weights of points are: −1, 0, 1, moved."""
-    found: Floats = neighbours(type_).points[numbers] - f32(1) + moves[:, :, None]
+    """Return the weights of points: −1, 0, 1, shifted."""
+    found: Floats = neighbors(type_).points[numbers] - f32(1) + moves[:, :, None]
     return found.reshape(len(numbers), -1)
 
 
 def _sums(w: Floats, q: Floats, x: Floats, row: int) -> tuple[Floats, Floats]:
-    """Sums of w · q · x and w · q², in order, of `row` elements each."""
+    """Return the sums of w · q · x and of w · q² over `row` elements each, added in order."""
     wq = w * q
     return tuple(np.add.accumulate((wq * other).reshape(-1, row), axis=1)[:, -1] for other in (x, q))  # type: ignore[return-value]
 
 
-def _shared(scales: Floats) -> tuple[Floats, Ints]:
+def _shared_scale(scales: Floats) -> tuple[Floats, Ints]:
     d = scales.max(axis=1) / f32(15)
     inverse = np.divide(f32(1), d, out=np.zeros_like(d), where=d != 0)
     levels = np.clip(nearest(f32(0.5) * (inverse[:, None] * scales - f32(1))), 0, 7)

@@ -1,4 +1,4 @@
-"""Points of four weights of eight sizes, with signs: IQ3_XXS and IQ3_S (ggml-quants.c)."""
+"""IQ3_XXS and IQ3_S: points of four weights with eight magnitudes, plus signs (ggml-quants.c)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 
 from llamado.gguf.types import TensorType as T
 from llamado.quantize.types.arithmetic import Bytes, Floats, blocks, f32, halves
-from llamado.quantize.types.iq2 import error_weights, nibbles, settled, shared_scale
+from llamado.quantize.types.iq2 import error_weights, finish_groups, nibbles, shared_scale
 from llamado.quantize.types.points import fit_points, signs
 
-_TOP = 8  # sizes of a weight
+_TOP = 8  # magnitudes of a weight
 
 
 def iq3_xxs(x: Floats, weights: Floats | None) -> Bytes:
@@ -19,7 +19,7 @@ def iq3_xxs(x: Floats, weights: Floats | None) -> Bytes:
     empty = most < f32(1e-8)
     safe = np.where(empty, f32(1), most)
     numbers, scales = fit_points(T.IQ3_XXS, left, w, safe, safe / f32(2 * _TOP - 1), tries=15, step=0.2, again="off")
-    scales, sign, numbers = settled(empty, scales, sign, numbers, 127)
+    scales, sign, numbers = finish_groups(empty, scales, sign, numbers, 127)
     d, levels = shared_scale(scales.reshape(-1, 8), 31, 15)
     packed = levels.reshape(-1).astype(np.uint32) << np.uint32(28)
     for k in range(4):
@@ -39,7 +39,7 @@ def iq3_s(x: Floats, weights: Floats | None) -> Bytes:
     empty = most == 0
     safe = np.where(empty, f32(1), most)
     numbers, scales = fit_points(T.IQ3_S, left, w, safe, safe / f32(2 * _TOP - 1), tries=9, step=0.2, again="group")
-    scales, sign, numbers = settled(empty, scales, sign, numbers, 255)
+    scales, sign, numbers = finish_groups(empty, scales, sign, numbers, 255)
     d, levels = shared_scale(scales.reshape(-1, 8), 31, 15)
     high = np.packbits((numbers >> 8).astype(np.uint8), axis=1, bitorder="little")
     return blocks(

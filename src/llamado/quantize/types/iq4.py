@@ -1,6 +1,4 @@
-"""Four bits whose levels are not equally far apart: IQ4_NL, with a scale a block, and IQ4_XS, with one a super-block
-(ggml-quants.c).
-"""
+"""Four-bit non-linear levels: IQ4_NL with a scale per block, IQ4_XS with a scale per super-block (ggml-quants.c)."""
 
 from __future__ import annotations
 
@@ -33,12 +31,12 @@ def iq4_xs(x: Floats, weights: Floats | None) -> Bytes:
 
 
 def _levels(x: Floats) -> Bytes:
-    """The numbers of the nearest levels."""
+    """Return the indices of the nearest levels."""
     return np.searchsorted(MIDDLES, x, side="right").astype(np.uint8)
 
 
 def _error_weights(x: Floats, weights: Floats | None, block: int) -> Floats:
-    """What an element's error weighs: x², or its importance · √(twice the mean square of the block + x²)."""
+    """Return the weight of an element's error: x², or importance · √(twice the mean square of the block + x²)."""
     if weights is None:
         return (x * x).reshape(-1, 32)
     sigma2 = search.group_sums(x.reshape(-1, block), squares=True) * f32(2 / block)

@@ -1,4 +1,4 @@
-"""Super-blocks of 256 weights whose groups of 16 or 32 have scales of few bits: Q2_K to Q6_K (ggml-quants.c)."""
+"""K-quants: super-blocks of 256 weights in groups of 16 or 32 with scales of few bits, Q2_K to Q6_K (ggml-quants.c)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def q2_k(x: Floats, weights: Floats | None) -> Bytes:
         levels, scales, mins = search.fit_scale_and_min(
             groups, np.abs(groups), 3, -0.5, 0.1, 15, absolute=True, bounded=False
         )
-        d, ls = _shared(scales.reshape(n, 16), 15, bound=False)
-        dmin, lm = _shared(mins.reshape(n, 16), 15, bound=False)
+        d, ls = _shared_scale(scales.reshape(n, 16), 15, bound=False)
+        dmin, lm = _shared_scale(mins.reshape(n, 16), 15, bound=False)
     else:
         w = _error_weights(x, weights, 1).reshape(-1, 16)
         levels, scales, mins = search.fit_scale_and_min(groups, w, 3, -0.9, 0.05, 36, absolute=False, bounded=True)
@@ -90,15 +90,15 @@ def q6_k(x: Floats, weights: Floats | None) -> Bytes:
 def _with_mins(
     x: Floats, weights: Floats | None, peak: int, low: float, steps: int
 ) -> tuple[Floats, Floats, Bytes, Bytes]:
-    """Scale, scale of the minima, the packed scales and minima of eight groups, and all levels, uint8[n, 256]."""
+    """Return scale, scale of the minima, packed scales and minima of eight groups, and all levels, uint8[n, 256]."""
     groups = x.reshape(-1, 32)
     n = len(groups) // 8
     if weights is None:
         mean = np.sqrt(search.group_sums(groups, squares=True) / f32(32))
         w = mean[:, None] + np.abs(groups)
         levels, scales, mins = search.fit_scale_and_min(groups, w, peak, low, 0.1, steps, absolute=False, bounded=False)
-        d, ls = _shared(scales.reshape(n, 8), 63, bound=True)
-        dmin, lm = _shared(mins.reshape(n, 8), 63, bound=True)
+        d, ls = _shared_scale(scales.reshape(n, 8), 63, bound=True)
+        dmin, lm = _shared_scale(mins.reshape(n, 8), 63, bound=True)
     else:
         w = _error_weights(x, weights, 2).reshape(-1, 32)
         levels, scales, mins = search.fit_scale_and_min(groups, w, peak, -0.9, 0.05, 36, absolute=False, bounded=True)
@@ -115,7 +115,7 @@ def _with_mins(
 
 
 def _error_weights(x: Floats, weights: Floats, twice: int) -> Floats:
-    """An element's importance · √(`twice` · mean square of its super-block + x²); float32[rows, row]."""
+    """Return importance · √(`twice` · mean square of the super-block + x²), float32[rows, row]."""
     sigma2 = f32(twice) * search_squares(x) / f32(256)
     supers = x.reshape(-1, 256)
     root = np.sqrt(sigma2[:, None] + supers * supers)
@@ -124,12 +124,12 @@ def _error_weights(x: Floats, weights: Floats, twice: int) -> Floats:
 
 
 def search_squares(x: Floats) -> Floats:
-    """Sums of squares of super-blocks, in order."""
+    """Return the sums of squares of super-blocks, added in order."""
     return search.group_sums(x.reshape(-1, 256), squares=True)
 
 
-def _shared(scales: Floats, peak: int, *, bound: bool) -> tuple[Floats, Bytes]:
-    """One scale for the scales of a super-block, from the greatest of them, and their levels 0 … `peak`."""
+def _shared_scale(scales: Floats, peak: int, *, bound: bool) -> tuple[Floats, Bytes]:
+    """Return one scale per super-block, from the largest of its scales, and their levels 0 … `peak`."""
     most = np.maximum(scales.max(axis=1), f32(0))
     iscale = np.divide(f32(peak), most, out=np.zeros_like(most), where=most > 0)
     levels = nearest(iscale[:, None] * scales).astype(np.uint8)
@@ -154,7 +154,7 @@ def _requantize(
     dmin: Floats | None = None,
     mins: Bytes | None = None,
 ) -> None:
-    """Levels anew, for the scales that a reader will find; those of groups without one stay."""
+    """Recompute levels for the rounded scales that a reader uses; groups with scale 0 keep theirs."""
     scale = (through_half(d)[:, None] * scales.astype(np.float32)).reshape(-1)
     some = scale != 0
     moved = groups
@@ -168,6 +168,6 @@ def _requantize(
 
 
 def _quarters(levels: Bytes) -> Bytes:
-    """Levels of two bits, four to a byte: each half of a super-block has its quarters above one another."""
+    """Pack four 2-bit levels per byte: each half of a super-block is divided into quarters, lowest bits first."""
     q = levels.reshape(len(levels), 2, 4, 32)
     return (q[:, :, 0] | (q[:, :, 1] << 2) | (q[:, :, 2] << 4) | (q[:, :, 3] << 6)).reshape(len(levels), 64)

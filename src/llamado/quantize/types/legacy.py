@@ -1,6 +1,7 @@
-"""Blocks with one scale, and perhaps a least value: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0; one and two bits: Q1_0, Q2_0.
+"""Blocks with one scale and optional minimum: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0; one and two bits: Q1_0, Q2_0.
 
-Without weights scales follow from the extremes of a block (simple.py); with them they are searched for (ggml-quants.c).
+Without importance, scales are computed from the extremes of a block (simple.py); with importance, they are searched
+(ggml-quants.c).
 """
 
 from __future__ import annotations
@@ -23,33 +24,33 @@ from llamado.quantize.types.arithmetic import (
 
 
 def q8_0(x: Floats, _: Floats | None) -> Bytes:
-    return _rounded(x, T.Q8_0)
+    return _quantize_rows(x, T.Q8_0)
 
 
 def q4_0(x: Floats, weights: Floats | None) -> Bytes:
     if weights is None:
-        return _rounded(x, T.Q4_0)
+        return _quantize_rows(x, T.Q4_0)
     d, levels = _symmetric(x, weights, 8)
     return blocks(halves(d), pairs(levels))
 
 
 def q5_0(x: Floats, weights: Floats | None) -> Bytes:
     if weights is None:
-        return _rounded(x, T.Q5_0)
+        return _quantize_rows(x, T.Q5_0)
     d, levels = _symmetric(x, weights, 16)
     return blocks(halves(d), top_bits(levels, 4), pairs(levels))
 
 
 def q4_1(x: Floats, weights: Floats | None) -> Bytes:
     if weights is None:
-        return _rounded(x, T.Q4_1)
+        return _quantize_rows(x, T.Q4_1)
     d, least, levels = _from_least(x, weights, 15)
     return blocks(halves(d), halves(least), pairs(levels))
 
 
 def q5_1(x: Floats, weights: Floats | None) -> Bytes:
     if weights is None:
-        return _rounded(x, T.Q5_1)
+        return _quantize_rows(x, T.Q5_1)
     d, least, levels = _from_least(x, weights, 31)
     return blocks(halves(d), halves(least), top_bits(levels, 4), pairs(levels))
 
@@ -68,26 +69,26 @@ def q2_0(x: Floats, _: Floats | None) -> Bytes:
 
 
 def error_weights(x: Floats, weights: Floats) -> Floats:
-    """What an element's error weighs: its importance · √(mean square of its row + x²); float32[n, row]."""
+    """Return the weight of an element's error: importance · √(mean square of its row + x²); float32[n, row]."""
     square = x * x
     mean = np.add.accumulate(square, axis=1)[:, -1] / f32(x.shape[1])
     return weights * np.sqrt(mean[:, None] + square)
 
 
-def _rounded(x: Floats, target: T) -> Bytes:
+def _quantize_rows(x: Floats, target: T) -> Bytes:
     rows = np.ascontiguousarray(x, np.float32).view(np.uint8)
-    found, _ = simple.rounded(rows, T.F32, x.shape[1], target)
+    found, _ = simple.quantize_rows(rows, T.F32, x.shape[1], target)
     return found
 
 
 def _symmetric(x: Floats, weights: Floats, peak: int) -> tuple[Floats, Bytes]:
-    """Scales, and levels 0 … 2·peak − 1 of which `peak` is zero."""
+    """Return scales, and levels 0 … 2·peak − 1, where `peak` stands for zero."""
     levels, d = search.fit_scale(x.reshape(-1, 32), error_weights(x, weights).reshape(-1, 32), peak)
     return d, levels
 
 
 def _from_least(x: Floats, weights: Floats, peak: int) -> tuple[Floats, Floats, Bytes]:
-    """Scales, least values, and levels 0 … `peak` above them."""
+    """Return scales, minima, and levels 0 … `peak` above the minimum."""
     levels, d, least = search.fit_scale_and_min(
         x.reshape(-1, 32), error_weights(x, weights).reshape(-1, 32), peak, -0.9, 0.05, 36,
         absolute=False, bounded=True,

@@ -1,4 +1,4 @@
-"""The search for a scale where levels are not equally far apart (IQ4_NL's; ggml-quants.c)."""
+"""Scale search for IQ4_NL's non-linear levels (ggml-quants.c)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _TRIES = 7
 
 @kernel("x", "weights", "scales", "n")
 def scale_of_levels(c: Code, a: SimpleNamespace, work: Work) -> None:
-    """x ≈ scale · LEVELS[…] in groups of 32, by weighted squares of errors: scales at which the largest element falls
-    on −127 ± 7 are tried, each improved by linear regression.
+    """Kernel: fit x ≈ scale · LEVELS[…] in groups of 32 by weighted squared errors.
+
+    Scales that map the largest element to −127 ± 7 are tried, each improved by linear regression.
     """
     size = 32
     with c.range(0, a.n) as group:
@@ -56,7 +57,7 @@ def scale_of_levels(c: Code, a: SimpleNamespace, work: Work) -> None:
 
 
 def fit_levels(x: Floats, weights: Floats) -> Floats:
-    """Scales of groups of 32: float32[n]."""
+    """Return the scales of groups of 32: float32[n]."""
     groups, weights = padded(x), padded(weights)
     scales = np.empty(len(groups), np.float32)
     call(scale_of_levels, {"x": groups, "weights": weights, "scales": scales, "n": len(groups) // LANES})

@@ -1,4 +1,4 @@
-"""Weights as floats: F32, F16, BF16."""
+"""Unquantized weights: F32, F16, BF16."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Points of a codebook for four or eight weights at a time: the nearest ones, and the scale that fits them best.
+"""Codebook points for four or eight weights at a time: nearest points and best scale.
 
-Weights whose nearest levels are no point of the codebook get one of the points next to those levels: next in the
-lattice, at the few least distances there are (`Neighbours`), compared by what their errors weigh (ggml-quants.c,
+If the nearest levels of some weights are not a point of the codebook, a neighbor in the lattice replaces them: the
+points at the few smallest distances (`Neighbors`) are compared by weighted error (ggml-quants.c,
 `iq2_find_best_neighbour` and the searches around it).
 """
 
@@ -22,17 +22,17 @@ from llamado.gguf.types import TensorType as T
 from llamado.quantize.types.arithmetic import Floats, Ints
 from llamado.quantize.types.search import LANES, F32xN, I8xN, I32xN, call, clamp, nearest
 
-_BLOCKS = 1 << 10  # more than a list of neighbours has blocks of sixteen
+_BLOCKS = 1 << 10  # exceeds the number of 16-entry blocks in any list of neighbors
 _DISTANCES = {T.IQ2_XXS: 2, T.IQ2_XS: 2, T.IQ2_S: 1, T.IQ1_S: 3, T.IQ1_M: 3, T.IQ3_XXS: 2, T.IQ3_S: 3}
 
 
-class Neighbours(NamedTuple):
-    """Where in a codebook to look for some levels.
+class Neighbors(NamedTuple):
+    """Lookup from levels to codebook points.
 
-    `place`, by the number whose digits are the levels: the number of the point; where they are none, −1 − the first
-    block of neighbours · 1024 − how many blocks. A block is sixteen neighbours, the nearest first: `levels`
-    int8[blocks, dims, 16] (the last block is filled with the first neighbour) and `numbers` int32[blocks, 16].
-    `points`: the levels of all points, float32[points, dims]. Levels count from 0.
+    `place` is indexed by the number whose digits are the levels. It holds the number of the point, or, if the levels
+    are not a point, −1 − the first block of neighbors · 1024 − the number of blocks. A block has sixteen neighbors, the
+    nearest first: `levels` int8[blocks, dims, 16] (the last block is padded with the first neighbor) and `numbers`
+    int32[blocks, 16]. `points`: the levels of all points, float32[points, dims]. Levels count from 0.
     """
 
     base: int
@@ -44,8 +44,8 @@ class Neighbours(NamedTuple):
 
 
 @cache
-def neighbours(type_: T) -> Neighbours:
-    """Those of a type's codebook."""
+def neighbors(type_: T) -> Neighbors:
+    """Return the lookup of a type's codebook."""
     book = codebook(type_)
     base, dims = len(book.levels), book.weights
     points = np.searchsorted(book.levels, np.array(book.points)).astype(np.int32)
@@ -75,10 +75,10 @@ def neighbours(type_: T) -> Neighbours:
     place[off] = -1 - (first[:-1] * _BLOCKS + blocks)
     numbers = filled.reshape(-1, LANES).astype(np.int32)
     levels = points[numbers].swapaxes(1, 2).astype(np.int8)
-    return Neighbours(base, dims, place, np.ascontiguousarray(levels), numbers, points.astype(np.float32))
+    return Neighbors(base, dims, place, np.ascontiguousarray(levels), numbers, points.astype(np.float32))
 
 
-def _fields(book: Neighbours) -> dict[str, NDArray[Any]]:
+def _fields(book: Neighbors) -> dict[str, NDArray[Any]]:
     return {"place": book.place, "near": book.levels, "numbers": book.numbers, "points": book.points}
 
 
@@ -92,7 +92,7 @@ def _nearest_of(
     slope: float,
     shift: Value,
 ) -> Value:
-    """The number of the neighbour q with the least Σ w · (scale · (slope · q + shift) − x)², the first of equals."""
+    """Return the number of the neighbor q with the least Σ w · (scale · (slope · q + shift) − x)²; ties: the first."""
     code = -(place + 1)
     first, blocks = (code >> 10).zext(I32._replace(elem="i64")), (code & (_BLOCKS - 1)).zext(I32._replace(elem="i64"))
     xs, ws = [v.splat(LANES) for v in x], [v.splat(LANES) for v in w]
@@ -125,7 +125,7 @@ def _nearest_of(
 
 
 def _sum(c: Code, v: Value) -> Value:
-    """The sum of the lanes of integers."""
+    """Return the sum of integer lanes."""
     lanes = v.type.lanes
     while lanes > 2:
         lanes //= 2
@@ -137,11 +137,11 @@ def _sum(c: Code, v: Value) -> Value:
 def scale_and_points(
     c: Code, a: SimpleNamespace, work: Work, *, size: int, dims: int, base: int, tries: int, step: float, again: str
 ) -> None:
-    """x ≈ scale · (2q + 1), q the levels of `size`/`dims` points, by weighted squares of errors.
+    """Kernel: fit x ≈ scale · (2q + 1), where q are the levels of `size`/`dims` points, by weighted squared errors.
 
-    Scales `most` / (2·`base` − 1 + s · `step`), |s| ≤ `tries`, round x to levels; the best one by linear regression is
-    taken, and points are looked for with it once more: `again` for "all", for "all" of a group where one was "off" the
-    codebook, or for those "off" it.
+    The scales `most` / (2·`base` − 1 + s · `step`), |s| ≤ `tries`, round x to levels; the best one by linear regression
+    is used. Points are then searched again with it, depending on `again`: "all": all points; "group": all points of a
+    group with one off the codebook; "off": only those off the codebook.
     """
     parts = size // dims
     vector, whole = F32._replace(lanes=dims), I32._replace(lanes=dims)
@@ -152,7 +152,7 @@ def scale_and_points(
         most = c.load(F32, a.most + g * 4)
 
         def point(k: int, inverse: Value, scale: Value) -> tuple[Value, Value]:
-            """The number of the point for part k, and its place: negative where it is a neighbour."""
+            """Return the number of the point for part k, and its place, which is negative for a neighbor."""
             v = c.load(vector, xs + 4 * dims * k)
             l = clamp(c, nearest(c, (inverse.splat(dims) * v - 1.0) * 0.5), 0, base - 1)  # noqa: E741
             number = _sum(c, l * c.const(whole, powers))
@@ -205,8 +205,8 @@ def scale_and_points(
 def fit_points(
     type_: T, x: Floats, weights: Floats, most: Floats, start: Floats, *, tries: int, step: float, again: str
 ) -> tuple[Ints, Floats]:
-    """Numbers of points, int32[n, points], and scales of groups (`scale_and_points`)."""
-    book = neighbours(type_)
+    """Return point numbers, int32[n, points], and scales of groups (see `scale_and_points`)."""
+    book = neighbors(type_)
     n, size = x.shape
     found, scales = np.empty((n, size // book.dims), np.int32), np.empty(n, np.float32)
     arrays = {"x": x, "weights": weights, "roots": np.sqrt(weights), "most": most, "start": start}
@@ -219,10 +219,10 @@ def fit_points(
 
 
 def signs(x: Floats, weights: Floats, *, even: bool) -> tuple[Floats, Ints]:
-    """|x| and the signs of each eight, a bit each, uint8[n, row / 8].
+    """Return |x| and the signs of each eight elements as bits, uint8[n, row / 8].
 
-    With `even` an even number of signs is kept: the element whose error weighs least has the other one, and is negative
-    in what is left.
+    With `even`, the number of negative signs is made even: the element with the smallest weighted error gets the wrong
+    sign, and is negative in the first result.
     """
     eights = x.reshape(-1, 8)
     negative = eights < 0
@@ -238,7 +238,7 @@ def signs(x: Floats, weights: Floats, *, even: bool) -> tuple[Floats, Ints]:
 
 @kernel("x", "weights", "scales", "shifts", "levels", "place", "near", "numbers", "points", "found", "n")
 def nearest_points(c: Code, a: SimpleNamespace, work: Work, *, dims: int, base: int) -> None:
-    """The point for levels, or, where they are none, the neighbour nearest to x at scale · (level − 1 + shift)."""
+    """Kernel: the point for levels, or the neighbor nearest to x at scale · (level − 1 + shift)."""
     powers = [base**k for k in range(dims)]
     with c.range(0, a.n) as g:
         levels = c.load(I8._replace(lanes=dims), a.levels + g * dims).zext(I32._replace(lanes=dims))
@@ -254,8 +254,8 @@ def nearest_points(c: Code, a: SimpleNamespace, work: Work, *, dims: int, base: 
 def find_points(
     type_: T, x: Floats, weights: Floats, scales: Floats, shifts: Floats, levels: Ints
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Numbers of points, int32[n], for levels uint8[n, 8], and whether they are these levels (`nearest_points`)."""
-    book = neighbours(type_)
+    """Return point numbers, int32[n], for levels uint8[n, 8], and whether they match exactly (see `nearest_points`)."""
+    book = neighbors(type_)
     n = len(x)
     found = np.empty(n, np.int32)
     arrays = {"x": x, "weights": weights, "scales": scales, "shifts": shifts}

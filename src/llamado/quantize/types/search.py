@@ -1,8 +1,8 @@
-"""The searches behind quantized types: scale, least value and levels of small groups of weights, by least error.
+"""Searches for scale, minimum and levels of small groups of weights with the least error.
 
-They are those of llama.cpp (ggml-quants.c), whose files must come out byte for byte: every sum runs over a group in
-order, in float32, each operation rounded by itself. Sixteen groups lie side by side in the lanes of a vector, so that
-the order within a group costs nothing. What differs from group to group is chosen by masks.
+They replicate llama.cpp's (ggml-quants.c) byte for byte: every sum runs over a group in order, in float32, with each
+operation rounded separately. Sixteen groups are side by side in the lanes of a vector, so the order within a group
+costs nothing. Differences between groups are handled by masks.
 
 Arrays: groups are float32[n, size], their levels uint8[n, size].
 """
@@ -25,12 +25,12 @@ from llamado.quantize.types.arithmetic import Bytes, Floats
 LANES = 16
 F32xN, I32xN, I8xN = Type("f32", LANES), Type("i32", LANES), Type("i8", LANES)
 NOTHING = 1e-15
-"""Groups of weights smaller than this are zeros (GROUP_MAX_EPS)."""
+"""Groups whose weights are smaller than this become zeros (GROUP_MAX_EPS)."""
 _ROUNDING = 12582912.0  # 1.5 · 2²³: adding it leaves the nearest integer in the low bits of the sum
 
 
 def nearest(c: Code, v: Value) -> Value:
-    """The nearest integer, ties to even, as int32; beyond ±2²² what the low bits of the sum happen to be."""
+    """Round to the nearest integer, ties to even, as int32; beyond ±2²² the low bits of the sum are returned."""
     whole = v.type._replace(elem="i32")
     return ((v + _ROUNDING).bits(whole) & 0x7FFFFF) - 0x400000
 
@@ -40,7 +40,7 @@ def clamp(c: Code, l: Value, low: int, high: int) -> Value:  # noqa: E741
 
 
 def side_by_side(c: Code, address: Value, size: int) -> Value:
-    """Scratch with element i of sixteen groups at 64·i, the groups lying one behind another at `address`."""
+    """Transpose sixteen consecutive groups at `address` to scratch, with element i of all groups at 64·i."""
     to = c.scratch(4 * LANES * size)
     for k in range(0, size, 8):
         halves = []
@@ -58,7 +58,7 @@ def _store_levels(c: Code, address: Value, i: int, level: Value) -> None:
 
 @kernel("x", "y", "n")
 def sums(c: Code, a: SimpleNamespace, work: Work, *, size: int, squares: bool) -> None:
-    """y = the sum of each group's elements, or of their squares."""
+    """Kernel: y = the sum of each group's elements, or of their squares."""
     with c.range(0, a.n) as group:
         xs = side_by_side(c, a.x + group * (4 * LANES * size), size)
         total = c.var(c.const(F32xN, 0.0))
@@ -82,10 +82,10 @@ def scale_and_min(
     absolute: bool,
     bounded: bool,
 ) -> None:
-    """x ≈ scale · level − min with levels 0 … `peak` and min ≥ 0, by weighted squares (or `absolute` values) of errors.
+    """Kernel: fit x ≈ scale · level − min, levels 0 … `peak`, min ≥ 0, by weighted squared (or `absolute`) errors.
 
     Tries the scales (peak + low + step · s) / (max − min), s = 0 … `steps`, each improved by linear regression
-    (make_qkx2_quants; `bounded`: make_qkx3_quants, which bounds what is rounded).
+    (make_qkx2_quants; `bounded`: make_qkx3_quants, which bounds the value before rounding).
     """
     with c.range(0, a.n) as group:
         xs = side_by_side(c, a.x + group * (4 * LANES * size), size)
@@ -123,7 +123,7 @@ def scale_and_min(
             c.store(held + 64 * i, l.to(F32xN))
         best = c.var(error(scale, least))
         best_scale, best_min = c.var(scale), c.var(least)
-        # what the levels of the best one were made with
+        # the parameters of the best levels
         best_iscale, from_min = c.var(iscale), c.var(least)
         is_first = c.var(c.const(Type("i32", LANES), 1))
         with c.range(0, steps + 1) as s:
@@ -168,7 +168,7 @@ def scale_and_min(
 
 
 def largest_lanes(c: Code, xs: Value, size: int) -> tuple[Value, Value]:
-    """The first element of greatest magnitude, with its sign, and the magnitude."""
+    """Return the first element of greatest magnitude, with its sign, and the magnitude."""
     zero = c.const(F32xN, 0.0)
     most, magnitude = zero, zero
     for i in range(size):
@@ -181,7 +181,7 @@ def largest_lanes(c: Code, xs: Value, size: int) -> tuple[Value, Value]:
 
 @kernel("x", "weights", "levels", "scales", "n")
 def scale_only(c: Code, a: SimpleNamespace, work: Work, *, size: int, peak: int, weighted: bool) -> None:
-    """x ≈ scale · (level − peak) with levels 0 … 2·peak − 1, by weighted squares of errors; else by those times x².
+    """Kernel: fit x ≈ scale · (level − peak), levels 0 … 2·peak − 1, by weighted squared errors; unweighted: times x².
 
     Tries −(peak + s/10) / max, s = −9 … 9, each improved by linear regression (make_qx_quants).
     """
@@ -221,7 +221,7 @@ def scale_only(c: Code, a: SimpleNamespace, work: Work, *, size: int, peak: int,
 
 @kernel("x", "levels", "scales", "n")
 def scale_by_turns(c: Code, a: SimpleNamespace, work: Work, *, size: int, peak: int) -> None:
-    """As `scale_only` without weights, but levels are improved one by one, five times round (make_q3_quants)."""
+    """Kernel: as `scale_only` without weights, but improve levels one by one, in five rounds (make_q3_quants)."""
     with c.range(0, a.n) as group:
         xs = side_by_side(c, a.x + group * (4 * LANES * size), size)
         held = c.scratch(4 * LANES * size)
@@ -236,7 +236,7 @@ def scale_by_turns(c: Code, a: SimpleNamespace, work: Work, *, size: int, peak: 
             c.store(held + 64 * i, l)
             w = x * x
             sum_lx.value, sum_l2.value = sum_lx.value + w * x * l, sum_l2.value + w * l * l
-        with c.range(0, 5):  # a round that changes nothing is followed by such rounds
+        with c.range(0, 5):  # rounds after one without changes have no effect
             for i in range(size):
                 x, l = c.load(F32xN, xs + 64 * i), c.load(F32xN, held + 64 * i)  # noqa: E741
                 w = x * x
@@ -259,8 +259,9 @@ def scale_by_turns(c: Code, a: SimpleNamespace, work: Work, *, size: int, peak: 
 
 @kernel("x", "weights", "levels", "scales", "n")
 def positive(c: Code, a: SimpleNamespace, work: Work, *, size: int, peak: int) -> None:
-    """x ≈ scale · level with levels 0 … `peak`, for the scales of groups: a few scales are tried, then levels are
-    improved one by one (make_qp_quants).
+    """Kernel: fit x ≈ scale · level with levels 0 … `peak`, for the scales of groups (make_qp_quants).
+
+    A few scales are tried, then levels are improved one by one.
     """
     with c.range(0, a.n) as group:
         xs = side_by_side(c, a.x + group * (4 * LANES * size), size)
@@ -319,7 +320,7 @@ def positive(c: Code, a: SimpleNamespace, work: Work, *, size: int, peak: int) -
         c.store(a.scales + group * (4 * LANES), c.select(nothing, zero, scale))
 
 
-# --- called from Python ---------------------------------------------------------------------------------------------
+# --- called from Python -----------------------------------------------------------------------------------------------
 
 _lock = threading.Lock()
 
@@ -335,7 +336,7 @@ def _function(which: Kernel, parameters: tuple[tuple[str, Any], ...]) -> Callabl
 
 
 def call(which: Kernel, fields: dict[str, NDArray[Any] | int | float], **parameters: Any) -> None:
-    """Runs a kernel on this thread, without the interpreter's lock."""
+    """Run a kernel on this thread, without the GIL."""
     with _lock:
         function = _function(which, tuple(sorted(parameters.items())))
     values = {key: value.ctypes.data if isinstance(value, np.ndarray) else value for key, value in fields.items()}
@@ -362,7 +363,7 @@ def _search(
 
 
 def group_sums(x: Floats, *, squares: bool) -> Floats:
-    """Each row's sum, or that of its squares, in order: float32[n]."""
+    """Return each row's sum, or that of its squares, added in order: float32[n]."""
     groups = padded(x)
     y = np.empty(len(groups), np.float32)
     call(sums, {"x": groups, "y": y, "n": len(groups) // LANES}, size=x.shape[1], squares=squares)
@@ -372,7 +373,7 @@ def group_sums(x: Floats, *, squares: bool) -> Floats:
 def fit_scale_and_min(
     x: Floats, weights: Floats, peak: int, low: float, step: float, steps: int, *, absolute: bool, bounded: bool
 ) -> tuple[Bytes, Floats, Floats]:
-    """Levels, scales and minima (`scale_and_min`)."""
+    """Return levels, scales and minima (see `scale_and_min`)."""
     levels, scales, mins = _search(
         scale_and_min, [("x", x), ("weights", weights)], ["scales", "mins"],
         peak=peak, low=low, step=step, steps=steps, absolute=absolute, bounded=bounded,
@@ -381,7 +382,7 @@ def fit_scale_and_min(
 
 
 def fit_scale(x: Floats, weights: Floats | None, peak: int) -> tuple[Bytes, Floats]:
-    """Levels and scales (`scale_only`)."""
+    """Return levels and scales (see `scale_only`)."""
     given = x if weights is None else weights
     levels, scales = _search(
         scale_only, [("x", x), ("weights", given)], ["scales"], peak=peak, weighted=weights is not None
@@ -390,12 +391,12 @@ def fit_scale(x: Floats, weights: Floats | None, peak: int) -> tuple[Bytes, Floa
 
 
 def fit_scale_by_turns(x: Floats, peak: int) -> tuple[Bytes, Floats]:
-    """Levels and scales (`scale_by_turns`)."""
+    """Return levels and scales (see `scale_by_turns`)."""
     levels, scales = _search(scale_by_turns, [("x", x)], ["scales"], peak=peak)
     return levels, scales
 
 
 def fit_positive(x: Floats, weights: Floats, peak: int) -> tuple[Bytes, Floats]:
-    """Levels and scales (`positive`)."""
+    """Return levels and scales (see `positive`)."""
     levels, scales = _search(positive, [("x", x), ("weights", weights)], ["scales"], peak=peak)
     return levels, scales

@@ -1,4 +1,4 @@
-"""Weights −1, 0 and 1 times a scale: TQ1_0, five to a byte, and TQ2_0, four to a byte (ggml-quants.c)."""
+"""Ternary weights −1, 0 and 1 times a scale: TQ1_0, five per byte, and TQ2_0, four per byte (ggml-quants.c)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def tq1_0(x: Floats, _: Floats | None) -> Bytes:
         q: Bytes = np.zeros((n, part.shape[2]), np.uint8)
         for digit in part.swapaxes(0, 1):
             q = q * 3 + digit
-        if part.shape[1] == 4:  # the first one stands highest in all bytes
+        if part.shape[1] == 4:  # the first digit is the most significant one in all bytes
             q = q * 3
         packed.append(((q.astype(np.uint16) * 256 + 242) // 243).astype(np.uint8))
     return blocks(*packed, halves(d))
@@ -30,7 +30,7 @@ def tq2_0(x: Floats, _: Floats | None) -> Bytes:
 
 
 def _trits(x: Floats) -> tuple[Floats, Bytes]:
-    """Scales, and −1, 0, 1 as 0, 1, 2."""
+    """Return scales, and −1, 0, 1 as 0, 1, 2."""
     x = x.reshape(-1, 256)
     d = np.abs(x).max(axis=1)
     return d, (round_away(x * inverse(d)[:, None]) + 1).astype(np.uint8)

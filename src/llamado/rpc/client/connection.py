@@ -36,6 +36,7 @@ from llamado.rpc.wire import (
     Response,
     ResponseReader,
     TensorData,
+    Upgrade,
     WireError,
     spoken,
     write_request,
@@ -44,12 +45,14 @@ from llamado.rpc.wire import (
 log = logging.getLogger("llamado.rpc")
 
 REPLY_TIMEOUT = 120.0
-"""Seconds without a byte in either direction while an answer is due; a graph may take long."""
+"""Seconds that an answer may take; a graph may take long."""
 _HOLD = 64 << 10
 """Bytes of writes held back at most."""
 _BULK_CHUNK = 4 << 20
 """Bytes of a weight sent between two reports of progress."""
 _READ = 64 << 10
+_SLOWEST = 64 << 10
+"""Bytes per second that a link has at least: what takes longer than that beyond the reply timeout never comes."""
 ALIVE_TIMEOUT = 2.0
 """Seconds after which a worker that says nothing is lost."""
 
@@ -113,8 +116,10 @@ class WorkerConnection:
         self._reader = ResponseReader()
         self._on_lost: list[Callable[[str], None]] = []
         self._closed = self._drains = self._greeted = False
-        self._moved = time.monotonic()
-        self._busy_sending = False
+        self._sent = self._awaited = time.monotonic()
+        """When something was last sent, and since when the first of the answers that are due is awaited."""
+        self._sending = 0
+        """Bytes that are being sent."""
         self._watch = LivenessMonitor(self, self._transport, None, patience)
         self._receiver = threading.Thread(target=self._receive, name=f"rpc {endpoint}", daemon=True)
         self._receiver.start()
@@ -156,6 +161,10 @@ class WorkerConnection:
         if self._said is not None:
             self._said.protocol = protocol
         self.own, self.linked, self.own_files = response.ours, response.linked, response.own_files
+        if self.own:
+            # Also if it changes nothing: it tells the worker that this is no client of ggml's.
+            self.send(write_request(Upgrade(LATEST.major)))
+            self.protocol = LATEST
         self.tells_numerics = response.tells_numerics
 
     # --- sending ------------------------------------------------------------------------------------------------------
@@ -240,7 +249,7 @@ class WorkerConnection:
             with self._state:
                 self._check()
                 if not self._due:
-                    self._moved = time.monotonic()
+                    self._awaited = time.monotonic()
                 self._due.append(_Due(future, target))
                 self._reader.expect(COMMANDS[type(request)], 0 if target is None else target.nbytes)
             self.send(write_request(request))
@@ -261,15 +270,16 @@ class WorkerConnection:
         if self._said is not None:
             for piece in pieces:
                 self._said.take(piece)
-        self._moved = time.monotonic()
-        self._busy_sending = True
+        self._sent = time.monotonic()
+        self._sending = sum(map(len, pieces))
         try:
             self._transport.send(pieces)
         except OSError as error:
             self.lose(_reason(error))
             raise self._loss() from error
         finally:
-            self._busy_sending = False
+            self._sent = time.monotonic()
+            self._sending = 0
 
     def _check(self) -> None:
         if self.lost is not None:
@@ -288,7 +298,6 @@ class WorkerConnection:
                 n = self._transport.recv_into(buffer)
                 if not n:
                     raise EOFError
-                self._moved = time.monotonic()
                 self._reader.feed(buffer[:n])
         except EOFError:
             self.lose("it closed the connection")
@@ -324,13 +333,13 @@ class WorkerConnection:
                 n = self._transport.recv_into(view[at:])
                 if not n:
                     raise EOFError
-                self._moved = time.monotonic()
                 self._reader.bypass(n)
                 at += n
         with self._state:
             if self.lost is not None:  # its future has failed already
                 raise EOFError
             self._due.popleft()
+            self._awaited = time.monotonic()
         due.future.set_result(result)
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -371,9 +380,18 @@ class WorkerConnection:
         return DeviceLost(self.name, self.lost.why)
 
     def stalled(self) -> float:
-        """Seconds for which nothing has moved although something should."""
-        due = bool(self._due) or self._busy_sending
-        return time.monotonic() - self._moved if due else 0.0
+        """Seconds for which an answer is due, or bytes are not taken, beyond what a slow link takes for its bytes.
+
+        Bytes of an answer that come now and then do not count: a worker could go on like that for ever.
+        """
+        now = time.monotonic()
+        if self._sending:
+            return now - self._sent - self._sending / _SLOWEST
+        with self._state:
+            if not self._due:
+                return 0.0
+            target = self._due[0].target
+            return now - max(self._awaited, self._sent) - (0 if target is None else target.nbytes / _SLOWEST)
 
     @property
     def round_trip(self) -> float | None:
@@ -382,7 +400,12 @@ class WorkerConnection:
 
     @property
     def reply_timeout(self) -> float:
+        """Seconds that an answer may take."""
         return self._reply_timeout
+
+    @reply_timeout.setter
+    def reply_timeout(self, seconds: float) -> None:
+        self._reply_timeout = seconds
 
     def close(self) -> None:
         """Ends the connection; what is pending fails. The worker takes back all its memory."""

@@ -79,6 +79,11 @@ _MOST_STEPS = 8
 """Pieces an overlapping copy is cut into at most; beyond that it goes through other memory."""
 _COPY_STEP = 1 << 30
 _INPUT = int(TensorFlag.INPUT)
+_MOST_DEVICES = 64
+_MOST_ALIGNMENT = 1 << 20
+_ADDRESSES = 1 << 64
+_MOST_BYTES = 1 << 62
+"""Bytes of memory that are believed: sums of a few stay within the 64 bits of the wire."""
 
 # Operations whose results may need more memory than their bytes on some back ends; ggml's client asks for the same.
 _MAY_EXPAND = frozenset({Op.FLASH_ATTN_EXT, Op.MUL_MAT, Op.MUL_MAT_ID, Op.CUMSUM, Op.ARGSORT, Op.TOP_K})
@@ -161,10 +166,13 @@ def connect(
         patience = timeout if greeting is None else greeting
         try:
             count = connection.call(DeviceCount(), Number, patience).value
+            if count > _MOST_DEVICES:
+                raise DeviceError(f"{endpoint} says that it has {count:,} devices; {_MOST_DEVICES} are the most")
+            names = [f"RPC{first_number + i}[{endpoint}]" for i in range(count)]
+            devices = [RemoteDevice(shared, i, name, patience) for i, name in enumerate(names)]
         except TimeoutError:
             message = f"{endpoint} greets, and does not say within {patience:g} s which devices it has: is it stopped?"
             raise ConnectError(message) from None
-        devices = [RemoteDevice(shared, i, f"RPC{first_number + i}[{endpoint}]") for i in range(min(count, 256))]
         for device in devices:
             device.hashes = {} if hashes is None else hashes
             device.there.digests = {} if digests is None else digests
@@ -183,7 +191,8 @@ class RemoteDevice:
     Everything fails with DeviceLost once the worker is gone. `own`: the worker is ours, not ggml's.
     """
 
-    def __init__(self, shared: _Shared, number: int, name: str) -> None:
+    def __init__(self, shared: _Shared, number: int, name: str, patience: float) -> None:
+        """Raise TimeoutError if an answer takes more than `patience` seconds."""
         self._shared, self._number = shared, number
         self._connection = connection = shared.connection
         self.name = name
@@ -196,12 +205,15 @@ class RemoteDevice:
         """FNV-1a of weights by name; what is computed is added."""
         self.there = OwnWeights(connection, {})
         """What the worker has in files of its own."""
-        self._alignment = max(1, connection.answer(alignment, Number).value)
-        self._max_size = connection.answer(max_size, Number).value or 1 << 63
+        self._alignment = max(1, connection.answer(alignment, Number, patience).value)
+        if self._alignment > _MOST_ALIGNMENT:
+            raise DeviceError(f"{name} wants its memory aligned to {self._alignment} bytes; is it a worker?")
+        self._max_size = min(connection.answer(max_size, Number, patience).value or _MOST_BYTES, _MOST_BYTES)
         self.numerics: str | None = None
         """What the worker says that bits depend on; of ggml's, which does not, None."""
         if numerics is not None:
-            self.numerics = connection.answer(numerics, Numerics).words.rstrip(b"\0").decode("utf-8", "replace") or None
+            words = connection.answer(numerics, Numerics, patience).words
+            self.numerics = words.rstrip(b"\0").decode("utf-8", "replace") or None
         self._buffers: set[RemoteBuffer] = set()
         self._compute: RemoteBuffer | None = None
         self._prepared: OrderedDict[int, _Prepared] = OrderedDict()
@@ -271,7 +283,7 @@ class RemoteDevice:
     def memory(self) -> tuple[int, int]:
         """Bytes free and in all, as the worker counts them."""
         memory = self._connection.call(GetDeviceMemory(self._number), DeviceMemory)
-        return memory.free, memory.total
+        return min(memory.free, _MOST_BYTES), min(memory.total, _MOST_BYTES)
 
     def close(self) -> None:
         """Gives all memory back; with the last device of a worker the connection ends."""
@@ -291,6 +303,10 @@ class RemoteDevice:
     def batch(self) -> AbstractContextManager[None]:
         """What is asked inside leaves in one piece at the end; wait for no future inside."""
         return self._connection.batch()
+
+    def expect_answers(self, seconds: float) -> None:
+        """Lose the worker once one of its answers takes longer."""
+        self._connection.reply_timeout = seconds
 
     def flush(self) -> None:
         """Sends writes that are held back for the next request."""
@@ -405,9 +421,13 @@ class RemoteDevice:
                 for one in given:
                     connection.send(write_request(BufferClear(one.ptr, 0)))
         buffers = [
-            RemoteBuffer(self, one.ptr, connection.answer(base, Number).value, one.size)
+            RemoteBuffer(self, one.ptr, connection.answer(base, Number).value, min(one.size, _MOST_BYTES))
             for one, base in zip(given, bases, strict=True)
         ]
+        for buffer in buffers:
+            if buffer.base + buffer.size > _ADDRESSES:
+                where = f"{_mb(buffer.size)} at address {buffer.base:#x}"
+                raise DeviceError(f"{self.name} gave {where}, which end beyond the last address")
         self._buffers.update(buffers)
         return buffers
 
@@ -455,7 +475,7 @@ class RemoteDevice:
                         asked[key] = connection.ask(request)
                 keys.append(key)
         for key, future in asked.items():
-            self._sizes[key] = connection.answer(future, Number).value
+            self._sizes[key] = min(connection.answer(future, Number).value, _MOST_BYTES)
         return [size if key is None else max(size, self._sizes[key]) for size, key in zip(sizes, keys, strict=True)]
 
     def _bound(self, tensor: Tensor) -> tuple[RemoteBuffer, int]:

@@ -14,7 +14,18 @@ from typing import NamedTuple, Protocol
 
 from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.transport import ConnectError, Transport, dial
-from llamado.rpc.wire import COMMANDS, DeviceCount, Hello, Request, ResponseReader, WireError, write_request
+from llamado.rpc.wire import (
+    COMMANDS,
+    LATEST,
+    DeviceCount,
+    Hello,
+    Request,
+    ResponseReader,
+    Upgrade,
+    WireError,
+    has_response,
+    write_request,
+)
 
 _ATTEMPTS = 3
 """Connections tried for signs of life: where many connect, a worker may let one go before it has asked for anything."""
@@ -61,8 +72,8 @@ class Heartbeat:
             try:
                 if self._ended:
                     raise ConnectionAbortedError("it is not asked any more")
-                # The count, too, at once: who hangs up after the greeting alone seems to want another version.
-                self._ask(Hello(), DeviceCount())
+                # UPGRADE tells the worker that this is no client of ggml's.
+                self._ask(Hello(), Upgrade(LATEST.major), DeviceCount())
                 break
             except (OSError, WireError) as error:
                 self._sock.close()
@@ -95,9 +106,10 @@ class Heartbeat:
                 return why
         return None
 
-    def _ask(self, *requests: Hello | DeviceCount) -> None:
-        for request in requests:
-            self._reader.expect(COMMANDS[type(request)])
+    def _ask(self, *requests: Hello | Upgrade | DeviceCount) -> None:
+        for command in (COMMANDS[type(request)] for request in requests):
+            if has_response(command):
+                self._reader.expect(command)
         self._sock.sendall(b"".join(map(write_request, requests)))
         while self._reader.n_expected:
             if self._reader.next() is None:

@@ -13,7 +13,7 @@ from llamado.devices.device import Device, DeviceLost
 from llamado.devices.registry import DeviceOptions, Unreachable, WaitCallback
 from llamado.errors import LlamadoError
 from llamado.gguf.types import TensorType
-from llamado.rpc.client.connection import VersionMismatch
+from llamado.rpc.client.connection import REPLY_TIMEOUT, VersionMismatch
 from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.endpoint import Endpoint, client_tls
 from llamado.rpc.known_hashes import SHA256_DIGITS, KnownHashes
@@ -175,19 +175,24 @@ class Workers:
             place = names.index(lost.name)
         return self._latest[endpoint][place]
 
-    def add(self, place: str) -> list[RemoteDevice]:
-        """The devices of one more worker, which is connected again from now on when it is lost.
+    def expect_answers(self, seconds: float | None) -> None:
+        """Lose the workers whose answers take longer from now on; None: as usual, for graphs may take long."""
+        for devices in self._latest.values():
+            devices[0].expect_answers(REPLY_TIMEOUT if seconds is None else seconds)
 
-        Raises EndpointError, ConnectError, DeviceError or VersionMismatch.
-        """
+    def open(self, place: str) -> list[RemoteDevice]:
+        """Return the devices of one more worker. Raises EndpointError, ConnectError, DeviceError or VersionMismatch."""
         endpoint = Endpoint.parse(place)
         if endpoint.tls and self._tls is None:
             self._tls = client_tls(*self._certificates)
-        found = self.reach(endpoint)
+        return self.reach(endpoint)
+
+    def add(self, place: str, devices: Sequence[Device]) -> None:
+        """Connect an opened worker again from now on when it is lost."""
+        endpoint = Endpoint.parse(place)
         if endpoint not in self._endpoints:
             self._endpoints.append(endpoint)
-        self._latest[endpoint] = found
-        return found
+        self._latest[endpoint] = [device for device in devices if isinstance(device, RemoteDevice)]
 
     def remove(self, place: str) -> None:
         """A worker that is not connected again."""

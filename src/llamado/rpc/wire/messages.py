@@ -78,6 +78,11 @@ class Command(IntEnum):
     OFFER = 0x47
     BIND = 0x48
     GET_NUMERICS = 0x49
+    UPGRADE = 0x4A
+
+
+OWN_COMMANDS = frozenset(command for command in Command if command >= 0x40)
+"""The commands that only our clients send."""
 
 
 TENSOR = np.dtype(
@@ -145,6 +150,12 @@ class Hello(NamedTuple):
     """Must be the first request of a connection."""
 
     caps: bytes = bytes(CAPS_BYTES)
+
+
+class Upgrade(NamedTuple):
+    """The protocol's major version from the next request on; only directly behind HELLO. No response."""
+
+    major: int
 
 
 class DeviceCount(NamedTuple):
@@ -419,7 +430,7 @@ Request = (
     | FreeBuffer | BufferClear | SetTensor | SetTensorHash | GetTensor | CopyTensor | InitTensor | MemsetTensor
     | GetAllocSize | GraphCompute | SetTensor2D | GetTensor2D | CommInit | CommAllReduce | CommFree
     | OpenInlet | ConnectNext | Attach | Push | Await | Deliver | CloseInlet | Offer | Bind
-    | GetNumerics
+    | GetNumerics | Upgrade
 )  # fmt: skip
 
 COMMANDS: dict[type, Command] = {
@@ -456,6 +467,7 @@ COMMANDS: dict[type, Command] = {
     Offer: Command.OFFER,
     Bind: Command.BIND,
     GetNumerics: Command.GET_NUMERICS,
+    Upgrade: Command.UPGRADE,
 }
 
 # --- responses ---

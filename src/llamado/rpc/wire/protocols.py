@@ -40,7 +40,11 @@ V7 = Protocol((7, 0, 0), frozenset(Command) - _OF_8, graphs=1, names_graphs=Fals
 V8 = Protocol((8, 0, 0), frozenset(Command), graphs=1024, names_graphs=True)
 PROTOCOLS = {protocol.major: protocol for protocol in (V7, V8)}
 LATEST = V8
-"""What public releases of llama.cpp speak."""
+"""Two of our own programs speak it."""
+FIRST = V7
+"""Version in which a worker greets clients that were never there. A ggml client aborts if the major version is not its
+own, and its HELLO does not hold it; our clients take either, and then send UPGRADE.
+"""
 SPOKEN = " and ".join(map(str, PROTOCOLS.values()))
 
 

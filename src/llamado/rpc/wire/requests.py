@@ -57,10 +57,11 @@ from llamado.rpc.wire.messages import (
     SetTensor,
     SetTensor2D,
     SetTensorHash,
+    Upgrade,
     WireError,
     WireTensor,
 )
-from llamado.rpc.wire.protocols import LATEST, Protocol
+from llamado.rpc.wire.protocols import LATEST, PROTOCOLS, SPOKEN, Protocol
 
 _HEAD = struct.Struct("<BQ")
 _SIZE = struct.Struct("<Q")
@@ -86,6 +87,7 @@ _PLAIN: dict[Command, tuple[struct.Struct, type]] = {
     Command.BUFFER_CLEAR: (struct.Struct("<QB"), BufferClear),
     Command.COMM_FREE: (_U32, CommFree),
     Command.GET_NUMERICS: (_U32, GetNumerics),
+    Command.UPGRADE: (_U32, Upgrade),
     Command.OPEN_INLET: (struct.Struct("<"), OpenInlet),
     Command.ATTACH: (struct.Struct(f"<{TICKET_BYTES}s"), Attach),
     Command.CLOSE_INLET: (struct.Struct(f"<{TICKET_BYTES}s"), CloseInlet),
@@ -214,14 +216,14 @@ def read_graph(payload: bytes, uid: int = 0) -> GraphCompute:
 class RequestReader(MessageBuffer):
     """The worker's side: requests from bytes. `max_message` bounds what is held in memory for one.
 
-    `protocol` is what is spoken; it may be set until the request after HELLO comes.
+    `protocol` is what is spoken; it may be set until the request after HELLO comes, and UPGRADE sets it, too.
     """
 
     def __init__(self, max_message: int = MAX_MESSAGE, protocol: Protocol = LATEST) -> None:
         super().__init__()
         self.protocol = protocol
         self._max_message = max_message
-        self._greeted = False
+        self._greeted = self._follows_hello = False
 
     def next(self) -> Request | None:
         """The next request, None until more bytes come. Raises WireError; nothing may be read after that."""
@@ -264,12 +266,17 @@ class RequestReader(MessageBuffer):
             return None
         payload = bytes(memoryview(held)[_HEAD.size : end])
         del held[:end]
-        if command is Command.HELLO:
-            if self._greeted:
-                raise WireError("a second HELLO")
-            self._greeted = True
+        if command is Command.HELLO and self._greeted:
+            raise WireError("a second HELLO")
         self.bulk = bulk
-        return _request(command, payload, bulk, self.protocol)
+        request = _request(command, payload, bulk, self.protocol)
+        if isinstance(request, Upgrade):
+            if not self._follows_hello or request.major not in PROTOCOLS:
+                raise WireError(f"UPGRADE to RPC {request.major}; this program speaks {SPOKEN}, from HELLO on")
+            self.protocol = PROTOCOLS[request.major]
+        self._follows_hello = command is Command.HELLO
+        self._greeted = True
+        return request
 
 
 def _request(command: Command, payload: bytes, bulk: int, protocol: Protocol) -> Request:

@@ -12,7 +12,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ log = logging.getLogger("llamado.rpc.worker.server")
 WORLD = 2
 _SECONDS = 5.0
 """For the other worker to come, or to be there."""
+_GREETING_SECONDS = 1.0
+"""For one that came to greet, before another one gets its turn."""
 _PAUSE = 0.05
 _LEAST_PORT = 1024
 _BF16_FROM = 32768
@@ -107,9 +109,11 @@ def _wait(here: str, port: int, may_enter: Callable[[str], bool], gone: Callable
                 sock, (host, *_) = listener.accept()
             except TimeoutError:
                 continue
-            if may_enter(host):
-                return _greeted(sock, first=False)
-            sock.close()
+            if not may_enter(host):
+                sock.close()
+                continue
+            with suppress(OSError):  # a stranger that does not greet does not keep the other rank away
+                return _greeted(sock, first=False, ends=min(ends, time.monotonic() + _GREETING_SECONDS))
     raise LinkRefused(f"nobody came to port {port} within {_SECONDS:g} s")
 
 
@@ -130,19 +134,23 @@ def _reach(endpoint: Endpoint, dialling: Dialling, gone: Callable[[], bool]) -> 
     ends = time.monotonic() + _SECONDS
     while True:
         try:
-            return _greeted(dial(endpoint, None, max(_PAUSE, ends - time.monotonic())), first=True)
+            sock = dial(endpoint, None, max(_PAUSE, ends - time.monotonic()))
+            return _greeted(sock, first=True, ends=time.monotonic() + _SECONDS)
         except (LlamadoError, OSError):
             if time.monotonic() + _PAUSE > ends or gone():
                 raise
             time.sleep(_PAUSE)
 
 
-def _greeted(sock: socket.socket, *, first: bool) -> socket.socket:
+def _greeted(sock: socket.socket, *, first: bool, ends: float) -> socket.socket:
     try:
-        sock.settimeout(_SECONDS)
+        sock.settimeout(_left(ends))
         if first:
             sock.sendall(bytes(CAPS_BYTES))
-        _receive(sock, bytearray(CAPS_BYTES))
+        theirs = memoryview(bytearray(CAPS_BYTES))
+        while theirs:  # within one time for all bytes: they could come one by one
+            sock.settimeout(_left(ends))
+            theirs = theirs[_received(sock, theirs) :]
         if not first:
             sock.sendall(bytes(CAPS_BYTES))
         sock.settimeout(None)
@@ -153,13 +161,22 @@ def _greeted(sock: socket.socket, *, first: bool) -> socket.socket:
     return sock
 
 
+def _left(ends: float) -> float:
+    return max(0.001, ends - time.monotonic())
+
+
 def _receive(sock: socket.socket, target: bytearray) -> None:
     view = memoryview(target)
     while view:
-        n = sock.recv_into(view)
-        if not n:
-            raise ConnectionResetError("the other worker is gone")
-        view = view[n:]
+        view = view[_received(sock, view) :]
+
+
+def _received(sock: socket.socket, target: memoryview) -> int:
+    """Bytes that came into a part of memory, one or more. Raises OSError."""
+    n = sock.recv_into(target)
+    if not n:
+        raise ConnectionResetError("the other worker is gone")
+    return n
 
 
 def bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -34,7 +34,7 @@ class ClientGraphs:
     """See above. `dropped` is called with each graph that is not ready any more."""
 
     def __init__(self, protocol: Protocol, regions: Mapping[int, Region], dropped: Callable[[Decoded], None]) -> None:
-        self._protocol, self._regions, self._dropped = protocol, regions, dropped
+        self.protocol, self._regions, self._dropped = protocol, regions, dropped
         self._ready: OrderedDict[bytes, Decoded] = OrderedDict()
         self._ready_bytes = 0
         self._named: dict[int, dict[int, _Named]] = {}
@@ -45,9 +45,9 @@ class ClientGraphs:
         if graph is None:
             graph = decode(request, self._regions)
         self._keep(graph)
-        if request.uid or not self._protocol.names_graphs:
+        if request.uid or not self.protocol.names_graphs:
             named = self._named.setdefault(request.device, {})
-            if len(named) >= self._protocol.graphs:
+            if len(named) >= self.protocol.graphs:
                 named.clear()
             named[request.uid] = _Named(graph.regions, graph)
         return graph
@@ -56,7 +56,7 @@ class ClientGraphs:
         """The graph with a name. Raises WireError."""
         named = self._named.get(request.device, {}).get(request.uid)
         if named is None:
-            which = f" {request.uid}" if self._protocol.names_graphs else ""
+            which = f" {request.uid}" if self.protocol.names_graphs else ""
             raise WireError(f"GRAPH_RECOMPUTE without a graph{which}: none was sent, or a buffer it used was freed")
         if named.ready is None:
             sent = read_graph(zlib.decompress(named.packed))

@@ -14,7 +14,7 @@ import httpx
 from llamado.devices.device import Device
 from llamado.devices.split.measure import measure
 from llamado.errors import LlamadoError
-from llamado.outgoing import open_client
+from llamado.outgoing import Maybe, fit, open_client, read_json
 from llamado.rpc.endpoint import Endpoint
 
 log = logging.getLogger("llamado.rpc.worker.join")
@@ -27,6 +27,10 @@ _AGAIN = 10.0
 """Seconds after which a server that was joined is told again: it may have been started anew."""
 _TIMEOUT = httpx.Timeout(10.0, read=600.0)
 """Seconds: a server answers once the weights are here, or elsewhere."""
+
+
+_JOINED = {"endpoint": "", "devices": [{"device": "", "holds": "", "why": ""}]}
+"""Form of a server's answer to a worker that joined."""
 
 
 class JoinError(LlamadoError):
@@ -87,12 +91,13 @@ class ServerMembership(threading.Thread):
                 answer = self._http.post(f"{self._url}/cluster/join", json=self._body)
                 found = _said(answer)
                 if answer.status_code == 200:
-                    self._endpoint = str(answer.json()["endpoint"])
-                    holds = ", ".join(
-                        f"{d['device']}: {d['holds']}{_because(d['why'])}" for d in answer.json()["devices"]
-                    )
+                    body = fit(read_json(answer), _JOINED)
+                    if not body["endpoint"]:
+                        raise ValueError("its answer names no endpoint; is it a server of llamado?")
+                    self._endpoint = body["endpoint"]
+                    holds = ", ".join(f"{d['device']}: {d['holds']}{_because(d['why'])}" for d in body["devices"])
                     found = f"joined; {holds}"
-            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            except (httpx.HTTPError, ValueError) as error:
                 found = f"cannot be joined: {error}"
             if self._endpoint is None:
                 found += f"; it is asked again every {_RETRY:g} s"
@@ -115,9 +120,12 @@ class ServerMembership(threading.Thread):
 
 def _said(answer: httpx.Response) -> str:
     try:
-        return f"{answer.status_code}: {answer.json()['error']['message']}"
-    except (ValueError, KeyError, TypeError):
-        return f"answers {answer.status_code}; is it a server of llamado?"
+        message = fit(read_json(answer), {"error": {"message": Maybe("")}})["error"]["message"]
+    except ValueError:
+        message = None
+    if message is not None:
+        return f"{answer.status_code}: {message}"
+    return f"answers {answer.status_code}; is it a server of llamado?"
 
 
 def _because(why: str) -> str:

@@ -22,9 +22,10 @@ from llamado.devices.device import Device
 from llamado.devices.registry import DeviceOptions, backend, local_kinds
 from llamado.errors import LlamadoError
 from llamado.gguf.sources.stored import model_folders
+from llamado.loglines import LineLimit
 from llamado.rpc.describe import debugging
 from llamado.rpc.endpoint import Endpoint, client_tls, server_tls
-from llamado.rpc.wire import LATEST, PROTOCOLS
+from llamado.rpc.wire import FIRST, PROTOCOLS
 from llamado.rpc.worker.activity import WorkDone, WorkLog
 from llamado.rpc.worker.greetings import Greetings
 from llamado.rpc.worker.identity import address, identity
@@ -76,7 +77,8 @@ class WorkerOptions:
     empty: all. `join`: servers that it is to belong to, with the `token` they want and the `share` of layers it asks
     for; `announce`: tell the network of it. `ring`: connect to other workers, to pass tensors to them, where a client
     asks for it. `own_files`: clients may have weights mapped that this machine has in `models`, or where models are
-    fetched to, instead of sending them. `protocol`: the major version that a client nobody knows yet is greeted with.
+    fetched to, instead of sending them. `protocol`: the major version that unknown clients are greeted with;
+    `clients`: file that remembers which clients need the other one.
     """
 
     host: str = "127.0.0.1"
@@ -96,7 +98,8 @@ class WorkerOptions:
     ring: bool = True
     own_files: bool = False
     models: tuple[str, ...] = ()
-    protocol: int = LATEST.major
+    protocol: int = FIRST.major
+    clients: Path | None = None
 
 
 class Worker:
@@ -117,7 +120,7 @@ class Worker:
         self.shared.may_enter = self._may_enter
         if options.own_files:
             self.shared.files = OwnFiles([*map(Path, options.models), *model_folders()])
-        self.shared.greetings = Greetings(PROTOCOLS[options.protocol])
+        self.shared.greetings = Greetings(PROTOCOLS[options.protocol], options.clients)
         if options.tls_cert and options.tls_key:
             # As a client of other workers: the certificates of one cluster are of one authority.
             self.shared.dialling.tls = client_tls(options.tls_client_ca, options.tls_cert, options.tls_key)
@@ -126,6 +129,9 @@ class Worker:
         self._let_go: set[Session] = set()
         self._done = WorkDone()  # for clients that have left
         self._work_log = WorkLog()
+        self._line_limit = LineLimit()
+        if not self.shared.debug:
+            log.addFilter(self._line_limit)
         self._lock = threading.Lock()
         self._wake, self._woken = socket.socketpair()
 
@@ -213,6 +219,8 @@ class Worker:
         line = self._work_log.beat(works, len(held), sum(held))
         if line is not None:
             log.info("%s", line)
+        for kind, n in self._line_limit.overdue().items():
+            log.warning("%d lines like this one were left out: %s", n, kind)
 
     def _accept(self) -> None:
         while not self.shared.stopping:
@@ -293,6 +301,7 @@ class Worker:
 
     def _end(self) -> None:
         self.shared.stopping = True
+        log.removeFilter(self._line_limit)
         self._listener.close()
         with self._lock:
             sessions = dict(self._sessions)

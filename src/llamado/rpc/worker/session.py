@@ -19,10 +19,12 @@ from llamado.errors import LlamadoError
 from llamado.gguf.types import TensorType
 from llamado.rpc.describe import describe, name_of, printable
 from llamado.rpc.wire import (
-    LATEST,
+    COMMANDS,
+    FIRST,
     LINKED,
     LLAMADO,
     NUMERICS_BYTES,
+    OWN_COMMANDS,
     OWN_FILES,
     TELLS_NUMERICS,
     Allocated,
@@ -70,6 +72,7 @@ from llamado.rpc.wire import (
     SetTensor2D,
     SetTensorHash,
     TensorData,
+    Upgrade,
     WireError,
     WireTensor,
     write_response,
@@ -125,7 +128,7 @@ class Shared:
     debug: bool = False
     kernels: Budgets = field(default_factory=Budgets)
     dialling: Dialling = field(default_factory=Dialling)
-    greetings: Greetings = field(default_factory=lambda: Greetings(LATEST))
+    greetings: Greetings = field(default_factory=lambda: Greetings(FIRST))
     inlets: dict[bytes, Inlet] = field(default_factory=dict)
     """Of all clients, by ticket."""
     files: OwnFiles | None = None
@@ -163,6 +166,7 @@ class Session:
         self._greeted = self._understood = self._gone = self._shut = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             Hello: self._hello,
+            Upgrade: self._upgrade,
             DeviceCount: lambda _: self._answer(Command.DEVICE_COUNT, Number(len(shared.lenders))),
             AllocBuffer: self._alloc,
             GetAlignment: self._alignment,
@@ -321,7 +325,8 @@ class Session:
             self._served = time.monotonic()
             if not self._understood:
                 self._understood = True
-                self._shared.greetings.understood(self.host, self.protocol, self._served)
+                if COMMANDS[type(request)] not in OWN_COMMANDS:  # our clients take any version
+                    self._shared.greetings.understood(self.host, self.protocol, self._served)
             while request is not None:
                 if debug:
                     self._handle(request)
@@ -377,6 +382,9 @@ class Session:
         shared = self._shared
         own = LLAMADO | TELLS_NUMERICS | LINKED * shared.dialling.allowed | OWN_FILES * (shared.files is not None)
         self._answer(Command.HELLO, HelloResponse(*self.protocol.version, own))
+
+    def _upgrade(self, _: Upgrade) -> None:
+        self.protocol = self._graphs.protocol = self._reader.protocol
 
     def _alignment(self, request: GetAlignment) -> None:
         self._lender(request.device)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import (
@@ -22,11 +21,13 @@ from prometheus_client.exposition import generate_latest
 
 from llamado import __version__
 from llamado.engine.cluster.view import ClusterView, DeviceView
-from llamado.engine.request import Counters, EngineSnapshot, Histogram
+from llamado.engine.request import Counters, EngineSnapshot
+from llamado.http.monitoring.families import buckets, traffic_families
 from llamado.server.state import ServerState
 
 # llama-server calls the longest sequence a counter without `_total`, which the library has no family for.
 _LONGEST = b"llamacpp:n_tokens_max"
+_NOT_LOADED = EngineSnapshot((), Counters(), 0, 0, 0, 0)
 
 
 class Scrape:
@@ -44,9 +45,9 @@ class Scrape:
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def text(self, snapshot: EngineSnapshot) -> bytes:
-        """The exposition text of a snapshot."""
-        self._snapshot = snapshot
+    def text(self, snapshot: EngineSnapshot | None) -> bytes:
+        """Return the exposition text of a snapshot. None: the model is not loaded yet."""
+        self._snapshot = snapshot or _NOT_LOADED
         given, served = self._state.switches.metrics_labels, self._state.served
         if given is not None and served is not None:
             self._labels = {
@@ -76,7 +77,7 @@ class Scrape:
         yield from _gauges(snapshot, last)
         yield from _caches(snapshot)
         yield from _histograms(snapshot.counters)
-        yield from self._http()
+        yield from traffic_families(self._state.traffic, "llamacpp:")
         build = GaugeMetricFamily(
             "llamado_build_info", "Always 1; the labels say what runs", labels=["version", "python", "machine"]
         )
@@ -87,31 +88,11 @@ class Scrape:
             yield from _devices(cluster.view())
         sleep = self._state.sleep
         asleep = sleep is not None and sleep.asleep
+        loading = float(self._state.served is None)
+        yield GaugeMetricFamily("llamado_is_loading", "1 until the model is loaded for the first time", loading)
         yield GaugeMetricFamily("llamado_is_sleeping", "1 while the model is unloaded", float(asleep))
         processes: Iterable[Metric] = self._process.collect()
         yield from processes
-
-    def _http(self) -> Iterator[Metric]:
-        traffic = self._state.traffic
-        requests = CounterMetricFamily(
-            "llamacpp:http_requests",
-            "HTTP requests by endpoint and status; 499: the client went away",
-            labels=["method", "endpoint", "status"],
-        )
-        for (method, endpoint, status), n in traffic.requests.items():
-            requests.add_metric([method, endpoint, str(status)], float(n))
-        yield requests
-        cancelled = "Requests whose clients went away before their answers were complete"
-        yield CounterMetricFamily("llamacpp:http_requests_cancelled", cancelled, float(traffic.cancelled))
-        durations = HistogramMetricFamily(
-            "llamacpp:http_request_duration_seconds",
-            "From a request to the end of its answer",
-            labels=["endpoint"],
-        )
-        for endpoint, histogram in traffic.durations.items():
-            buckets, total = _buckets(histogram)
-            durations.add_metric([endpoint], buckets=buckets, sum_value=total)
-        yield durations
 
 
 def _totals(c: Counters) -> Iterator[Metric]:
@@ -241,15 +222,8 @@ def _histograms(c: Counters) -> Iterator[Metric]:
         "batch_tokens": ("Tokens of a forward pass", c.batch_tokens),
     }
     for name, (help, histogram) in histograms.items():
-        buckets, total = _buckets(histogram)
-        yield HistogramMetricFamily(f"llamacpp:{name}", help, buckets=buckets, sum_value=total)
-
-
-def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
-    """Prometheus counts all values up to a bound, not only those above the bound before."""
-    bounds = [*(repr(float(bound)) for bound in histogram.bounds), "+Inf"]
-    sums: Iterable[int] = accumulate(histogram.counts)
-    return list(zip(bounds, map(float, sums), strict=True)), histogram.sum
+        bounds, total = buckets(histogram)
+        yield HistogramMetricFamily(f"llamacpp:{name}", help, buckets=bounds, sum_value=total)
 
 
 def _rate(amount: float, whole: float) -> float:

@@ -7,7 +7,8 @@ beside llama-server's, of which there are fewer.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from functools import partial
 from typing import Any
 
 import orjson
@@ -17,7 +18,9 @@ from starlette.responses import Response
 from llamado.engine.parameters import PARAMETERS
 from llamado.engine.request import Progress, Result, Token
 from llamado.http.answer import error_response, json_response
+from llamado.http.errors import responses_error
 from llamado.http.json_body import read_object
+from llamado.server.api.custom_tools import CustomInput, custom_function, has_grammar, whole_input
 from llamado.server.api.openapi import describe
 from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid
@@ -165,14 +168,26 @@ def _tools(given: Any) -> list[dict[str, Any]]:
         if fields.get("type") == "function":  # others, such as a search of the web, run at OpenAI only
             function = {"strict": True} | {k: v for k, v in fields.items() if k != "type" and v is not None}
             tools.append({"type": "function", "function": function})
+        elif fields.get("type") == "custom":
+            tools.append({"type": "function", "function": custom_function(fields)})
     return tools
 
 
-def _strict_tools(body: Mapping[str, Any]) -> set[str]:
-    """The tools that are strict because the client says so: templates are shown `strict` for others, too."""
+def _offered(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     given = body.get("tools")
-    tools = given if isinstance(given, list) else []
-    return {text(tool, "name") for tool in tools if isinstance(tool, dict) and tool.get("strict") is True}
+    return [tool for tool in given if isinstance(tool, dict)] if isinstance(given, list) else []
+
+
+def _strict_tools(body: Mapping[str, Any]) -> set[str]:
+    """The tools that are strict because the client says so: templates are shown `strict` for others, too.
+
+    The grammar of a custom tool says so.
+    """
+    return {text(tool, "name") for tool in _offered(body) if tool.get("strict") is True or has_grammar(tool)}
+
+
+def _custom_tools(body: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(text(tool, "name") for tool in _offered(body) if tool.get("type") == "custom")
 
 
 def responses_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,8 +237,12 @@ class ResponsesFormat:
 
     media_type = EVENTS
 
-    def __init__(self, asked: GenerationRequest) -> None:
+    def __init__(self, asked: GenerationRequest, custom: Set[str] = frozenset()) -> None:
+        """`custom`: the tools whose calls have a text of no form as their input."""
         self._asked = asked
+        self._custom = custom
+        self._input = CustomInput()
+        """Of the open item, if that is a call of such a tool."""
         self._id = f"resp_{random_id()}"
         self._created = int(time.time())
         self._reader = answer_reader(asked)
@@ -240,7 +259,7 @@ class ResponsesFormat:
         """The whole body."""
         self._reader.push(results[0].content)
         self._reader.finish(was_cut(self._asked, results[0]))
-        return orjson.dumps(self._response(results[0], _items(self._reader)))
+        return orjson.dumps(self._response(results[0], _items(self._reader, self._custom)))
 
     def _response(self, result: Result | None, output: list[dict[str, Any]]) -> dict[str, Any]:
         """The `response` object; without a result it is one in progress."""
@@ -317,16 +336,21 @@ class ResponsesFormat:
             yield self._event("response.reasoning_text.delta", {**self._place, "content_index": 0, "delta": part.text})
         else:
             if part.head:
-                yield from self._add(_call_item(part.call))
-            if part.arguments:
-                self._grown.append(part.arguments)
-                yield self._event("response.function_call_arguments.delta", {**self._place, "delta": part.arguments})
+                yield from self._add(_call_item(part.call, self._custom))
+                self._input = CustomInput()
+            is_custom = self._items[-1]["type"] == "custom_tool_call"
+            grown = self._input.push(part.arguments) if is_custom else part.arguments
+            if grown:
+                self._grown.append(grown)
+                kind = "custom_tool_call_input" if is_custom else "function_call_arguments"
+                yield self._event(f"response.{kind}.delta", {**self._place, "delta": grown})
 
     def _add(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._close()
         self._open = {**item, "status": "in_progress"}
         self._items.append(self._open)
-        shown = {**self._open, "arguments": ""} if item["type"] == "function_call" else self._open
+        empty = {"function_call": {"arguments": ""}, "custom_tool_call": {"input": ""}}
+        shown = {**self._open, **empty.get(item["type"], {})}
         yield self._event("response.output_item.added", {"output_index": len(self._items) - 1, "item": shown})
 
     def _close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
@@ -342,6 +366,12 @@ class ResponsesFormat:
         elif item["type"] == "reasoning":
             item["content"] = [{"type": "reasoning_text", "text": grown}]
             yield self._event("response.reasoning_text.done", {**self._place, "content_index": 0, "text": grown})
+        elif item["type"] == "custom_tool_call":
+            if rest := self._input.finish():
+                grown += rest
+                yield self._event("response.custom_tool_call_input.delta", {**self._place, "delta": rest})
+            item["input"] = grown
+            yield self._event("response.custom_tool_call_input.done", {**self._place, "input": grown})
         else:
             item["arguments"] = grown
             done = {**self._place, "name": item["name"], "arguments": grown}
@@ -379,8 +409,7 @@ class ResponsesFormat:
         return b""
 
     def error(self, error: ApiError) -> bytes:
-        told = {"code": error.type, "message": error.message, "param": None, "error": error.error}
-        return _written([self._event("error", told)])
+        return _written([self._event("error", responses_error(error))])
 
     def failure(self, error: ApiError) -> Response:
         return error_response(error)
@@ -402,9 +431,12 @@ def _text_part(said: str) -> dict[str, Any]:
     return {"type": "output_text", "annotations": [], "logprobs": [], "text": said}
 
 
-def _call_item(call: PartialCall) -> dict[str, Any]:
+def _call_item(call: PartialCall, custom: Set[str]) -> dict[str, Any]:
     # llama-server puts `call_` before an id here; one that the model gave with it keeps it as it is.
     call_id = call.id if call.id.startswith("call_") else f"call_{call.id}"
+    if call.name in custom:
+        item = {"id": f"ctc_{call.id}", "type": "custom_tool_call", "call_id": call_id, "name": call.name}
+        return {**item, "input": whole_input(call.arguments)}
     return {
         "id": f"fc_{call.id}",
         "type": "function_call",
@@ -414,7 +446,7 @@ def _call_item(call: PartialCall) -> dict[str, Any]:
     }
 
 
-def _items(reader: AnswerReader) -> list[dict[str, Any]]:
+def _items(reader: AnswerReader, custom: Set[str]) -> list[dict[str, Any]]:
     """A whole answer as output items."""
     output: list[dict[str, Any]] = []
     if reader.reasoning:
@@ -424,7 +456,7 @@ def _items(reader: AnswerReader) -> list[dict[str, Any]]:
     if reader.content:
         item = {"id": _new("msg"), "type": "message", "role": "assistant", "content": [_text_part(reader.content)]}
         output.append({**item, "status": "completed"})
-    return output + [{**_call_item(call), "status": "completed"} for call in reader.calls]
+    return output + [{**_call_item(call, custom), "status": "completed"} for call in reader.calls]
 
 
 def responses_router(generator: Generator) -> Routes:
@@ -438,7 +470,8 @@ def responses_router(generator: Generator) -> Routes:
         chat = responses_to_chat(body)
         chat.pop("n", None)  # this API gives one answer
         chat.pop("n_cmpl", None)
-        return await generator.chat(chat, ResponsesFormat, strict_tools=_strict_tools(body))
+        make = partial(ResponsesFormat, custom=_custom_tools(body))
+        return await generator.chat(chat, make, strict_tools=_strict_tools(body))
 
     @router.post("/v1/responses/input_tokens", **describe("responses_count"))
     @router.post("/responses/input_tokens", **describe("responses_count"))

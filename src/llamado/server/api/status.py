@@ -353,4 +353,4 @@ def _add_metrics(router: Routes, state: ServerState) -> None:
             "Process-Start-Time-Unix": str(int(state.started)),
             "Content-Type": "text/plain; version=0.0.4",  # without a character set, as llama-server's
         }
-        return Response(scrape.text(state.loaded().snapshot()), headers=headers)
+        return Response(scrape.text(state.served.snapshot() if state.served else None), headers=headers)

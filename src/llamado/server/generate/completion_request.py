@@ -58,8 +58,6 @@ def _echoed(given: Any, prompts: list[list[int]], served: Served) -> list[str]:
 
 def _show_prompt_probs(asked: GenerationRequest) -> None:
     """Have the prompts' tokens shown with their probabilities. Raises ApiError for too many of them."""
-    if asked.stream:
-        raise invalid("Field 'echo': the log-probabilities of a prompt are not streamed; leave out 'stream'")
     n = asked.engine.n_probs * asked.n * sum(map(len, asked.prompts))
     if n > MOST_PROBABILITIES:
         raise invalid(f"Field 'logprobs': {n} probabilities of prompts; at most {MOST_PROBABILITIES} are allowed")

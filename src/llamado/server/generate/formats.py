@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from itertools import accumulate
@@ -276,6 +277,11 @@ class CompletionsFormat(_OpenAIFormat):
     object = "text_completion"
     chunk = "text_completion"
 
+    def __init__(self, asked: GenerationRequest) -> None:
+        super().__init__(asked)
+        self._lengths: dict[int, int] = {}
+        """Characters that each echoed answer has in a stream so far."""
+
     def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
         choice = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
         return {"choices": [choice], **self._head}
@@ -285,23 +291,32 @@ class CompletionsFormat(_OpenAIFormat):
         return self._asked.echoed[index // self._asked.n] if self._asked.echoed else ""
 
     def token(self, index: int, event: Token) -> bytes:
-        text = event.text if event.index else self._echo(index) + event.text
-        if not text and not event.probs:
-            return b""
-        chunk = self._chunk(index, text, _logprobs(event.probs, self._asked), None)
+        first = b"" if event.index else self._prompt_chunk(index, event.prompt_probs)
+        if not event.text and not event.probs:
+            return first
+        logprobs = _logprobs(event.probs, self._asked)
+        if event.probs and index in self._lengths:
+            logprobs = self._lists(index, event.probs)
+        chunk = self._chunk(index, event.text, logprobs, None)
         chunk |= self._verbose(index, event)
         if event.timings is not None:
             chunk["timings"] = timings_json(event.timings)
-        return data(chunk)
+        return first + data(chunk)
+
+    def _prompt_chunk(self, index: int, probs: Sequence[TokenProbs]) -> bytes:
+        """The part of a stream that is the prompt, with the log-probabilities of its tokens if they are wanted."""
+        text = self._echo(index)
+        return data(self._chunk(index, text, self._lists(index, probs) if probs else None, None)) if text else b""
 
     def progress(self, index: int, event: Progress) -> bytes:
         chunk = self._chunk(index, "", None, None) | self._verbose(index, event)
         return data({**chunk, **_progress(event)})
 
     def final(self, index: int, result: Result) -> bytes:
+        first = b"" if result.tokens else self._prompt_chunk(index, result.prompt_probs)
         chunk = self._chunk(index, "", None, finish_reason(result))
         more = {"usage": usage_json([result]), **self._verbose(index, result), "timings": timings_json(result.timings)}
-        return data({**chunk, **more, **receipt(self._asked, result)})
+        return first + data({**chunk, **more, **receipt(self._asked, result)})
 
     def answer(self, results: Sequence[Result]) -> bytes:
         """The whole body."""
@@ -309,26 +324,30 @@ class CompletionsFormat(_OpenAIFormat):
             {
                 "text": self._echo(index) + result.content,
                 "index": index,
-                "logprobs": self._echoed_logprobs(index, result) or _logprobs(result.probs, self._asked),
+                "logprobs": self._lists(index, [*result.prompt_probs, *result.probs])
+                if result.prompt_probs
+                else _logprobs(result.probs, self._asked),
                 "finish_reason": finish_reason(result),
             }
             for index, result in enumerate(results)
         ]
         return self._body(choices, results)
 
-    def _echoed_logprobs(self, index: int, result: Result) -> dict[str, Any] | None:
-        """`logprobs` of prompt and answer: OpenAI's lists, which evaluation harnesses read, beside llama-server's."""
-        if not result.request.prompt_probs:
-            return None
-        shown = [*result.prompt_probs, *result.probs]
+    def _lists(self, index: int, shown: Sequence[TokenProbs]) -> dict[str, Any]:
+        """`logprobs` of an echoed answer: OpenAI's lists, which evaluation harnesses read, beside llama-server's."""
         tokens = [one.token.piece.decode("utf-8", "ignore") for one in shown]
         content = probs_json(shown, self._asked.engine.post_sampling_probs)
+        *offsets, end = accumulate(map(len, tokens), initial=self._lengths.get(index, 0))
+        self._lengths[index] = end
+        first = [math.isnan(one.token.logprob) for one in shown]  # of a prompt: it follows nothing
         return {
-            "content": [content[0] | {"logprob": None}, *content[1:]],
+            "content": [one | {"logprob": None} if none else one for one, none in zip(content, first, strict=True)],
             "tokens": tokens,
-            "token_logprobs": [None, *(max(one.token.logprob, _LOWEST) for one in shown[1:])],
-            "top_logprobs": [None, *(_by_text(one.top) for one in shown[1:])],
-            "text_offset": [0, *accumulate(map(len, tokens[:-1]))],
+            "token_logprobs": [
+                None if none else max(one.token.logprob, _LOWEST) for one, none in zip(shown, first, strict=True)
+            ],
+            "top_logprobs": [None if none else _by_text(one.top) for one, none in zip(shown, first, strict=True)],
+            "text_offset": offsets,
         }
 
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from llamado.errors import LlamadoError
+from llamado.loglines import LineLimit
 from llamado.server.loaded_model import Served, ServedCluster
 
-log = logging.getLogger("llamado.server")
+log = logging.getLogger("llamado.server.discovery")
+log.addFilter(LineLimit())
 
 _ATTEMPTS = 5
 _PAUSE = 2.0  # seconds between two of them
@@ -29,9 +31,9 @@ class Listening(Protocol):
     def close(self) -> None: ...
 
 
-Listen = Callable[[Callable[[str, float], None], Callable[[str], None]], Listening]
-"""Begins to listen: tells of workers that are found (endpoint, share) and of those that are gone, on threads of its own
-that may take their time.
+Listen = Callable[[Callable[[str, float], bool], Callable[[str], None]], Listening]
+"""Begins to listen: tells of workers that are found (endpoint, share; returns True for one that was taken in) and of
+those that are gone, on threads of its own that may take their time.
 """
 
 
@@ -45,27 +47,28 @@ class LanWorkers:
         self._discovery = listen(self._found, self._gone)
         log.warning("workers that announce themselves in this network are taken in, whoever runs them: --discover")
 
-    def _found(self, endpoint: str, share: float) -> None:
-        self._change(f"{endpoint} announces itself", lambda cluster: cluster.join(endpoint, share))
+    def _found(self, endpoint: str, share: float) -> bool:
+        return self._change(f"{endpoint} announces itself", lambda cluster: cluster.join(endpoint, share))
 
     def _gone(self, endpoint: str) -> None:
         self._change(f"{endpoint} says that it leaves", lambda cluster: cluster.drain(endpoint))
 
-    def _change(self, what: str, change: Callable[[ServedCluster], object]) -> None:
-        """On a thread of its own, which may wait until the model is loaded."""
+    def _change(self, what: str, change: Callable[[ServedCluster], object]) -> bool:
+        """Return True once a change is made; on a thread of its own, which may wait until the model is loaded."""
         for left in range(_ATTEMPTS)[::-1]:
             while (served := self._state.served) is None or served.cluster is None:
                 if self._closed or self._state.failure is not None:
-                    return
+                    return False
                 time.sleep(0.1)
             try:
                 change(served.cluster)
-                return
+                return True
             except LlamadoError as error:
                 log.warning("%s: %s", what, error)
             if not left or self._closed:
-                return
+                break
             time.sleep(_PAUSE)
+        return False
 
     def close(self) -> None:
         """Listens no more."""

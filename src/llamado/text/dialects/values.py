@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import unquote
 
 from llamado.text.dialects.reading import Reader, Reading, Tags
+from llamado.text.grammar.json_schema.references import anchors, follow
 
 Show = Callable[[str], None]
 
@@ -258,26 +258,11 @@ def resolve(reference: str, root: Any) -> Any:
     if not reference.startswith("#"):
         return None
     if reference[1:2] not in ("", "/"):
-        return next((node for node in _objects(root) if node.get("$anchor") == reference[1:]), None)
-    place = root
-    for part in reference.split("/")[1:]:
-        part = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(place, list):
-            place = place[int(part)] if part.isdecimal() and int(part) < len(place) else None
-        else:
-            place = place.get(part) if isinstance(place, Mapping) else None
-    return place
-
-
-def _objects(root: Any) -> Iterator[Mapping[str, Any]]:
-    todo = [root]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, Mapping):
-            yield node
-            todo += node.values()
-        elif isinstance(node, list):
-            todo += node
+        return anchors(root).get(reference[1:])
+    try:
+        return follow(reference, root)
+    except LookupError:
+        return None
 
 
 def as_json(text: str, wanted: frozenset[str]) -> str:

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from llamado.numerals import whole_number
 from llamado.text.grammar.guidance import GuidedTokenizer
 from llamado.text.grammar.source import GrammarError
 from llamado.text.tokenizer.bpe import SPELLING
@@ -58,8 +59,7 @@ class GuidedVocabulary:
         """Return the token that GBNF writes as `<[id]>` or as its text in angle brackets; None if it is not one
         token.
         """
-        if name.startswith("<[") and name.endswith("]>") and name[2:-2].isdigit():
-            token = int(name[2:-2])
+        if name.startswith("<[") and name.endswith("]>") and (token := whole_number(name[2:-2])) is not None:
             return token if token < self.tokenizer.n_vocab else None
         tokens = self.spell(name)
         return tokens[0] if len(tokens) == 1 else None

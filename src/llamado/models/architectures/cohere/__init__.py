@@ -1,1 +1,1 @@
-"""Cohere."""
+"""Cohere architectures."""

@@ -9,15 +9,16 @@ from llamado.models.decoder import Layer, ParallelDecoder
 from llamado.models.hparams import HyperParameters, read_hparams, read_swa_layers
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import LayerNorm, Norm
 from llamado.models.weights import RoleWeights
 
 
 class Cohere2Model(ParallelDecoder):
-    """Attention and network side by side behind one layer norm without shifts (arXiv 2504.00698).
+    """Parallel attention and feed-forward network after one layer norm without biases (arXiv 2504.00698).
 
-    Three layers with a sliding window, which rotate queries and keys, then one that sees everything and does not.
+    Of four layers, three have sliding-window attention with rotary positions, the last has full attention without
+    positions.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -42,5 +43,5 @@ class Cohere2Model(ParallelDecoder):
                 rope=hp.rope if hp.is_swa(layer) else None,
                 scale=hp.attention_scale,
             ),
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+            feed_forward=GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
         )

@@ -19,8 +19,10 @@ from llamado.models.weights import RoleWeights
 
 
 class Cohere2MoeModel(ParallelDecoder):
-    """As Cohere 2, with a mixture of experts behind the first layers, beside one that every token goes through; the
-    first layers rotate queries and keys, even those that see everything. Norms are as the file has their epsilon.
+    """Cohere 2 with dense first layers, then a mixture of experts with a shared expert.
+
+    The dense layers use rotary positions even with full attention. The norms are RMS or layer norms, depending on which
+    epsilon the file has.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -32,7 +34,7 @@ class Cohere2MoeModel(ParallelDecoder):
             hp,
             logit_scale=keys.float_("logit_scale") or 1.0,
             n_swa=keys.int_("attention.sliding_window"),
-            swa_layers=keys.own(read_swa_layers(keys, keys.int_("block_count"), 4, dense_first=True)),
+            swa_layers=keys.of_layers(read_swa_layers(keys, keys.int_("block_count"), 4, dense_first=True)),
             experts=read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, from_file=True),
         )
 
@@ -53,11 +55,11 @@ class Cohere2MoeModel(ParallelDecoder):
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         network = take_experts(w, self.hparams, layer)
-        return _Mean(network) if isinstance(network, Mixture) and network.shared is not None else network
+        return _HalvedMixture(network) if isinstance(network, Mixture) and network.shared is not None else network
 
 
-class _Mean(NamedTuple):
-    """Half of what a mixture and the expert beside it make together."""
+class _HalvedMixture(NamedTuple):
+    """Half the sum of the routed and the shared expert."""
 
     both: Mixture
 

@@ -9,15 +9,15 @@ from llamado.models.decoder import Layer, ParallelDecoder
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import LayerNorm, Norm, take_head_norm
 from llamado.models.weights import RoleWeights
 
 
 class CommandRModel(ParallelDecoder):
-    """Attention and network side by side behind one layer norm without shifts; no biases.
+    """Parallel attention and feed-forward network after one layer norm; no biases.
 
-    The largest has a layer norm of queries and keys, with weights of its own for each head.
+    The largest model has layer norms of queries and keys, with separate weights per head.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -39,5 +39,5 @@ class CommandRModel(ParallelDecoder):
                 rope=hp.rope,
                 scale=hp.attention_scale,
             ),
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+            feed_forward=GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
         )

@@ -1,1 +1,1 @@
-"""DeepSeek and those that follow it."""
+"""DeepSeek and architectures derived from it."""

@@ -1,4 +1,4 @@
-"""The deepseek architecture: DeepSeek MoE 16B, of before latent attention."""
+"""The deepseek architecture: DeepSeek MoE 16B, the predecessor of latent attention."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from llamado.models.hparams import HyperParameters, read_experts, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class DeepseekModel(Decoder):
-    """As Llama; in all layers but the first ones many small experts beside shared ones (arXiv 2401.06066)."""
+    """Llama with fine-grained experts and shared experts after the dense first layers (arXiv 2401.06066)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
         experts = read_experts(keys, hp.n_ff[0], from_file=True)
-        return replace(hp, experts=replace(experts, normalised=False))
+        return replace(hp, experts=replace(experts, normalized=False))
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
@@ -41,6 +41,6 @@ class DeepseekModel(Decoder):
         hp = self.hparams
         assert hp.experts is not None
         if layer < hp.experts.n_dense_layers:
-            return Gated.take(w, hp.n_embd, hp.n_ff[layer])
-        shared = Gated.take(w, hp.n_embd, hp.experts.n_ff * hp.experts.n_shared, suffix="_shexp")
+            return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer])
+        shared = GatedFeedForward.take(w, hp.n_embd, hp.experts.n_ff * hp.experts.n_shared, suffix="_shexp")
         return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)

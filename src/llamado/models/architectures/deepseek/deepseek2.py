@@ -1,4 +1,4 @@
-"""The deepseek2 architecture: DeepSeek V2, V3 and R1, Kimi K2, GLM-4.7-Flash, GigaChat 3; and mistral4, its like."""
+"""The deepseek2 architecture: DeepSeek V2, V3 and R1, Kimi K2, GLM-4.7-Flash, GigaChat 3; also mistral4."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from llamado.models.hparams import (
     inverse_sqrt,
     read_experts,
     read_hparams,
-    stretch_factor,
+    yarn_attention_factor,
 )
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Gated
-from llamado.models.parts.latent import Compressed, ExpandedAttention, LatentAttention, LatentSizes
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
+from llamado.models.parts.latent import ExpandedAttention, LatentAttention, LatentProjection, LatentSizes
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
@@ -32,11 +32,11 @@ _GLM_LAYERS, _GLM_VOCABULARY = (47, 48), 154_880
 
 
 class Deepseek2Model(Decoder):
-    """Latent attention; in all layers but the first ones a mixture of experts beside shared ones (arXiv 2412.19437)."""
+    """Latent attention; a mixture of experts with shared experts after the dense first layers (arXiv 2412.19437)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
-        # Files of GLM-4.7-Flash do not say how experts are weighted.
+        # Files of GLM-4.7-Flash do not give the gating function.
         glm = (hp.first_block or hp.n_layer) in _GLM_LAYERS and n_vocab == _GLM_VOCABULARY
         gating = Gating.SIGMOID if glm else Gating.SOFTMAX
         self._q_rank = keys.int_("attention.q_lora_rank", 0)
@@ -56,9 +56,9 @@ class Deepseek2Model(Decoder):
             )
         temperature = keys.float_("attention.temperature_scale", 0.0)
         self._temperature = Temperature(temperature, keys.int_("attention.temperature_length")) if temperature else None
-        # The files' number is a tenth of what it multiplies.
+        # The file holds a tenth of the multiplier.
         multiplier = float(np.float32(keys.float_("rope.scaling.yarn_log_multiplier", 0.0)) / np.float32(0.1))
-        rope, scale = self._stretched(hp.rope, multiplier)
+        rope, scale = self._extended(hp.rope, multiplier)
         return replace(
             hp,
             rope=rope,
@@ -66,26 +66,26 @@ class Deepseek2Model(Decoder):
             experts=read_experts(keys, hp.n_ff[0], gating=gating, from_file=True),
         )
 
-    def _stretched(self, rope: Rope, multiplier: float) -> tuple[Rope, float]:
-        """The rotation, and the factor of products of queries and keys, of a context stretched by YaRN.
+    def _extended(self, rope: Rope, multiplier: float) -> tuple[Rope, float]:
+        """Return the rope and the attention scale for a context extended by YaRN.
 
-        YaRN wants both multiplied by functions of the stretch; see the discussion 7416 of llama.cpp's repository.
+        YaRN multiplies both by functions of the extension factor; see discussion 7416 of llama.cpp's repository.
         """
         stretch = log(1.0 / rope.freq_scale)
         if rope.ext_factor and multiplier:
             wanted = self._rotation_multiplier(multiplier)
-            factor = stretch_factor(rope, wanted) / stretch_factor(rope, multiplier)
-            rope = replace(rope, attn_factor=rope.attn_factor / stretch_factor(rope, 1.0) * factor)
+            factor = yarn_attention_factor(rope, wanted) / yarn_attention_factor(rope, multiplier)
+            rope = replace(rope, attn_factor=rope.attn_factor / yarn_attention_factor(rope, 1.0) * factor)
         each = rope.attn_factor * (1.0 + 0.1 * stretch) * (1.0 + 0.1 * multiplier * stretch)
         return rope, each * each
 
     def _rotation_multiplier(self, multiplier: float) -> float:
-        """YaRN's multiplier of the logarithm for the rotated part."""
+        """Return YaRN's log multiplier for the rotated part."""
         return multiplier
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
-        compressed = Compressed.take(w, hp.n_embd, self._sizes, self._q_rank, hp.rope, self._temperature)
+        compressed = LatentProjection.take(w, hp.n_embd, self._sizes, self._q_rank, hp.rope, self._temperature)
         attention = LatentAttention if self._absorbed else ExpandedAttention
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
@@ -98,20 +98,20 @@ class Deepseek2Model(Decoder):
         hp = self.hparams
         assert hp.experts is not None
         if layer < hp.experts.n_dense_layers:
-            return Gated.take(w, hp.n_embd, hp.n_ff[layer])
+            return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer])
         n_shared = hp.experts.n_ff * hp.experts.n_shared
-        shared = Gated.take(w, hp.n_embd, n_shared, suffix="_shexp") if n_shared else None
+        shared = GatedFeedForward.take(w, hp.n_embd, n_shared, suffix="_shexp") if n_shared else None
         return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)
 
-    def remembers(self, layer: int) -> LayerMemory:
-        """One latent row, or in older files keys and values of all heads."""
+    def layer_memory(self, layer: int) -> LayerMemory:
+        """One latent row, or in older files the keys and values of all heads."""
         attention = self._layers[layer].attention
         assert isinstance(attention, (LatentAttention, ExpandedAttention))
-        return attention.remembers()
+        return attention.layer_memory()
 
 
 class Mistral4Model(Deepseek2Model):
-    """As DeepSeek V3; YaRN's multiplier is that of the products alone."""
+    """DeepSeek V3 with YaRN's multiplier applied to the attention scale only."""
 
     def _rotation_multiplier(self, multiplier: float) -> float:
         return 1.0

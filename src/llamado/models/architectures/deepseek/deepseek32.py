@@ -1,4 +1,4 @@
-"""The deepseek32 architecture: DeepSeek V3.2; and glm-dsa, its like."""
+"""The deepseek32 architecture: DeepSeek V3.2; also glm-dsa."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from llamado.models.parts.latent import LatentAttention
 from llamado.models.weights import RoleWeights
 
 _CONTEXT_OF_5_2 = 1_048_576
-"""From GLM-5.2 on, layers share indexers."""
+"""Training context from GLM-5.2 on, whose layers share indexers."""
 
 
 def read_indexer(keys: Keys) -> IndexerSizes:
-    """The sizes of a file's indexers. Raises GgufError or InvalidModel."""
+    """Read the sizes of a file's indexers. Raises GgufError or InvalidModel."""
     suffixes = ("head_count", "key_length", "top_k")
     return IndexerSizes(*(keys.int_(f"attention.indexer.{suffix}") for suffix in suffixes))
 
 
 def read_indexed(keys: Keys, n_layer: int) -> tuple[bool, ...]:
-    """Which layers have an indexer of their own; the others see what the last one before them chose.
+    """Return which layers have an indexer of their own; the others use the selection of the last one before.
 
     Raises GgufError or InvalidModel.
     """
@@ -42,7 +42,7 @@ def read_indexed(keys: Keys, n_layer: int) -> tuple[bool, ...]:
 
 
 class Deepseek32Model(Deepseek2Model):
-    """As DeepSeek V3, with an indexer that chooses the tokens that are seen (arXiv 2512.02556)."""
+    """DeepSeek V3 with an indexer that selects the tokens attention sees (arXiv 2512.02556)."""
 
     _indexer_rope, _indexer_eps = RopeMode.NEOX, 1e-6
 
@@ -58,7 +58,7 @@ class Deepseek32Model(Deepseek2Model):
         return hp
 
     def _read_indexed(self, keys: Keys, hp: HyperParameters) -> tuple[bool, ...]:
-        """Which layers have an indexer of their own."""
+        """Return which layers have an indexer of their own."""
         return (True,) * hp.n_layer
 
     def _rotation_multiplier(self, multiplier: float) -> float:
@@ -70,23 +70,21 @@ class Deepseek32Model(Deepseek2Model):
         assert isinstance(found.attention, LatentAttention)
         rope = replace(hp.rope, mode=self._indexer_rope)
         indexer = Indexer.take(w, hp.n_embd, self._q_rank, self._indexer, rope, self._indexer_eps) if own else None
-        if indexer is None:  # files have them in all layers
+        if indexer is None:  # files have indexer tensors in all layers
             names = ("attn_q_b.weight", "attn_k.weight", "k_norm.weight", "k_norm.bias", "proj.weight")
-            w.leave(*(f"indexer.{name}" for name in names))
+            w.ignore(*(f"indexer.{name}" for name in names))
         owner = max(i for i in range(layer + 1) if self._indexed[i])
         return found._replace(attention=SparseAttention(found.attention, indexer, owner, self._indexer.n_chosen))
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """One latent row, and the indexer's key."""
         attention = self._layers[layer].attention
         assert isinstance(attention, SparseAttention)
-        return attention.remembers()
+        return attention.layer_memory()
 
 
 class GlmDsaModel(Deepseek32Model):
-    """GLM-5: experts are chosen by sigmoids unless the file says otherwise; layers may see what an earlier
-    one's indexer chose.
-    """
+    """GLM-5: DeepSeek V3.2 with sigmoid routing by default; layers may share an earlier layer's indexer."""
 
     _indexer_rope, _indexer_eps = RopeMode.NORMAL, 0.0
 

@@ -14,7 +14,7 @@ from llamado.models.keys import Keys
 from llamado.models.memory import Latent, LayerMemory
 from llamado.models.parts.attention import OutputGate
 from llamado.models.parts.indexer import ALL, Indexer, SparseAttention
-from llamado.models.parts.latent import Compressed, LatentAttention, LatentSizes
+from llamado.models.parts.latent import LatentAttention, LatentProjection, LatentSizes
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
@@ -22,8 +22,9 @@ _INDEXER_EPS = 1e-6
 
 
 class Dots3NoteModel(Deepseek2Model):
-    """Latent attention with gated heads: in some layers of what an indexer chooses, as in DeepSeek V3.2, in the others
-    of a sliding window, there with other sizes. The part of keys that is rotated is normed.
+    """Latent attention with gated heads; layers have either an indexer, as in DeepSeek V3.2, or a sliding window.
+
+    The window layers have other sizes. The rotated part of keys is normed.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -52,7 +53,7 @@ class Dots3NoteModel(Deepseek2Model):
             rope_swa=replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa")),
         )
 
-    def _stretched(self, rope: Rope, multiplier: float) -> tuple[Rope, float]:
+    def _extended(self, rope: Rope, multiplier: float) -> tuple[Rope, float]:
         return rope, 1.0
 
     def _sizes_of(self, layer: int) -> LatentSizes:
@@ -61,7 +62,7 @@ class Dots3NoteModel(Deepseek2Model):
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp, sizes = self.hparams, self._sizes_of(layer)
-        compressed = Compressed.take(w, hp.n_embd, sizes, self._q_rank, hp.rope_of(layer))
+        compressed = LatentProjection.take(w, hp.n_embd, sizes, self._q_rank, hp.rope_of(layer))
         compressed = replace(compressed, k_norm=RmsNorm.take(w, "attn_k_norm", sizes.rope))
         indexer = None
         if not hp.is_swa(layer):
@@ -80,10 +81,10 @@ class Dots3NoteModel(Deepseek2Model):
             feed_forward=self._take_feed_forward(w, layer),
         )
 
-    def remembers(self, layer: int) -> LayerMemory:
-        """One latent row, of the window alone or with the indexer's key."""
+    def layer_memory(self, layer: int) -> LayerMemory:
+        """One latent row, within the window or with the indexer's key."""
         attention = self._layers[layer].attention
         assert isinstance(attention, SparseAttention)
-        found = attention.remembers()
+        found = attention.layer_memory()
         assert isinstance(found, Latent)
         return replace(found, window=self.hparams.n_swa) if self.hparams.is_swa(layer) else found

@@ -1,1 +1,1 @@
-"""Models that read a whole text at once and give vectors."""
+"""Encoders, which read a whole text at once and return vectors."""

@@ -1,16 +1,16 @@
-"""The eurobert architecture: EuroBERT; neo-bert and llama-embed, its like."""
+"""The eurobert architecture: EuroBERT; also neo-bert and llama-embed."""
 
 from __future__ import annotations
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder
 from llamado.models.encoder import Encoder
-from llamado.models.parts.feedforward import FeedForward, GatedFused
+from llamado.models.parts.feedforward import FeedForward, FusedGatedFeedForward
 from llamado.models.weights import RoleWeights, Weights
 
 
 class EuroBertModel(Encoder, Decoder):
-    """As Llama, where every token sees all others (arXiv 2503.05500)."""
+    """Llama with bidirectional attention (arXiv 2503.05500)."""
 
     rope_mode = RopeMode.NEOX
     _norm = "output_norm"
@@ -18,21 +18,21 @@ class EuroBertModel(Encoder, Decoder):
     def _take_head(self, weights: Weights) -> None:
         hp = self.hparams
         self._output_norm = self._take_norm(weights.output, self._norm, hp.n_embd)
-        weights.output.maybe("output.weight", hp.n_embd, hp.n_vocab)  # nothing is made of it
+        weights.output.optional("output.weight", hp.n_embd, hp.n_vocab)  # unused
         self._take_classifier(weights)
 
 
 class NeoBertModel(EuroBertModel):
-    """Such layers, with one matrix for gate and network (arXiv 2502.19587)."""
+    """EuroBERT with one matrix for gate and up (arXiv 2502.19587)."""
 
     rope_mode = RopeMode.NORMAL
     _norm = "enc.output_norm"
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        return GatedFused.take(w, self.hparams.n_embd, self.hparams.n_ff[layer])
+        return FusedGatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer])
 
 
 class LlamaEmbedModel(EuroBertModel):
-    """Llama's layers (llama-embed-nemotron)."""
+    """EuroBERT with Llama's rotary embedding (llama-embed-nemotron)."""
 
     rope_mode = RopeMode.NORMAL

@@ -8,7 +8,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.models.encoder import PostNormEncoder, PostNormLayer
 from llamado.models.forward import Pass
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
-from llamado.models.parts.feedforward import FeedForward, Gated, GatedFused, Ungated
+from llamado.models.parts.feedforward import FeedForward, FusedGatedFeedForward, GatedFeedForward, UngatedFeedForward
 from llamado.models.parts.norms import LayerNorm
 from llamado.models.weights import RoleWeights, Weights
 
@@ -16,10 +16,9 @@ _MAX_BIAS = 8.0
 
 
 class JinaBertV2Model(PostNormEncoder):
-    """As BERT, with attention that is weaker the further tokens are apart (ALiBi), and GEGLU networks
-    (arXiv 2310.19923).
+    """BERT with ALiBi in place of positions, and GEGLU networks (arXiv 2310.19923).
 
-    Those for code have layer norms of whole rows of queries and keys, and a second norm in the middle of a layer.
+    The models for code have layer norms of whole query and key rows, and a second norm after attention.
     """
 
     def _take_classifier(self, weights: Weights) -> None:
@@ -49,10 +48,10 @@ class JinaBertV2Model(PostNormEncoder):
     def _network(self, w: RoleWeights, layer: int) -> FeedForward:
         n_embd, n_ff = self.hparams.n_embd, self.hparams.n_ff[layer]
         if w.has("ffn_gate.weight"):
-            return Gated.take(w, n_embd, n_ff, GluOp.GEGLU)
+            return GatedFeedForward.take(w, n_embd, n_ff, GluOp.GEGLU)
         if w.ne("ffn_up.weight")[1] == 2 * n_ff:
-            return GatedFused.take(w, n_embd, n_ff, GluOp.GEGLU)
-        return Ungated.take(w, n_embd, n_ff, UnaryOp.GELU)
+            return FusedGatedFeedForward.take(w, n_embd, n_ff, GluOp.GEGLU)
+        return UngatedFeedForward.take(w, n_embd, n_ff, UnaryOp.GELU)
 
     def _take_weights(self, weights: Weights) -> None:
         self._second_norms: dict[int, LayerNorm] = {}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from llamado.ggml.ops import UnaryOp
 from llamado.models.encoder import PostNormEncoder, PostNormLayer
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import Ungated
+from llamado.models.parts.feedforward import UngatedFeedForward
 from llamado.models.parts.norms import LayerNorm
 from llamado.models.weights import RoleWeights
 
 
 class JinaBertV3Model(PostNormEncoder):
-    """As BERT, with rotary positions in the place of learned ones (arXiv 2409.10173)."""
+    """BERT with rotary positions (arXiv 2409.10173)."""
 
     def _take_layer(self, w: RoleWeights, layer: int) -> PostNormLayer:
         hp = self.hparams
@@ -22,6 +22,6 @@ class JinaBertV3Model(PostNormEncoder):
                 scale=hp.attention_scale,
             ),
             attn_norm=LayerNorm.take(w, "attn_output_norm", hp.n_embd),
-            feed_forward=Ungated.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.GELU),
+            feed_forward=UngatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.GELU),
             out_norm=LayerNorm.take(w, "layer_output_norm", hp.n_embd),
         )

@@ -14,7 +14,7 @@ from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters, Pooling, read_hparams, read_swa_layers, swa_rope
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import GatedFused
+from llamado.models.parts.feedforward import FusedGatedFeedForward
 from llamado.models.parts.norms import LayerNorm, Norm
 from llamado.models.weights import RoleWeights, Weights
 
@@ -29,10 +29,10 @@ _ACTIVATIONS = {
 
 
 class ModernBertModel(Encoder, Decoder):
-    """Norms before the halves of layers, rotary positions, and windows around each token (arXiv 2412.13663).
+    """Pre-norm encoder with rotary positions and a window around each token (arXiv 2412.13663).
 
-    Every third layer, from the first on, sees everything. The first has no norm before its attention: the embeddings
-    are normed.
+    Every third layer, from the first on, has full attention. The first layer has no attention norm, because the
+    embeddings are normed.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -41,7 +41,7 @@ class ModernBertModel(Encoder, Decoder):
         name = keys.str_("hidden_activation", "gelu")
         if name not in _ACTIVATIONS:
             raise UnsupportedModel(
-                f"metadata key '{keys.name('hidden_activation')}' is '{name}'; {', '.join(_ACTIVATIONS)} are known here"
+                f"metadata key '{keys.name('hidden_activation')}' is '{name}'; {', '.join(_ACTIVATIONS)} are supported"
             )
         self._activation = _ACTIVATIONS[name]
         self._means = keys.int_("classifier.pooling_type", Pooling.MEAN.value) == Pooling.MEAN
@@ -83,7 +83,7 @@ class ModernBertModel(Encoder, Decoder):
                 scale=hp.attention_scale,
             ),
             ffn_norm=self._take_norm(w, "ffn_norm", hp.n_embd),
-            feed_forward=GatedFused.take(w, hp.n_embd, hp.n_ff[layer], self._activation),
+            feed_forward=FusedGatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], self._activation),
         )
 
     def _embed(self, step: Pass) -> Tensor:

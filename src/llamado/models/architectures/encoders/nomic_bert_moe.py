@@ -10,13 +10,13 @@ from llamado.models.hparams import HyperParameters, read_experts
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Ungated
+from llamado.models.parts.feedforward import FeedForward, UngatedFeedForward
 from llamado.models.parts.norms import LayerNorm
 from llamado.models.weights import RoleWeights
 
 
 class NomicBertMoeModel(PostNormEncoder):
-    """As BERT, with rotary positions, and experts in every other layer (arXiv 2502.07972)."""
+    """BERT with rotary positions, and experts in every other layer (arXiv 2502.07972)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
@@ -40,4 +40,4 @@ class NomicBertMoeModel(PostNormEncoder):
         hp = self.hparams
         if hp.experts is not None and layer % self._step == 1:
             return Mixture.take(w, hp.n_embd, hp.experts, UnaryOp.GELU)
-        return Ungated.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.GELU)
+        return UngatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.GELU)

@@ -10,16 +10,16 @@ from llamado.models.encoder import Encoder
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads, Projections
-from llamado.models.parts.feedforward import Gated, Ungated
+from llamado.models.parts.feedforward import GatedFeedForward, UngatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights, Weights
 
 
 class T5EncoderModel(Encoder, Decoder):
-    """Norms before the halves of layers, scores that are biased by the tokens' distance, not scaled (arXiv 1910.10683).
+    """Pre-norm encoder with relative position biases and unscaled attention scores (arXiv 1910.10683).
 
-    The first layer's biases are those of all that have none of their own. The network is a ReLU, or in v1.1 a GEGLU.
-    Unless a file says that attention is not causal, tokens do not see those behind them: so it is in llama.cpp, too.
+    Layers without biases of their own use the first layer's. The feed-forward network is ReLU, or GEGLU in v1.1.
+    Attention is causal unless the file says otherwise, as in llama.cpp.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -30,10 +30,10 @@ class T5EncoderModel(Encoder, Decoder):
     def _take_head(self, weights: Weights) -> None:
         hp = self.hparams
         self._output_norm = self._take_norm(weights.output, "enc.output_norm", hp.n_embd)
-        weights.output.maybe("output.weight", hp.n_embd, hp.n_vocab)  # nothing is made of it
+        weights.output.optional("output.weight", hp.n_embd, hp.n_vocab)  # unused
 
     def _take_weights(self, weights: Weights) -> None:
-        first = weights.layer(0, "enc.blk").need("attn_rel_b.weight", self.hparams.n_head[0], self._n_buckets)
+        first = weights.layer(0, "enc.blk").require("attn_rel_b.weight", self.hparams.n_head[0], self._n_buckets)
         self._biases = first
         self._layers = [self._take_layer(weights.layer(i, "enc.blk"), i) for i in range(self.hparams.n_layer)]
 
@@ -53,12 +53,12 @@ class T5EncoderModel(Encoder, Decoder):
                     ),
                     w.linear("attn_o", heads.n * heads.dim_v, hp.n_embd),
                 ),
-                bias=w.maybe("attn_rel_b.weight", heads.n, self._n_buckets) or self._biases,
+                bias=w.optional("attn_rel_b.weight", heads.n, self._n_buckets) or self._biases,
                 rope=None,
                 scale=hp.attention_scale,
             ),
             ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=Gated.take(w, hp.n_embd, n_ff, GluOp.GEGLU)
+            feed_forward=GatedFeedForward.take(w, hp.n_embd, n_ff, GluOp.GEGLU)
             if gated
-            else Ungated.take(w, hp.n_embd, n_ff, UnaryOp.RELU),
+            else UngatedFeedForward.take(w, hp.n_embd, n_ff, UnaryOp.RELU),
         )

@@ -1,1 +1,1 @@
-"""ERNIE."""
+"""ERNIE architectures."""

@@ -12,7 +12,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Ernie45Model(Decoder):
-    """As Llama, with heads as wide as the file says."""
+    """Llama with a head size given by the file."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)

@@ -1,1 +1,1 @@
-"""EXAONE."""
+"""EXAONE architectures."""

@@ -9,7 +9,7 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import HyperParameters, read_hparams, read_swa_layers
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
@@ -17,9 +17,9 @@ _LAYERS_OF_32B = 64
 
 
 class Exaone4Model(Decoder):
-    """Norms of what each half of a layer adds, none before it, and normed queries and keys (arXiv 2507.11407).
+    """Post-norm blocks without pre-norms, with query and key norms (arXiv 2507.11407).
 
-    The 32B model has three layers with a sliding window, then one that sees everything and rotates nothing.
+    In the 32B model, three of four layers have a sliding window; the fourth has full attention without positions.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -41,6 +41,6 @@ class Exaone4Model(Decoder):
                 scale=hp.attention_scale,
             ),
             attn_post_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+            feed_forward=GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
             ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", hp.n_embd),
         )

@@ -12,7 +12,7 @@ from llamado.models.weights import RoleWeights
 
 
 class ExaoneMoeModel(Dots1Model):
-    """As dots.llm1; of four layers three have a sliding window, and the last one rotates nothing."""
+    """dots.llm1 with a sliding window in three of four layers; the fourth has no positions."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)

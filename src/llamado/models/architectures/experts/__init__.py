@@ -1,1 +1,1 @@
-"""Mixtures of experts of families that have nothing else."""
+"""Mixture-of-experts families without dense models."""

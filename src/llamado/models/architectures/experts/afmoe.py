@@ -18,9 +18,9 @@ _NO_POSITIONS_STEP = 4
 
 
 class AfMoeModel(Dots1Model):
-    """As dots.llm1, with gates of what was attended to, and norms of what each half of a layer adds.
+    """dots.llm1 with gated attention output and post-norms of both blocks.
 
-    Every fourth layer rotates nothing; the others have a sliding window where the file has one.
+    Every fourth layer has no positions; the others have a sliding window if the file gives one.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

@@ -19,7 +19,7 @@ from llamado.models.weights import RoleWeights
 
 
 class BailingMoeModel(Decoder):
-    """As Llama, with a mixture of experts beside shared ones in each layer (arXiv 2503.05139)."""
+    """Llama with a mixture of experts and shared experts in each layer (arXiv 2503.05139)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
@@ -31,7 +31,7 @@ class BailingMoeModel(Decoder):
 
 
 class Deepseek2OcrModel(BailingMoeModel):
-    """The text of DeepSeek-OCR: no experts in the first layers; the rotation is the same whatever the file says."""
+    """Text model of DeepSeek-OCR: dense first layers; the rotary embedding is fixed, not read from the file."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = Decoder._read_hparams(self, keys, n_vocab)

@@ -16,14 +16,14 @@ from llamado.models.weights import RoleWeights
 
 
 class DbrxModel(LayerNormDecoder):
-    """Layer norms, bounds of queries, keys and values, and a mixture of experts in each layer."""
+    """Layer norms, clamped queries, keys and values, and a mixture of experts in each layer."""
 
     rope_mode = RopeMode.NEOX
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._clamp = keys.float_("attention.clamp_kqv")
         hp = super()._read_hparams(keys, n_vocab)
-        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalised=True))
+        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalized=True))
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
@@ -31,7 +31,7 @@ class DbrxModel(LayerNormDecoder):
         return Layer(
             attn_norm=self._take_norm(w, "attn_norm", hp.n_embd),
             attention=replace(self._take_attention(w, layer), clamp=self._clamp),
-            # What the file calls the norm of what was attended to stands before the network.
+            # The file's "attention output norm" is the norm before the feed-forward network.
             ffn_norm=self._take_norm(w, "attn_output_norm", hp.n_embd),
             feed_forward=Mixture.take(w, hp.n_embd, hp.experts),
         )

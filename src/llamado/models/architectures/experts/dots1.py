@@ -1,4 +1,4 @@
-"""The dots1 architecture: dots.llm1; and bailingmoe2 and hy_v3, whose files are alike."""
+"""The dots1 architecture: dots.llm1; also bailingmoe2 and hy_v3, which use the same file layout."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from llamado.models.weights import RoleWeights
 
 
 class Dots1Model(Qwen3Model):
-    """As Qwen3; behind the first layers a mixture of experts, chosen by sigmoids unless the file says otherwise, beside
-    one that every token goes through (arXiv 2506.05767).
+    """Qwen3 with a mixture of experts and a shared expert after the dense first layers (arXiv 2506.05767).
+
+    Routing is by sigmoid unless the file says otherwise.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

@@ -23,9 +23,7 @@ from llamado.models.weights import RoleWeights
 
 
 class GptOssModel(Decoder):
-    """Every other layer has a sliding window; heads may look away, to a sink; all networks are mixtures with biases
-    (arXiv 2508.10925).
-    """
+    """Sliding window in every other layer, attention sinks, and experts with biases (arXiv 2508.10925)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
@@ -35,7 +33,7 @@ class GptOssModel(Decoder):
             n_swa=keys.int_("attention.sliding_window"),
             swa_layers=read_swa_layers(keys, hp.n_layer, 2),
             rope_swa=swa_rope(keys, hp.rope),
-            experts=read_experts(keys, hp.n_ff[0], gating=Gating.SOFTMAX_OF_CHOSEN),
+            experts=read_experts(keys, hp.n_ff[0], gating=Gating.SOFTMAX_WEIGHT),
         )
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
@@ -47,7 +45,7 @@ class GptOssModel(Decoder):
                 matrices=AttentionMatrices.take(w, hp, layer),
                 scale=hp.attention_scale,
                 rope=hp.rope_of(layer),
-                sinks=w.need("attn_sinks.weight", heads.n),
+                sinks=w.require("attn_sinks.weight", heads.n),
             ),
             ffn_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
             feed_forward=Mixture.take(w, hp.n_embd, hp.experts, GluOp.SWIGLU_OAI),

@@ -15,29 +15,27 @@ from llamado.models.hparams import HyperParameters, read_experts
 from llamado.models.keys import Keys, RopeOptions
 from llamado.models.parts.attention import Attention
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class GrokModel(Decoder):
-    """Norms before and behind each half of a layer, bent scores, and a mixture of GEGLU experts, in Grok 2 beside a
-    network that every token goes through.
-    """
+    """Pre- and post-norms, soft-capped scores, and GEGLU experts; in Grok 2 parallel to a dense network."""
 
     rope_mode = RopeMode.NEOX
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = super()._read_hparams(Keys(keys.metadata, _stretch(keys)), n_vocab)
+        hp = super()._read_hparams(Keys(keys.metadata, _with_file_yarn(keys)), n_vocab)
         return replace(
             hp,
-            # What files of Grok 1 do not say.
+            # Defaults for Grok 1, whose files lack these keys.
             embedding_scale=keys.float_("embedding_scale", 78.38367176906169),
             attention_scale=keys.float_("attention.output_scale", 0.08838834764831845),
             attention_softcap=keys.float_("attn_logit_softcapping", 30.0),
             final_logit_softcap=keys.float_("final_logit_softcapping", 0.0),
             logit_scale=keys.float_("logit_scale", 0.5773502691896257),
-            experts=read_experts(keys, hp.n_ff[0], normalised=True),
+            experts=read_experts(keys, hp.n_ff[0], normalized=True),
         )
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
@@ -61,11 +59,11 @@ class GrokModel(Decoder):
         mixture = Mixture.take(w, hp.n_embd, hp.experts, GluOp.GEGLU)
         if not w.has("ffn_up.weight"):
             return mixture
-        return _Both(mixture, Gated.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU))
+        return _ParallelNetworks(mixture, GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU))
 
 
-def _stretch(keys: Keys) -> RopeOptions:
-    """What a user wants of positions, and where that is nothing what the file says of YaRN."""
+def _with_file_yarn(keys: Keys) -> RopeOptions:
+    """Return the user's rope overrides, completed by the file's YaRN keys."""
     wanted = keys.rope
 
     def named(name: str, wish: float, default: float) -> float:
@@ -80,11 +78,11 @@ def _stretch(keys: Keys) -> RopeOptions:
     )
 
 
-class _Both(NamedTuple):
-    """A mixture and a network: their sum, divided by sqrt(2)."""
+class _ParallelNetworks(NamedTuple):
+    """Sum of a mixture of experts and a dense network, divided by sqrt(2)."""
 
     mixture: Mixture
-    network: Gated
+    network: GatedFeedForward
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
         return scale(add(self.network(step, layer, x), self.mixture(step, layer, x)), sqrt(2) / 2)

@@ -10,7 +10,7 @@ from llamado.models.hparams import (
     HyperParameters,
     Rope,
     read_swa_layers,
-    rotated,
+    rope_dims,
     swa_rope,
 )
 from llamado.models.keys import Keys
@@ -19,8 +19,10 @@ from llamado.models.weights import RoleWeights
 
 
 class LagunaModel(Dots1Model):
-    """As dots.llm1, with gates of what was attended to; where the file has a sliding window, only every fourth layer
-    sees all, and only there context is stretched.
+    """dots.llm1 with a gated attention output.
+
+    If the file gives a sliding window, every fourth layer has full attention, and only those use the extended context
+    rope.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -28,7 +30,7 @@ class LagunaModel(Dots1Model):
         n_swa = keys.int_("attention.sliding_window", 0)
         if not n_swa:
             return hp
-        n = rotated(keys, "rope.dimension_count_swa", hp.rope.n_dims, hp.head_dim_k)
+        n = rope_dims(keys, "rope.dimension_count_swa", hp.rope.n_dims, hp.head_dim_k)
         base = swa_rope(keys, hp.rope).freq_base
         plain = Rope(n, self.rope_mode, hp.n_ctx_train, base, 1.0, 0.0, 1.0)
         layers = read_swa_layers(keys, hp.n_layer, 4, dense_first=True)

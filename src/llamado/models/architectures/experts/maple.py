@@ -19,9 +19,7 @@ from llamado.models.weights import RoleWeights
 
 
 class MapleModel(Qwen3MoeModel):
-    """As Qwen3's mixtures of experts, with bounds of what goes into activations; layers with a sliding window rotate,
-    those that see all do not.
-    """
+    """Qwen3 MoE with clamped activations; only the sliding-window layers have rotary positions."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)

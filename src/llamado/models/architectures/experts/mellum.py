@@ -13,8 +13,9 @@ from llamado.models.keys import Keys
 
 
 class MellumModel(Qwen3MoeModel):
-    """As Qwen3's mixtures of experts; where the file has a sliding window, every fourth layer sees all, and only there
-    context is stretched.
+    """Qwen3 MoE with optional sliding windows.
+
+    If the file gives a window, every fourth layer has full attention, and only those use the extended context rope.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

@@ -19,8 +19,9 @@ from llamado.models.weights import RoleWeights
 
 
 class MiMo2Model(Decoder):
-    """Heads of values narrower than those of keys, layers with a sliding window and sinks, which have more of them, and
-    mixtures of experts chosen by sigmoids with a bias (arXiv 2601.02780).
+    """Value heads smaller than key heads, window layers with sinks and more KV heads, and sigmoid routing.
+
+    Described in arXiv 2601.02780. The routing has a selection bias.
     """
 
     rope_mode = RopeMode.NEOX
@@ -28,11 +29,11 @@ class MiMo2Model(Decoder):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         self._value_scale = keys.float_("attention.value_scale", 0.0)
-        experts = read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, normalised=True)
+        experts = read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, normalized=True)
         return replace(
             hp,
             n_swa=keys.int_("attention.sliding_window"),
-            swa_layers=keys.own(read_swa_layers(keys, keys.int_("block_count"), 0)),
+            swa_layers=keys.of_layers(read_swa_layers(keys, keys.int_("block_count"), 0)),
             rope_swa=replace(hp.rope, freq_base=keys.float_("rope.freq_base_swa", 10000.0), freq_scale=1.0),
             experts=experts,
         )
@@ -41,16 +42,16 @@ class MiMo2Model(Decoder):
         attention = super()._take_attention(w, layer)
         heads, project, out = attention.matrices
         if self._value_scale not in (0.0, 1.0):
-            out = _Scaled(out, self._value_scale)
-        sinks = w.maybe("attn_sinks.weight", heads.n)
+            out = _ScaledProjection(out, self._value_scale)
+        sinks = w.optional("attn_sinks.weight", heads.n)
         return replace(attention, matrices=AttentionMatrices(heads, project, out), sinks=sinks)
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         return take_experts(w, self.hparams, layer)
 
 
-class _Scaled(NamedTuple):
-    """What a matrix makes, times a number."""
+class _ScaledProjection(NamedTuple):
+    """A projection times a constant."""
 
     matrix: Projection
     factor: float

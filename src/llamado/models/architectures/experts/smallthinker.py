@@ -19,9 +19,10 @@ _WINDOW, _PERIOD = 4096, 4
 
 
 class SmallThinkerModel(Decoder):
-    """Experts of ReGLU, chosen by what goes into a layer before its attention (arXiv 2507.20984).
+    """ReGLU experts, selected by the layer's input before attention (arXiv 2507.20984).
 
-    In larger models three of four layers rotate, and have a sliding window of 4096 tokens, whatever the file says.
+    In the larger model, three of four layers have rotary positions and a sliding window of 4096 tokens; the size in the
+    file is ignored.
     """
 
     rope_mode = RopeMode.NEOX
@@ -29,7 +30,7 @@ class SmallThinkerModel(Decoder):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         experts = read_experts(keys, hp.n_ff[0], from_file=True)
-        hp = replace(hp, experts=replace(experts, normalised=True, scale=1.0))
+        hp = replace(hp, experts=replace(experts, normalized=True, scale=1.0))
         if not keys.int_("attention.sliding_window", 0):
             return hp
         layers = read_swa_layers(keys, hp.n_layer, _PERIOD, dense_first=True)
@@ -52,5 +53,5 @@ class SmallThinkerModel(Decoder):
             return None
         attended, x = step.keep_outputs(i, attended, x)
         y = add(attended, x, f"ffn_inp-{i}")
-        h = w.feed_forward(step, i, w.ffn_norm(step, y, f"ffn_norm-{i}"), seen=x)
+        h = w.feed_forward(step, i, w.ffn_norm(step, y, f"ffn_norm-{i}"), router_input=x)
         return add(h, y, f"l_out-{i}")

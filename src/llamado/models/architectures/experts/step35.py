@@ -11,19 +11,20 @@ from llamado.models.hparams import (
     HyperParameters,
     read_experts,
     read_swa_layers,
-    rotated,
+    rope_dims,
 )
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, Heads, OutputGate
 from llamado.models.parts.experts import Mixture, take_experts
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class Step35Model(Decoder):
-    """Gates of heads; of layers that see all a half of each head is rotated, of those with a sliding window another
-    part; some layers have bounds of what activations give.
+    """Gated heads, partial rotary embedding, sliding windows, and clamped activations in some layers.
+
+    Full-attention layers rotate half of each head; window layers rotate another fraction.
     """
 
     rope_mode = RopeMode.NEOX
@@ -37,9 +38,9 @@ class Step35Model(Decoder):
         return replace(
             hp,
             n_swa=keys.int_("attention.sliding_window"),
-            swa_layers=keys.own(read_swa_layers(keys, n_blocks, 0)),
+            swa_layers=keys.of_layers(read_swa_layers(keys, n_blocks, 0)),
             rope=replace(hp.rope, n_dims=n // 2),
-            rope_swa=replace(rope_swa, n_dims=rotated(keys, "rope.dimension_count_swa", n, hp.head_dim_k)),
+            rope_swa=replace(rope_swa, n_dims=rope_dims(keys, "rope.dimension_count_swa", n, hp.head_dim_k)),
             experts=read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, from_file=True),
         )
 
@@ -56,7 +57,7 @@ class Step35Model(Decoder):
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         network, limit = take_experts(w, self.hparams, layer), self._shared_limits[layer]
-        if isinstance(network, Gated):
+        if isinstance(network, GatedFeedForward):
             return network._replace(limit=limit)
-        assert isinstance(network, Mixture) and isinstance(network.shared, Gated)
+        assert isinstance(network, Mixture) and isinstance(network.shared, GatedFeedForward)
         return network._replace(limit=self._limits[layer], shared=network.shared._replace(limit=limit))

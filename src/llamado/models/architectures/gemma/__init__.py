@@ -1,1 +1,1 @@
-"""Gemma."""
+"""Gemma architectures."""

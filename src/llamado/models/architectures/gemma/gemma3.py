@@ -1,4 +1,4 @@
-"""The gemma3 architecture (text): five layers with a sliding window, then one that sees everything, and so on."""
+"""The gemma3 architecture (text): five sliding-window layers for each full-attention layer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import (
     HyperParameters,
     inverse_sqrt,
+    override_freq_base,
     read_hparams,
     read_swa_layers,
     swa_rope,
-    trained_base,
 )
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
@@ -26,16 +26,16 @@ _LAYERS_OF_27B = 62
 
 
 class Gemma3Model(Decoder):
-    """Decoder with a norm before and after each half of a layer, normed queries and keys, and a GEGLU network."""
+    """Pre- and post-norms of both blocks, query and key norms, and GEGLU networks."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
         hp = replace(
             hp,
             # Files made by Ollama may call the two bases "global" and "local".
-            rope=trained_base(keys, hp.rope, keys.float_("rope.global.freq_base", hp.rope.freq_base)),
+            rope=override_freq_base(keys, hp.rope, keys.float_("rope.global.freq_base", hp.rope.freq_base)),
             embedding_scale=float(np.sqrt(np.float32(hp.n_embd))),
-            # The 27B model alone scales by the width per head instead of the head's own.
+            # Only the 27B model scales by n_embd / n_head instead of the head size.
             attention_scale=inverse_sqrt(hp.n_embd // hp.n_head[0] if hp.n_layer == _LAYERS_OF_27B else hp.head_dim_k),
             final_logit_softcap=keys.float_("final_logit_softcapping", 0.0),
         )
@@ -46,7 +46,7 @@ class Gemma3Model(Decoder):
             hp,
             n_swa=n_swa,
             swa_layers=read_swa_layers(keys, hp.n_layer, 6),
-            # Context is stretched in the global layers only.
+            # Only the global layers use the extended context rope.
             rope_swa=swa_rope(keys, hp.rope, freq_base=keys.float_("rope.local.freq_base", 10000.0), freq_scale=1.0),
         )
 
@@ -64,6 +64,6 @@ class Gemma3Model(Decoder):
             ),
             attn_post_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
             ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU),
+            feed_forward=GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU),
             ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", hp.n_embd),
         )

@@ -1,4 +1,4 @@
-"""The gemma4 architecture (text): layers of two kinds of heads, layers that share keys and values, mixtures."""
+"""The gemma4 architecture (text): two head sizes, layers that share keys and values, optional experts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from llamado.ggml.tensor import Tensor
 from llamado.models.base import Model
 from llamado.models.errors import InvalidModel
 from llamado.models.forward import Pass
-from llamado.models.hparams import HyperParameters, read_experts, read_hparams, read_swa_layers, rotated
+from llamado.models.hparams import HyperParameters, read_experts, read_hparams, read_swa_layers, rope_dims
 from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory, SharedMemory
 from llamado.models.parts.attention import Heads
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.parts.per_layer import LayerEmbeddings, LayerInput
-from llamado.models.parts.sharing import SharingAttention
+from llamado.models.parts.sharing import SharedKvAttention
 from llamado.models.weights import RoleWeights, Weights
 
 
 class GemmaMixture(NamedTuple):
-    """A mixture of experts beside a layer's network, with norms and a gate of its own."""
+    """A mixture of experts parallel to a layer's dense network, with norms and a router scale of its own."""
 
     mixture: Mixture
     gate_scale: Tensor
@@ -36,7 +36,7 @@ class GemmaMixture(NamedTuple):
     dense_post_norm: RmsNorm
 
     def __call__(self, step: Pass, layer: int, dense: Tensor, x: Tensor) -> Tensor:
-        """The sum of what the network made of x, and of what experts make of it."""
+        """Return the sum of the dense network's output and the experts' output for x."""
         seen = mul(scale(rms_norm(x, step.norm_eps), 1.0 / sqrt(x.ne[0])), self.gate_scale)
         y = self.mixture(step, layer, self.norm(step, x, f"ffn_norm_2-{layer}"), seen)
         y = self.post_norm(step, y, f"ffn_moe-{layer}")
@@ -45,10 +45,10 @@ class GemmaMixture(NamedTuple):
 
 class Gemma4Layer(NamedTuple):
     attn_norm: RmsNorm
-    attention: SharingAttention
+    attention: SharedKvAttention
     attn_post_norm: RmsNorm
     ffn_norm: RmsNorm
-    feed_forward: Gated
+    feed_forward: GatedFeedForward
     experts: GemmaMixture | None
     ffn_post_norm: RmsNorm
     input: LayerInput | None
@@ -56,9 +56,7 @@ class Gemma4Layer(NamedTuple):
 
 
 class Gemma4Model(Model):
-    """Decoder with norms before and after each half of a layer; the last layers have no keys and values of their own;
-    each layer may have an embedding of its own.
-    """
+    """Pre- and post-norms of both blocks; the last layers share keys and values; optional per-layer embeddings."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
@@ -70,14 +68,14 @@ class Gemma4Model(Model):
             final_logit_softcap=keys.float_("final_logit_softcapping", 0.0),
             n_swa=keys.int_("attention.sliding_window"),
             swa_layers=read_swa_layers(keys, hp.n_layer, 6),
-            # Context is stretched in the global layers only.
+            # Only the global layers use the extended context rope.
             rope_swa=replace(
                 hp.rope,
-                n_dims=rotated(keys, "rope.dimension_count_swa", hp.rope.n_dims, self._dim_swa),
+                n_dims=rope_dims(keys, "rope.dimension_count_swa", hp.rope.n_dims, self._dim_swa),
                 freq_base=keys.float_("rope.freq_base_swa", 10000.0),
                 freq_scale=1.0,
             ),
-            experts=read_experts(keys, hp.n_ff[0], normalised=True) if keys.int_("expert_count", 0) else None,
+            experts=read_experts(keys, hp.n_ff[0], normalized=True) if keys.int_("expert_count", 0) else None,
         )
         self._n_input = keys.int_("embedding_length_per_layer_input")
         self._n_own = hp.n_layer - keys.int_("attention.shared_kv_layers", 0)
@@ -89,7 +87,7 @@ class Gemma4Model(Model):
         return hp
 
     def _owner(self, hp: HyperParameters, layer: int) -> int:
-        """The layer whose keys and values a layer sees that has none; -1: there is none of its kind."""
+        """Return the layer whose keys and values `layer` shares; -1 if there is none of its kind."""
         owner = self._n_own - (2 if hp.is_swa(layer) else 1)
         return owner if owner >= 0 and hp.is_swa(owner) == hp.is_swa(layer) else -1
 
@@ -98,8 +96,8 @@ class Gemma4Model(Model):
         dim = self._dim_swa if hp.is_swa(layer) else hp.head_dim_k
         return Heads(hp.n_head[layer], hp.n_head_kv[layer], dim, dim)
 
-    def remembers(self, layer: int) -> LayerMemory:
-        """Keys and values of heads of the layer's kind, or those of an earlier layer."""
+    def layer_memory(self, layer: int) -> LayerMemory:
+        """Keys and values with the layer's head size, or those of an earlier layer."""
         hp, heads = self.hparams, self._heads(layer)
         if layer >= self._n_own:
             return SharedMemory(self._owner(hp, layer))
@@ -108,7 +106,7 @@ class Gemma4Model(Model):
 
     def _take_weights(self, weights: Weights) -> None:
         hp, n = self.hparams, self._n_input
-        self._factors = weights.shared.maybe("rope_freqs.weight", hp.rope.n_dims // 2)
+        self._factors = weights.shared.optional("rope_freqs.weight", hp.rope.n_dims // 2)
         self._inputs = LayerEmbeddings.take(weights, hp.n_embd, n, hp.n_layer, hp.n_vocab) if n else None
         self._layers = [self._take_layer(weights.layer(i), i) for i in range(hp.n_layer)]
 
@@ -117,25 +115,25 @@ class Gemma4Model(Model):
         factors = None if hp.is_swa(layer) else self._factors
         return Gemma4Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
-            attention=SharingAttention.take(
+            attention=SharedKvAttention.take(
                 w, hp.n_embd, self._heads(layer), hp.rope_of(layer), factors, shares=layer >= self._n_own
             ),
             attn_post_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
             ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU),
+            feed_forward=GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], GluOp.GEGLU),
             experts=self._take_experts(w) if w.has("ffn_gate_inp.weight") else None,
             ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", hp.n_embd),
             input=LayerInput.take(w, hp.n_embd, self._n_input) if self._n_input else None,
-            out_scale=w.maybe("layer_output_scale.weight", 1),
+            out_scale=w.optional("layer_output_scale.weight", 1),
         )
 
     def _take_experts(self, w: RoleWeights) -> GemmaMixture:
         n, experts = self.hparams.n_embd, self.hparams.experts
         if experts is None:
-            raise InvalidModel("a layer has experts, but no metadata key says how many")
+            raise InvalidModel("a layer has experts, but the metadata gives no number of experts")
         return GemmaMixture(
             Mixture.take(w, n, experts, GluOp.GEGLU),
-            w.need("ffn_gate_inp.scale", n),
+            w.require("ffn_gate_inp.scale", n),
             RmsNorm.take(w, "pre_ffw_norm_2", n),
             RmsNorm.take(w, "post_ffw_norm_2", n),
             RmsNorm.take(w, "post_ffw_norm_1", n),

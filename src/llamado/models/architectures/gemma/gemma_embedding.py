@@ -17,10 +17,9 @@ from llamado.models.weights import Weights
 
 
 class GemmaEmbeddingModel(Encoder, Gemma3Model):
-    """Gemma 3's layers, where every token sees all others, or a window around it (arXiv 2509.20354).
+    """Gemma 3 with bidirectional attention, in full or within a window (arXiv 2509.20354).
 
-    Two matrices behind them make the vectors of the last hidden states; nothing comes in between, so that it is all one
-    whether they follow the mean of all tokens or go before it.
+    Two matrices follow the last norm. There is no activation between them, so they commute with mean pooling.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -38,14 +37,14 @@ class GemmaEmbeddingModel(Encoder, Gemma3Model):
     def _take_head(self, weights: Weights) -> None:
         hp, w = self.hparams, weights.output
         self._output_norm = self._take_norm(w, "output_norm", hp.n_embd)
-        w.maybe("output.weight", hp.n_embd, hp.n_vocab)  # nothing is made of it
-        self._behind = []
+        w.optional("output.weight", hp.n_embd, hp.n_vocab)  # unused
+        self._dense_layers = []
         if w.has("dense_2.weight"):
             n = weights.ne("dense_2.weight")[1]
-            self._behind = [w.linear("dense_2", hp.n_embd, n), w.linear("dense_3", n, hp.n_embd)]
+            self._dense_layers = [w.linear("dense_2", hp.n_embd, n), w.linear("dense_3", n, hp.n_embd)]
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
         h = super()._hidden(step, x)
-        for matrix in self._behind:
+        for matrix in self._dense_layers:
             h = matrix(step, h, "result_embd")
         return h

@@ -1,1 +1,1 @@
-"""GLM."""
+"""GLM architectures."""

@@ -7,13 +7,13 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import GatedFused
+from llamado.models.parts.feedforward import FusedGatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class ChatGlmModel(Decoder):
-    """Pre-norm decoder with heads of which a half is rotated (arXiv 2406.12793)."""
+    """Pre-norm decoder that rotates half of each head (arXiv 2406.12793)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
@@ -28,5 +28,5 @@ class ChatGlmModel(Decoder):
                 scale=hp.attention_scale,
             ),
             ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=GatedFused.take(w, hp.n_embd, hp.n_ff[layer]),
+            feed_forward=FusedGatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
         )

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import HyperParameters, read_hparams, sectioned
+from llamado.models.hparams import HyperParameters, mrope_text_mode, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import GatedFused
+from llamado.models.parts.feedforward import FusedGatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class Glm4Model(Decoder):
-    """Decoder with a norm before and after each half of a layer, and heads of which a part is rotated
-    (arXiv 2406.12793).
-    """
+    """Pre- and post-norms of both blocks, and partially rotated heads (arXiv 2406.12793)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        return read_hparams(keys, n_vocab=n_vocab, rope_mode=sectioned(keys, RopeMode.NORMAL))
+        return read_hparams(keys, n_vocab=n_vocab, rope_mode=mrope_text_mode(keys, RopeMode.NORMAL))
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
@@ -31,6 +29,6 @@ class Glm4Model(Decoder):
             ),
             attn_post_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
             ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=GatedFused.take(w, hp.n_embd, hp.n_ff[layer]),
+            feed_forward=FusedGatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
             ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", hp.n_embd),
         )

@@ -6,22 +6,23 @@ from dataclasses import replace
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import Gating, HyperParameters, read_experts, read_hparams, sectioned
+from llamado.models.hparams import Gating, HyperParameters, mrope_text_mode, read_experts, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class Glm4MoeModel(Decoder):
-    """Heads of which a part is rotated; behind the first layers a mixture of experts chosen by sigmoids with a bias,
-    beside shared ones. Some models have a norm of each head's query and key.
+    """Partially rotated heads; a mixture of experts with shared experts after the dense first layers.
+
+    Routing is by sigmoid with a selection bias. Some models have query and key norms.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=sectioned(keys, RopeMode.NEOX))
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=mrope_text_mode(keys, RopeMode.NEOX))
         used = max(keys.int_("expert_used_count"), 1)
         return replace(hp, experts=read_experts(keys, hp.n_ff[0] // used, gating=Gating.SIGMOID, from_file=True))
 
@@ -37,7 +38,7 @@ class Glm4MoeModel(Decoder):
                 rope=hp.rope,
                 scale=hp.attention_scale,
             ),
-            # What the file calls the norm behind attention stands before the network.
+            # The file's "post attention norm" is the norm before the feed-forward network.
             ffn_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
             feed_forward=self._take_feed_forward(w, layer),
         )
@@ -48,5 +49,5 @@ class Glm4MoeModel(Decoder):
         if layer < experts.n_dense_layers:
             return super()._take_feed_forward(w, layer)
         n_shared = experts.n_shared
-        shared = Gated.take(w, n_embd, n_shared * experts.n_ff, suffix="_shexp") if n_shared else None
+        shared = GatedFeedForward.take(w, n_embd, n_shared * experts.n_ff, suffix="_shexp") if n_shared else None
         return Mixture.take(w, n_embd, experts, shared=shared)

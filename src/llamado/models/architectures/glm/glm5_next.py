@@ -17,15 +17,15 @@ from llamado.models.memory import LayerMemory
 from llamado.models.memory.pool import ALIGN
 from llamado.models.parts.attention import Mixer
 from llamado.models.parts.experts import Mixture, add_up
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.indexer import IndexerSizes, SparseAttention
-from llamado.models.parts.latent import Compressed, LatentAttention
+from llamado.models.parts.latent import LatentAttention, LatentProjection
 from llamado.models.parts.pooled_indexer import PooledIndexer
 from llamado.models.parts.recurrent.kimi_delta import KimiDelta
 from llamado.models.parts.streams.hyper_connections import (
     ConnectionSizes,
     HyperConnections,
-    joined,
+    add_output,
 )
 from llamado.models.parts.streams.spread import spread
 from llamado.models.weights import RoleWeights, Weights
@@ -34,8 +34,9 @@ _DELTA_EPS = 1e-6
 
 
 class Glm5NextModel(KimiLinearModel):
-    """Kimi's delta rule beside latent attention without positions, whose indexer chooses runs of tokens; four streams
-    of hidden states, which each half of a layer mixes.
+    """KDA and latent attention without positions, hyper-connections, and an indexer over runs of tokens.
+
+    The residual consists of four streams, mixed by each block.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -62,7 +63,7 @@ class Glm5NextModel(KimiLinearModel):
             )
         if all(hp.n_head_kv):
             raise UnsupportedModel(
-                f"metadata key '{keys.name('attention.head_count_kv')}' leaves no layer with a state"
+                f"metadata key '{keys.name('attention.head_count_kv')}' leaves no layer with recurrent state"
             )
         if hp.rope.n_dims:
             raise InvalidModel(f"metadata key '{keys.name('rope.dimension_count')}' is {hp.rope.n_dims}; 0 is expected")
@@ -70,7 +71,7 @@ class Glm5NextModel(KimiLinearModel):
         return replace(hp, experts=read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, from_file=True))
 
     def _read_indexed(self, keys: Keys, hp: HyperParameters) -> tuple[bool, ...]:
-        """Which layers have an indexer of their own; others see what the one before chose."""
+        """Return which layers have an indexer of their own; others use the selection of the one before."""
         name = keys.name("attention.indexer.types")
         whole = keys.metadata.bools(name, n=hp.n_layer) if name in keys.metadata else (True,) * hp.n_layer
         found = tuple(own and n > 0 for own, n in zip(whole, hp.n_head_kv, strict=True))
@@ -95,10 +96,10 @@ class Glm5NextModel(KimiLinearModel):
         if self._indexed[layer]:
             sizes = self._indexer
             indexer = PooledIndexer.take(w, hp.n_embd, self._q_rank, sizes, self._pool, self._norm_eps, tail=self._tail)
-        else:  # files may have them in all layers
+        else:  # files may have indexer tensors in all layers
             names = ("attn_q_b.weight", "attn_k.weight", "k_norm.weight", "k_norm.bias", "proj.weight")
-            w.leave(*(f"indexer.{name}" for name in names))
-            w.leave("indexer_compressor_gate.weight", "indexer_compressor_ape.weight")
+            w.ignore(*(f"indexer.{name}" for name in names))
+            w.ignore("indexer_compressor_gate.weight", "indexer_compressor_ape.weight")
         owner = max(i for i in range(layer + 1) if self._indexed[i])
         all_up_to = self._indexer.n_chosen if self._tail else 0
         return found._replace(attention=SparseAttention(found.attention, indexer, owner, all_up_to))
@@ -109,16 +110,16 @@ class Glm5NextModel(KimiLinearModel):
 
     def _take_latent(self, w: RoleWeights) -> Mixer:
         hp = self.hparams
-        compressed = Compressed.take(w, hp.n_embd, self._sizes, self._q_rank, None)
+        compressed = LatentProjection.take(w, hp.n_embd, self._sizes, self._q_rank, None)
         return LatentAttention.take(w, hp.n_embd, compressed, hp.attention_scale)
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         hp, limit, act = self.hparams, self._shared_limits[layer], GluOp.SWIGLU_CLAMP
         assert hp.experts is not None
         if layer < hp.experts.n_dense_layers:
-            return Gated.take(w, hp.n_embd, hp.n_ff[layer], act)._replace(limit=limit)
+            return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], act)._replace(limit=limit)
         n_shared = hp.experts.n_ff * hp.experts.n_shared
-        shared = Gated.take(w, hp.n_embd, n_shared, act, suffix="_shexp")._replace(limit=limit)
+        shared = GatedFeedForward.take(w, hp.n_embd, n_shared, act, suffix="_shexp")._replace(limit=limit)
         return Mixture.take(w, hp.n_embd, hp.experts, act, shared=shared, limit=self._limits[layer])
 
     def _embed(self, step: Pass) -> Tensor:
@@ -132,15 +133,15 @@ class Glm5NextModel(KimiLinearModel):
         if attended is None:
             return None
         (h,) = step.keep_outputs(i, attended)
-        x = joined(h, held.kept(step, i), f"hc_attn_post-{i}")
+        x = add_output(h, held.keep_output_rows(step, i), f"hc_attn_post-{i}")
         h, held = self._around_network[i].read(step, x, f"hc_ffn-{i}")
-        return joined(w.feed_forward(step, i, w.ffn_norm(step, h, f"ffn_norm-{i}")), held, f"l_out-{i}")
+        return add_output(w.feed_forward(step, i, w.ffn_norm(step, h, f"ffn_norm-{i}")), held, f"l_out-{i}")
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
         return super()._hidden(step, scale(add_up(step, x, "hc_head"), 1.0 / x.ne[1]))
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """A latent row and the indexer's, or the state of the delta rule."""
         mixer = self._layers[layer].attention
         assert isinstance(mixer, (KimiDelta, SparseAttention))
-        return mixer.remembers()
+        return mixer.layer_memory()

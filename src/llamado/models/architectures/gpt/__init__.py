@@ -1,1 +1,1 @@
-"""GPT-2, and those that keep to its layer norms."""
+"""GPT-2, and architectures that kept its layer norms."""

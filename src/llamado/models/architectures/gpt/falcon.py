@@ -7,14 +7,15 @@ from llamado.models.decoder import Layer, ParallelDecoder
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import Ungated
+from llamado.models.parts.feedforward import UngatedFeedForward
 from llamado.models.parts.norms import LayerNorm, Norm
 from llamado.models.weights import RoleWeights
 
 
 class FalconModel(ParallelDecoder):
-    """Attention and network side by side, behind one layer norm or two; one key and value for many queries
-    (arXiv 2311.16867).
+    """Parallel attention and feed-forward network after one or two layer norms; multi-query attention.
+
+    Described in arXiv 2311.16867.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -27,7 +28,7 @@ class FalconModel(ParallelDecoder):
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
         norm = LayerNorm.take(w, "attn_norm", hp.n_embd)
-        # Where there is a second norm it is that of the attention, and the first one the network's.
+        # With two norms, the second is that of attention, the first that of the feed-forward network.
         second = LayerNorm.take(w, "attn_norm_2", hp.n_embd) if w.has("attn_norm_2.weight") else None
         return Layer(
             attn_norm=norm if second is None else second,
@@ -37,5 +38,5 @@ class FalconModel(ParallelDecoder):
                 scale=hp.attention_scale,
             ),
             ffn_norm=None if second is None else norm,
-            feed_forward=Ungated.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.GELU),
+            feed_forward=UngatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.GELU),
         )

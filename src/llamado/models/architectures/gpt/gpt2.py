@@ -1,4 +1,4 @@
-"""The gpt2 architecture: GPT-2 and what was made of it."""
+"""The gpt2 architecture: GPT-2 and its derivatives."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import Ungated
+from llamado.models.parts.feedforward import UngatedFeedForward
 from llamado.models.parts.norms import LayerNorm, Norm
 from llamado.models.weights import RoleWeights, Weights
 
 
 class Gpt2Model(Decoder):
-    """Pre-norm decoder with learned positions, layer norms, biases everywhere, and a GELU network."""
+    """Pre-norm decoder with learned positions, layer norms, biases everywhere, and GELU networks."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"
@@ -27,7 +27,7 @@ class Gpt2Model(Decoder):
 
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
-        self._positions = weights.input.need("position_embd.weight", hp.n_embd, hp.n_ctx_train)
+        self._positions = weights.input.require("position_embd.weight", hp.n_embd, hp.n_ctx_train)
         super()._take_weights(weights)
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
@@ -40,7 +40,7 @@ class Gpt2Model(Decoder):
                 scale=hp.attention_scale,
             ),
             ffn_norm=LayerNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=Ungated.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.GELU),
+            feed_forward=UngatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.GELU),
         )
 
     def _embed(self, step: Pass) -> Tensor:

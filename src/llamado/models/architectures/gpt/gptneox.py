@@ -9,14 +9,15 @@ from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import Ungated
+from llamado.models.parts.feedforward import UngatedFeedForward
 from llamado.models.parts.norms import LayerNorm, Norm
 from llamado.models.weights import RoleWeights
 
 
 class GptNeoxModel(ParallelDecoder):
-    """Attention and network side by side, each behind a layer norm of its own, or, where the file says so, one after
-    the other; a quarter of each head is rotated (arXiv 2204.06745).
+    """Parallel attention and feed-forward network with separate layer norms, or sequential if the file says so.
+
+    A quarter of each head is rotated (arXiv 2204.06745).
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -37,7 +38,7 @@ class GptNeoxModel(ParallelDecoder):
                 scale=hp.attention_scale,
             ),
             ffn_norm=LayerNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=Ungated.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.GELU),
+            feed_forward=UngatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.GELU),
         )
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:

@@ -14,8 +14,9 @@ from llamado.models.weights import RoleWeights
 
 
 class JaisModel(LayerNormDecoder):
-    """Layer norms, a SwiGLU network with biases, and scores that fall with the distance of tokens (ALiBi); products of
-    queries and keys are divided by the size of a head (arXiv 2308.16149).
+    """Layer norms, SwiGLU networks with biases, and ALiBi (arXiv 2308.16149).
+
+    Query-key products are divided by the head size, not its square root.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

@@ -12,14 +12,12 @@ from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention
-from llamado.models.parts.feedforward import FeedForward, Ungated
+from llamado.models.parts.feedforward import FeedForward, UngatedFeedForward
 from llamado.models.weights import RoleWeights, Weights
 
 
 class MptModel(LayerNormDecoder):
-    """Layer norms, a GELU network; places are learned where the file has a table of them, and scores fall with the
-    distance of tokens (ALiBi) where it says how fast.
-    """
+    """Layer norms, GELU networks, and learned positions or ALiBi, depending on the file."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._clamp = keys.float_("attention.clamp_kqv", 0.0)
@@ -28,7 +26,7 @@ class MptModel(LayerNormDecoder):
 
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
-        self._positions = weights.input.maybe("position_embd.weight", hp.n_embd, hp.n_ctx_train)
+        self._positions = weights.input.optional("position_embd.weight", hp.n_embd, hp.n_ctx_train)
         super()._take_weights(weights)
 
     def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
@@ -36,7 +34,7 @@ class MptModel(LayerNormDecoder):
         return replace(attention, rope=None, clamp=self._clamp, max_bias=self._max_bias)
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        return Ungated.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], UnaryOp.GELU)
+        return UngatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], UnaryOp.GELU)
 
     def _embed(self, step: Pass) -> Tensor:
         x = super()._embed(step)

@@ -7,13 +7,13 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import Ungated
+from llamado.models.parts.feedforward import UngatedFeedForward
 from llamado.models.parts.norms import LayerNorm, Norm
 from llamado.models.weights import RoleWeights
 
 
 class NemotronModel(Decoder):
-    """Pre-norm decoder with layer norms, heads of which a half is rotated, and squared ReLU (arXiv 2402.16819)."""
+    """Pre-norm decoder with layer norms, half-rotated heads, and squared ReLU networks (arXiv 2402.16819)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"
@@ -32,5 +32,5 @@ class NemotronModel(Decoder):
                 scale=hp.attention_scale,
             ),
             ffn_norm=LayerNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=Ungated.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.RELU, squared=True),
+            feed_forward=UngatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.RELU, squared=True),
         )

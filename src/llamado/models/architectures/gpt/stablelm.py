@@ -9,15 +9,15 @@ from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import LayerNorm, Norm, take_head_norm
 from llamado.models.weights import RoleWeights
 
 
 class StableLmModel(ParallelDecoder):
-    """Pre-norm decoder with layer norms and heads of which a quarter is rotated (arXiv 2402.17834).
+    """Pre-norm decoder with layer norms and heads rotated by a quarter (arXiv 2402.17834).
 
-    In the largest a layer has one norm, attention and network side by side behind it, and normed queries and keys.
+    The largest model has one norm per layer, parallel attention and feed-forward network, and query and key norms.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -39,7 +39,7 @@ class StableLmModel(ParallelDecoder):
                 scale=hp.attention_scale,
             ),
             ffn_norm=LayerNorm.take(w, "ffn_norm", hp.n_embd) if w.has("ffn_norm.weight") else None,
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+            feed_forward=GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
         )
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:

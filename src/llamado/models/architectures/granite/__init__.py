@@ -1,1 +1,1 @@
-"""Granite."""
+"""Granite architectures."""

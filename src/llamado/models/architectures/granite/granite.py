@@ -15,9 +15,9 @@ from llamado.models.weights import RoleWeights
 
 
 class GraniteModel(Decoder):
-    """As Llama, with factors of embeddings, of products of queries and keys, of what half a layer adds, and of logits.
+    """Llama with scale factors of embeddings, attention scores, block outputs and logits.
 
-    A file may say that nothing is rotated (`rope.scaling.finetuned` false).
+    A file may turn rotary positions off (`rope.scaling.finetuned` false).
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -31,7 +31,7 @@ class GraniteModel(Decoder):
             embedding_scale=keys.float_("embedding_scale", 0.0) or 1.0,
             attention_scale=keys.float_("attention.scale", 0.0) or hp.attention_scale,
             residual_scale=keys.float_("residual_scale", 0.0) or 1.0,
-            # The file's number divides the logits.
+            # The file holds the divisor of the logits.
             logit_scale=float(np.float32(1) / np.float32(logit_scale or 1.0)),
         )
 

@@ -1,4 +1,4 @@
-"""The granitehybrid architecture: Granite 4, with state spaces in most layers."""
+"""The granitehybrid architecture: Granite 4, with Mamba-2 in most layers."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from llamado.models.hparams import HyperParameters, read_experts, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.mamba import Mamba2, StateSpace
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class GraniteHybridModel(GraniteModel):
-    """As Granite, with Mamba-2 in the layers that have no heads of keys and values, and perhaps experts in all."""
+    """Granite with Mamba-2 in the layers without KV heads, and optional experts in all layers."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._sizes = StateSpace.read(keys, grouped=True)
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, recurrent=True)
         hp = self._with_factors(keys, hp, keys.float_("logit_scale", 0.0))
-        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalised=True) if keys.has_experts() else None)
+        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalized=True) if keys.has_experts() else None)
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         if self.hparams.n_head_kv[layer]:
-            return super().remembers(layer)
-        return self._sizes.remembers(self._sizes.n_mixed)
+            return super().layer_memory(layer)
+        return self._sizes.layer_memory(self._sizes.n_mixed)
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
@@ -46,5 +46,5 @@ class GraniteHybridModel(GraniteModel):
         n_embd, experts = self.hparams.n_embd, self.hparams.experts
         if experts is None:
             return super()._take_feed_forward(w, layer)
-        shared = Gated.take(w, n_embd, experts.n_ff_shared, suffix="_shexp") if experts.n_ff_shared else None
+        shared = GatedFeedForward.take(w, n_embd, experts.n_ff_shared, suffix="_shexp") if experts.n_ff_shared else None
         return Mixture.take(w, n_embd, experts, shared=shared)

@@ -1,4 +1,4 @@
-"""The graniteswitch architecture: Granite with adapters that tokens of a text switch on."""
+"""The graniteswitch architecture: Granite with LoRA adapters that tokens switch on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llamado.models.inputs import Bytes, Input
 from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory
 from llamado.models.parts.attention import Attention, AttentionMatrices, FusedProjection
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.weights import RoleWeights, Weights
 
 _GAIN = 15.0
@@ -30,8 +30,10 @@ _SLOTS = "adapter_slots"
 
 
 class AdapterSwitches(NamedTuple):
-    """By token the adapter that it switches on (0: none), from 1 on, and the token that is read in its place; how much
-    more than any other token one that switches is seen by those behind it.
+    """Adapter slots by token.
+
+    `slots`: the adapter that a token activates, from 1 on (0: none); `read_as`: the token whose embedding replaces it.
+    `gain` is the attention logit of activating tokens relative to others.
     """
 
     slots: NDArray[np.int32]
@@ -41,15 +43,14 @@ class AdapterSwitches(NamedTuple):
     gain: float
 
 
-class OfTokens(Input):
-    """What a table says of each token, in a shape whose last dimension is that of tokens."""
+class TokenLookup(Input):
+    """Lookup of each token in a table; the last dimension is that of tokens."""
 
     def __init__(self, name: str, type: TensorType, table: NDArray[np.int32], *ne: int) -> None:
         super().__init__(name, type, *ne)
         self._table = table
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         if batch.tokens is None:
             raise ValueError("a batch of embeddings for a graph that takes tokens")
         whole = np.zeros(self.ne[-1], np.int32 if self.type is TensorType.I32 else np.float32)
@@ -58,9 +59,9 @@ class OfTokens(Input):
 
 
 class Delta(NamedTuple):
-    """What the adapter of each token adds to a product: b · a · x; adapter 0 adds nothing.
+    """LoRA product b · a · x of each token's adapter; adapter 0 adds nothing.
 
-    `behind`: whether x has the rows alone that go on behind the last layer's attention.
+    `behind`: x has only the output rows, after the last layer's attention.
     """
 
     a: Tensor
@@ -72,14 +73,14 @@ class Delta(NamedTuple):
     def take(
         cls, w: RoleWeights, name: str, n_in: int, n_out: int, s: AdapterSwitches, layer: int, *, behind: bool = False
     ) -> Delta:
-        """`name.lora_a` and `name.lora_b`. Raises InvalidModel."""
+        """Take `name.lora_a` and `name.lora_b`. Raises InvalidModel."""
         w = w.experts(s.n + 1, 1)
-        a, b = w.need(f"{name}.lora_a", n_in, s.rank, s.n + 1), w.need(f"{name}.lora_b", s.rank, n_out, s.n + 1)
+        a, b = w.require(f"{name}.lora_a", n_in, s.rank, s.n + 1), w.require(f"{name}.lora_b", s.rank, n_out, s.n + 1)
         return cls(a, b, layer, behind)
 
     def __call__(self, step: Pass, x: Tensor, y: Tensor, name: str) -> Tensor:
-        """Added to a product y of x."""
-        slots = step.made(_SLOTS)
+        """Add the adapters' product to y, a product of x."""
+        slots = step.get_shared(_SLOTS)
         if self.behind:
             (slots,) = step.keep_outputs(self.layer, slots)
         h = step.mul_mat_id(self.a, reshape(x, x.ne[0], 1, x.ne[1]), slots, f"{name}_lora_a")
@@ -87,8 +88,8 @@ class Delta(NamedTuple):
         return add(y, reshape(more, *y.ne[:2]), name)
 
 
-class Switched(NamedTuple):
-    """A matrix, and what the adapter of each token adds to it."""
+class SwitchedLinear(NamedTuple):
+    """A matrix with the product of each token's adapter added."""
 
     matrix: Linear
     delta: Delta
@@ -98,7 +99,7 @@ class Switched(NamedTuple):
 
 
 class SwitchedProjection(NamedTuple):
-    """One matrix for queries, keys and values, with an adapter's for each."""
+    """A fused query, key and value matrix with separate adapters for each."""
 
     fused: FusedProjection
     deltas: tuple[Delta, Delta, Delta]
@@ -110,10 +111,11 @@ class SwitchedProjection(NamedTuple):
 
 
 class GraniteSwitchModel(GraniteModel):
-    """As Granite; all matrices have low-rank adapters (arXiv 2106.09685), of which a token has the one that the last
-    tokens before it switched on, or the mean of their numbers.
+    """Granite whose matrices all have LoRA adapters (arXiv 2106.09685), selected per token.
 
-    A layer without weights comes first: its one head finds that number in what it remembers.
+    A token uses the adapter activated by the tokens before it; if several were activated, the mean of their numbers,
+    rounded. An extra first layer without weights computes that number: its single attention head averages over the
+    cached slots.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -142,55 +144,54 @@ class GraniteSwitchModel(GraniteModel):
     def _take_weights(self, weights: Weights) -> None:
         self._freq_factors = take_factors(weights, self.hparams.rope.n_dims // 2)
         found = [self._take_layer(weights.layer(i, block=i - 1), i) for i in range(1, self.hparams.n_layer)]
-        self._layers = [found[0], *found]  # nobody asks for the first
+        self._layers = [found[0], *found]  # layer 0 is never read
 
     def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
         found, hp = super()._take_attention(w, layer), self.hparams
         heads, fused, out = found.matrices
         if not isinstance(fused, FusedProjection) or not isinstance(out, Linear):
-            raise InvalidModel("queries, keys and values of one matrix (attn_qkv) are expected")
+            raise InvalidModel("a fused query, key and value matrix (attn_qkv) is expected")
         sizes = {"attn_q": fused.n_q, "attn_k": fused.n_k, "attn_v": fused.n_v}
         q, k, v = (Delta.take(w, name, hp.n_embd, n, self._switches, layer) for name, n in sizes.items())
         delta = Delta.take(w, "attn_output", heads.n * heads.dim_v, hp.n_embd, self._switches, layer)
-        switched = AttentionMatrices(heads, SwitchedProjection(fused, (q, k, v)), Switched(out, delta))
+        switched = AttentionMatrices(heads, SwitchedProjection(fused, (q, k, v)), SwitchedLinear(out, delta))
         return replace(found, matrices=switched)
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         n_embd, n_ff = self.hparams.n_embd, self.hparams.n_ff[layer]
 
-        def take(name: str, n_in: int, n_out: int) -> Switched:
+        def take(name: str, n_in: int, n_out: int) -> SwitchedLinear:
             delta = Delta.take(w, name, n_in, n_out, self._switches, layer, behind=True)
-            return Switched(w.linear(name, n_in, n_out), delta)
+            return SwitchedLinear(w.linear(name, n_in, n_out), delta)
 
         gate, up = (take(name, n_embd, n_ff) for name in ("ffn_gate", "ffn_up"))
-        return Gated(gate, up, take("ffn_down", n_ff, n_embd), GluOp.SWIGLU)
+        return GatedFeedForward(gate, up, take("ffn_down", n_ff, n_embd), GluOp.SWIGLU)
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values; in the first layer those of one head."""
         if layer:
-            return super().remembers(layer)
+            return super().layer_memory(layer)
         n = self.hparams.head_dim_k
         return KeysValues(n, n, head_k=n, head_v=n)
 
-    def directed(self, layer: int) -> int:
-        """See Model."""
+    def control_layer(self, layer: int) -> int:
         return layer - 1
 
     def _embed(self, step: Pass) -> Tensor:
-        tokens = OfTokens("tokens_read", TensorType.I32, self._switches.read_as, step.shape.n_tokens)
+        tokens = TokenLookup("tokens_read", TensorType.I32, self._switches.read_as, step.shape.n_tokens)
         x, factor = step.get_rows(self._token_embd, step.input(tokens), "embd"), self.hparams.embedding_scale
         return x if factor == 1.0 else scale(x, factor, name="inp_scaled")
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         if layer:
             return super()._layer(step, layer, x)
-        step.once(_SLOTS, lambda: self._slots(step))
+        step.shared(_SLOTS, lambda: self._slots(step))
         return x
 
     def _slots(self, step: Pass) -> Tensor:
-        """I32 [1, n_tokens]: the adapter of each token, the mean of those of the tokens seen that switch, rounded."""
+        """Return each token's adapter, I32 [1, n_tokens]: the rounded mean over the activating tokens it sees."""
         n, n_tokens, switches = self.hparams.head_dim_k, step.shape.n_tokens, self._switches
-        own = step.input(OfTokens("adapters", TensorType.F32, switches.slots, 1, 1, n_tokens))
+        own = step.input(TokenLookup("adapters", TensorType.F32, switches.slots, 1, 1, n_tokens))
         value = repeat(own, n, 1, n_tokens, 1)
         key = scale(unary(value, UnaryOp.STEP), 2 * switches.gain, -switches.gain)
         found = step.attend(0, scale(value, 0.0, 1.0 / n), key, value, 1.0)

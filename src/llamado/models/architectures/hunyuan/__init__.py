@@ -1,1 +1,1 @@
-"""Hunyuan."""
+"""Hunyuan architectures."""

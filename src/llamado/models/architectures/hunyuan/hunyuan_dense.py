@@ -8,7 +8,7 @@ import numpy as np
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder
-from llamado.models.hparams import HyperParameters, read_hparams, sectioned, trained_base
+from llamado.models.hparams import HyperParameters, mrope_text_mode, override_freq_base, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention
 from llamado.models.parts.norms import RmsNorm
@@ -16,19 +16,19 @@ from llamado.models.weights import RoleWeights
 
 
 class HunyuanDenseModel(Decoder):
-    """As Llama, with a norm of each head's query and key behind the rotation."""
+    """Llama with query and key norms after the rotation."""
 
     rope_mode = RopeMode.NEOX
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=sectioned(keys, self.rope_mode))
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=mrope_text_mode(keys, self.rope_mode))
         alpha = keys.float_("rope.scaling.alpha", 0.0)
         if not alpha or hp.head_dim_k == 2:
             return hp
-        # NTK: a larger base in the place of slower rotation.
+        # NTK-aware scaling: a larger base instead of scaled positions.
         power = np.float32(hp.head_dim_k) / np.float32(hp.head_dim_k - 2)
         base = np.float32(keys.float_("rope.freq_base", 10000.0)) * np.float32(alpha) ** power
-        return replace(hp, rope=trained_base(keys, hp.rope, float(base)))
+        return replace(hp, rope=override_freq_base(keys, hp.rope, float(base)))
 
     def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
         n = self.hparams.head_dim_k
@@ -41,6 +41,6 @@ class HunyuanDenseModel(Decoder):
 
 
 class MaincoderModel(HunyuanDenseModel):
-    """Such norms, and the rotation of Llama."""
+    """Hunyuan with Llama's rope mode."""
 
     rope_mode = RopeMode.NORMAL

@@ -20,12 +20,12 @@ from llamado.models.parts.experts import Mixture, add_up
 from llamado.models.parts.feedforward import FeedForward
 from llamado.models.parts.indexer import ALL, Indexer, IndexerSizes, SparseAttention
 from llamado.models.parts.latent import LatentAttention
-from llamado.models.parts.streams.spread import injected, spread
+from llamado.models.parts.streams.spread import inject_output, spread
 from llamado.models.weights import RoleWeights, Weights
 
 
 class StreamParts(NamedTuple):
-    """How many there are, the least part that one has in what is seen or made, and the largest that it has in that."""
+    """Number of streams, and the minimum and the range of their weights."""
 
     n: int
     least: float
@@ -33,7 +33,7 @@ class StreamParts(NamedTuple):
 
 
 class HyperConnection(NamedTuple):
-    """Several streams of hidden states instead of one (arXiv 2409.19606): what of each is seen, by all of them."""
+    """Hyper-connections (arXiv 2409.19606): weights of several residual streams, computed from all of them."""
 
     mix: Linear
     factors: Tensor
@@ -44,19 +44,19 @@ class HyperConnection(NamedTuple):
     def take(
         cls, w: RoleWeights, name: str, n_embd: int, n_out: int, n_factors: int, streams: StreamParts
     ) -> HyperConnection:
-        """`name_fn`, `name_scale` and `name_base`. Raises InvalidModel."""
+        """Take `name_fn`, `name_scale` and `name_base`. Raises InvalidModel."""
         mix = w.linear(f"{name}_fn", streams.n * n_embd, n_out)
-        return cls(mix, w.need(f"{name}_scale.weight", n_factors), w.need(f"{name}_base.weight", n_out), streams)
+        return cls(mix, w.require(f"{name}_scale.weight", n_factors), w.require(f"{name}_base.weight", n_out), streams)
 
-    def seen(self, step: Pass, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """Of x [n_embd, n, n_tokens] the sum that is seen [n_embd, n_tokens], and what parts were made of."""
+    def read(self, step: Pass, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        """Return a block's input [n_embd, n_tokens] for streams x [n_embd, n, n_tokens], and the projected weights."""
         n_embd, n, n_tokens = x.ne[:3]
         mixes = self.mix(step, rms_norm(reshape(x, n * n_embd, n_tokens), step.norm_eps), f"{name}_mixes")
         parts = scale(self._parts(mixes, 0), 1.0, self.streams.least, f"{name}_pre")
         return add_up(step, mul(x, reshape(parts, 1, n, n_tokens)), f"{name}_in"), mixes
 
-    def back(self, mixes: Tensor, name: str) -> Tensor:
-        """The parts [n, n_tokens] that the streams get of what is made of what was seen."""
+    def output_weights(self, mixes: Tensor, name: str) -> Tensor:
+        """Return the weights [n, n_tokens] of the block's output for each stream."""
         return scale(self._parts(mixes, 1), self.streams.most, self.streams.least, f"{name}_post")
 
     def _parts(self, mixes: Tensor, number: int) -> Tensor:
@@ -67,8 +67,9 @@ class HyperConnection(NamedTuple):
 
 
 class HyV4Model(Deepseek2Model):
-    """As DeepSeek V3.2, or without an indexer as V3, with gated heads and sinks, around several streams of hidden
-    states: each half of a layer sees a sum of them, and what it makes goes to each of them in part.
+    """DeepSeek V3.2 (V3 without an indexer) with gated heads, attention sinks and hyper-connections.
+
+    Each block reads a weighted sum of the streams, and its output is added to each stream with a weight.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -95,7 +96,7 @@ class HyV4Model(Deepseek2Model):
             self._indexed = read_indexed(keys, hp.n_layer)
         return hp
 
-    def _stretched(self, rope: Rope, multiplier: float) -> tuple[Rope, float]:
+    def _extended(self, rope: Rope, multiplier: float) -> tuple[Rope, float]:
         return rope, 1.0
 
     def _take_weights(self, weights: Weights) -> None:
@@ -108,7 +109,7 @@ class HyV4Model(Deepseek2Model):
             )
             for i in range(self.hparams.n_layer)
         ]
-        self._collect = HyperConnection.take(weights.output, "output_hc", n_embd, n, 1, self._streams)
+        self._output_connection = HyperConnection.take(weights.output, "output_hc", n_embd, n, 1, self._streams)
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp, s = self.hparams, self._sizes
@@ -120,14 +121,14 @@ class HyV4Model(Deepseek2Model):
             owner=0,
             n_chosen=ALL,
             gate=OutputGate(w.linear("attn_gate", hp.n_embd, s.n_head * s.value), s.n_head),
-            sinks=w.need("attn_sinks.weight", s.n_head),
+            sinks=w.require("attn_sinks.weight", s.n_head),
         )
         if self._indexer is not None:
             owner = max(i for i in range(layer + 1) if self._indexed[i])
             attention = attention._replace(owner=owner, n_chosen=self._indexer.n_chosen)
             if owner == layer:
                 taken = Indexer.take(w, hp.n_embd, self._q_rank, self._indexer, hp.rope, hp.norm_eps)
-                own = taken._replace(rope_at=self._indexer.dim - hp.rope.n_dims, turned=False)
+                own = taken._replace(rope_at=self._indexer.dim - hp.rope.n_dims, hadamard=False)
                 attention = attention._replace(indexer=own)
         return found._replace(attention=attention)
 
@@ -137,11 +138,11 @@ class HyV4Model(Deepseek2Model):
             return found._replace(activation=GluOp.SWIGLU_CLAMP, limit=self._limits[layer])
         return found
 
-    def remembers(self, layer: int) -> LayerMemory:
-        """One latent row, and where the layer has an indexer its key."""
+    def layer_memory(self, layer: int) -> LayerMemory:
+        """One latent row, and the indexer's key if the layer has one."""
         attention = self._layers[layer].attention
         assert isinstance(attention, SparseAttention)
-        return attention.remembers()
+        return attention.layer_memory()
 
     def _embed(self, step: Pass) -> Tensor:
         return spread(super()._embed(step), self._streams.n, "hc_init")
@@ -150,16 +151,16 @@ class HyV4Model(Deepseek2Model):
         w, i, (n_embd, n, n_tokens) = self._layers[layer], layer, x.ne[:3]
         before, after = self._connections[layer]
         assert w.attn_norm is not None and w.ffn_norm is not None
-        h, mixes = before.seen(step, x, f"hc_attn-{i}")
+        h, mixes = before.read(step, x, f"hc_attn-{i}")
         attended = w.attention(step, i, w.attn_norm(step, h, f"attn_norm-{i}"))
         if attended is None:
             return None
         attended, mixes, flat = step.keep_outputs(i, attended, mixes, reshape(x, n_embd * n, n_tokens))
         x = reshape(flat, n_embd, n, flat.ne[1])
-        x = injected(x, attended, before.back(mixes, f"hc_attn-{i}"), f"hc_attn_out-{i}")
-        h, mixes = after.seen(step, x, f"hc_ffn-{i}")
+        x = inject_output(x, attended, before.output_weights(mixes, f"hc_attn-{i}"), f"hc_attn_out-{i}")
+        h, mixes = after.read(step, x, f"hc_ffn-{i}")
         y = w.feed_forward(step, i, w.ffn_norm(step, h, f"ffn_norm-{i}"))
-        return injected(x, y, after.back(mixes, f"hc_ffn-{i}"), f"l_out-{i}")
+        return inject_output(x, y, after.output_weights(mixes, f"hc_ffn-{i}"), f"l_out-{i}")
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
-        return super()._hidden(step, self._collect.seen(step, x, "hc_head")[0])
+        return super()._hidden(step, self._output_connection.read(step, x, "hc_head")[0])

@@ -1,1 +1,1 @@
-"""Liquid AI's models."""
+"""Liquid AI's architectures."""

@@ -1,4 +1,4 @@
-"""The lfm2 architecture: LFM2 and LFM2.5, dense."""
+"""The lfm2 architecture: the dense models of LFM2 and LFM2.5."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from llamado.models.weights import RoleWeights
 
 
 class Lfm2Model(Decoder):
-    """Short convolutions, and in the layers that have heads of keys attention with normed heads."""
+    """Short convolutions, and attention with query and key norms in the layers with KV heads."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        return self._windowed(keys, self._read_plain(keys, n_vocab))
+        return self._with_window(keys, self._read_plain(keys, n_vocab))
 
     def _read_plain(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._n_convolved = keys.int_("shortconv.l_cache")
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX, recurrent=True)
         if not hp.causal:
             raise UnsupportedModel(
-                f"metadata key '{keys.name('attention.causal')}' is false; LFM2 that sees what comes behind a token "
-                "(to embed texts) does not run here"
+                f"metadata key '{keys.name('attention.causal')}' is false; bidirectional LFM2 (embedding models) "
+                "is not supported"
             )
         return hp
 
-    def _windowed(self, keys: Keys, hp: HyperParameters) -> HyperParameters:
-        """With the window that attention has in some of the dense models."""
+    def _with_window(self, keys: Keys, hp: HyperParameters) -> HyperParameters:
+        """Add the sliding window that attention has in some of the dense models."""
         n = keys.int_("attention.sliding_window", 0)
         return replace(hp, n_swa=n, swa_layers=tuple(n_kv > 0 for n_kv in hp.n_head_kv)) if n else hp
 
     def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
-        return RmsNorm.take(w, "token_embd_norm", n)  # what other architectures call output_norm
+        return RmsNorm.take(w, "token_embd_norm", n)  # output_norm in other architectures
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
@@ -63,7 +63,7 @@ class Lfm2Model(Decoder):
             rope=hp.rope,
         )
 
-    def remembers(self, layer: int) -> LayerMemory:
-        """Keys and values, or the last tokens that the convolution saw."""
+    def layer_memory(self, layer: int) -> LayerMemory:
+        """Keys and values, or the last inputs of the convolution."""
         mixer = self._layers[layer].attention
-        return mixer.remembers() if isinstance(mixer, ShortConvolution) else super().remembers(layer)
+        return mixer.layer_memory() if isinstance(mixer, ShortConvolution) else super().layer_memory(layer)

@@ -13,11 +13,11 @@ from llamado.models.weights import RoleWeights
 
 
 class Lfm2MoeModel(Lfm2Model):
-    """As LFM2, with a mixture of experts behind the first layers."""
+    """LFM2 with a mixture of experts after the dense first layers."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = self._read_plain(keys, n_vocab)
-        return replace(hp, experts=replace(read_experts(keys, hp.n_ff[0], from_file=True), normalised=True))
+        return replace(hp, experts=replace(read_experts(keys, hp.n_ff[0], from_file=True), normalized=True))
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         experts = self.hparams.experts

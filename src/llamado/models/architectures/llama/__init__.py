@@ -1,1 +1,1 @@
-"""Llama and those that follow it."""
+"""Llama and architectures derived from it."""

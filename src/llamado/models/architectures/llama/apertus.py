@@ -16,9 +16,7 @@ from llamado.models.weights import RoleWeights
 
 
 class ApertusModel(Qwen3Model):
-    """As Qwen3, with a network without a gate whose activation, xIELU, has numbers of its own in each layer
-    (arXiv 2509.14233).
-    """
+    """Qwen3 with ungated networks and the xIELU activation, with parameters per layer (arXiv 2509.14233)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
@@ -29,10 +27,12 @@ class ApertusModel(Qwen3Model):
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         n_embd, n_ff = self.hparams.n_embd, self.hparams.n_ff[layer]
-        return _Curved(w.linear("ffn_up", n_embd, n_ff), w.linear("ffn_down", n_ff, n_embd), *self._curves[layer])
+        return _XieluFeedForward(
+            w.linear("ffn_up", n_embd, n_ff), w.linear("ffn_down", n_ff, n_embd), *self._curves[layer]
+        )
 
 
-class _Curved(NamedTuple):
+class _XieluFeedForward(NamedTuple):
     """down(xIELU(up x))."""
 
     up: Linear

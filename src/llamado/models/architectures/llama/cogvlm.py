@@ -1,4 +1,4 @@
-"""The cogvlm architecture: the text of CogVLM."""
+"""The cogvlm architecture: the text model of CogVLM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamado.models.weights import RoleWeights
 
 
 class CogVlmModel(Decoder):
-    """As Llama; matrices of its own for images are in the file. The rotation is the same whatever the file says."""
+    """Llama with a fixed rotary embedding, not read from the file; the matrices for images are ignored."""
 
     rope_mode = RopeMode.NEOX
 
@@ -25,5 +25,5 @@ class CogVlmModel(Decoder):
         return replace(hp, rope=plain)
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
-        w.leave(*(f"vis_{name}.weight" for name in ("attn_qkv", "attn_output", "gate", "down", "up")))
+        w.ignore(*(f"vis_{name}.weight" for name in ("attn_qkv", "attn_output", "gate", "down", "up")))
         return super()._take_layer(w, layer)

@@ -18,8 +18,9 @@ from llamado.models.weights import RoleWeights
 
 
 class DeciModel(Decoder):
-    """As Llama; some layers have a matrix in the place of attention, some no attention, some nothing at all
-    (arXiv 2411.19146).
+    """Llama in which layers may have a matrix in place of attention, no attention, or nothing at all.
+
+    Described in arXiv 2411.19146.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -30,46 +31,46 @@ class DeciModel(Decoder):
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
-        attention: Mixer = Nothing()
+        attention: Mixer = MissingBlock()
         if hp.n_head_kv[layer]:
             attention = self._take_attention(w, layer)
         elif hp.n_head[layer]:
-            attention = Mapped(w.linear("attn_output", hp.n_embd, hp.n_embd))
+            attention = LinearMixer(w.linear("attn_output", hp.n_embd, hp.n_embd))
         network = bool(hp.n_ff[layer])
         return Layer(
             attn_norm=self._take_norm(w, "attn_norm", hp.n_embd) if hp.n_head[layer] else None,
             attention=attention,
             ffn_norm=self._take_norm(w, "ffn_norm", hp.n_embd) if network else None,
-            feed_forward=self._take_feed_forward(w, layer) if network else Nothing(),
+            feed_forward=self._take_feed_forward(w, layer) if network else MissingBlock(),
         )
 
-    def remembers(self, layer: int) -> LayerMemory:
-        """Keys and values, where there is attention."""
-        return super().remembers(layer) if self.hparams.n_head_kv[layer] else SharedMemory(0)
+    def layer_memory(self, layer: int) -> LayerMemory:
+        """Keys and values, if the layer has attention."""
+        return super().layer_memory(layer) if self.hparams.n_head_kv[layer] else SharedMemory(0)
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         hp, w = self.hparams, self._layers[layer]
         if hp.n_head[layer] and hp.n_ff[layer]:
             return super()._layer(step, layer, x)
-        if step.ends_with(layer):
+        if step.is_cache_only(layer):
             return None
         (x,) = step.keep_outputs(layer, x)
-        if w.ffn_norm is None:  # what attention there is leads nowhere, as in llama.cpp
+        if w.ffn_norm is None:  # without a feed-forward network the attention output is unused, as in llama.cpp
             return x
         return self._add(w.feed_forward(step, layer, w.ffn_norm(step, x, f"ffn_norm-{layer}")), x, f"l_out-{layer}")
 
 
-class Mapped(NamedTuple):
-    """A matrix in the place of attention."""
+class LinearMixer(NamedTuple):
+    """A matrix in place of attention."""
 
     matrix: Linear
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
-        return None if step.ends_with(layer) else self.matrix(step, x, f"attn_out-{layer}")
+        return None if step.is_cache_only(layer) else self.matrix(step, x, f"attn_out-{layer}")
 
 
-class Nothing(NamedTuple):
-    """What stands where a layer has no attention, or no network."""
+class MissingBlock(NamedTuple):
+    """Placeholder for a missing attention or feed-forward network."""
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor:
-        raise AssertionError(f"layer {layer} has nothing here")
+        raise AssertionError(f"layer {layer} has no such block")

@@ -1,4 +1,4 @@
-"""The internlm2 architecture: InternLM2, InternLM2.5, InternLM3; XVERSE has files like these."""
+"""The internlm2 architecture: InternLM2, InternLM2.5, InternLM3; also xverse."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from llamado.models.decoder import Decoder
 
 
 class InternLm2Model(Decoder):
-    """As Llama (arXiv 2403.17297)."""
+    """Llama (arXiv 2403.17297)."""

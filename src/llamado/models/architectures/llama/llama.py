@@ -1,4 +1,4 @@
-"""The llama architecture: Llama 1 to 3, Mistral, Mixtral, SmolLM and all others that are saved under its name."""
+"""The llama architecture: Llama 1 to 3, Mistral, Mixtral, SmolLM and all others saved under its name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from llamado.models.weights import RoleWeights
 
 
 class LlamaModel(Decoder):
-    """Pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU feed-forward network.
+    """Pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU network.
 
-    Or, in Mixtral (arXiv 2401.04088), several of them as experts.
+    Mixtral (arXiv 2401.04088) has several such networks as experts.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -28,7 +28,7 @@ class LlamaModel(Decoder):
             raise InvalidModel(
                 f"metadata key '{keys.name('rope.dimension_count')}' is {hp.rope.n_dims}; {hp.head_dim_k} is expected"
             )
-        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalised=True)) if keys.has_experts() else hp
+        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalized=True)) if keys.has_experts() else hp
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams

@@ -20,27 +20,29 @@ from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory
 from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.norms import RmsNorm, UnitNorm
 from llamado.models.weights import RoleWeights
 
 _CHUNK = 8192
 _ROTATED = 4
-"""Every so many-th layer knows no positions."""
+"""Every n-th layer has no positions."""
 _TEMPERATURE = Temperature(0.1, _CHUNK, 1.0)
 _EXPERTS_OF_MAVERICK = 128
 
 
 class Llama4Model(Decoder):
-    """Layers see the chunk of the text that they are in, or, without positions, all of it; each token goes through one
-    of many experts, weighted by its input, and a shared one.
+    """Chunked attention, or full attention without positions in every fourth layer.
+
+    Each token uses one routed expert, whose input is weighted, and a shared expert.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
         if keys.int_("attention.sliding_window", _CHUNK) == 0:
             raise UnsupportedModel(
-                f"metadata key '{keys.name('attention.sliding_window')}' is 0; llama4 without chunks does not run here"
+                f"metadata key '{keys.name('attention.sliding_window')}' is 0; "
+                "llama4 without chunked attention is not supported"
             )
         self._mixture_every = keys.int_("interleave_moe_layer_step")
         return replace(
@@ -76,11 +78,11 @@ class Llama4Model(Decoder):
         hp = self.hparams
         assert hp.experts is not None
         if not self._mixture_every or (layer + 1) % self._mixture_every:
-            return Gated.take(w, hp.n_embd, hp.n_ff[layer])
-        shared = Gated.take(w, hp.n_embd, hp.experts.n_ff, suffix="_shexp")
+            return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer])
+        shared = GatedFeedForward.take(w, hp.n_embd, hp.experts.n_ff, suffix="_shexp")
         return Mixture.take(w, hp.n_embd, hp.experts, weigh_input=True, shared=shared)
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values of all tokens, or of those of a chunk."""
         hp = self.hparams
         k, v = hp.n_embd_k(layer), hp.n_embd_v(layer)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import HyperParameters, Temperature, read_experts, read_hparams, stretch_factor
+from llamado.models.hparams import HyperParameters, Temperature, read_experts, read_hparams, yarn_attention_factor
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.experts import Mixture
@@ -16,20 +16,20 @@ from llamado.models.weights import RoleWeights
 
 
 class Mistral3Model(Decoder):
-    """As Llama, with queries that are multiplied by more the further they are behind the context of the training; with
-    a mixture of experts in each layer where the file has them.
-    """
+    """Llama with position-dependent query scaling beyond the training context, and optional experts."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, file_betas=True)
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, read_yarn_betas=True)
         temperature = keys.float_("attention.temperature_scale", 0.0)
         self._temperature = Temperature(temperature, hp.n_ctx_short) if temperature else None
         multiplier = keys.float_("rope.scaling.yarn_log_multiplier", 0.0)
         if keys.has_experts():
-            hp = replace(hp, experts=read_experts(keys, hp.n_ff[0], normalised=True))
+            hp = replace(hp, experts=read_experts(keys, hp.n_ff[0], normalized=True))
         if not (hp.rope.ext_factor and multiplier):
             return hp
-        return replace(hp, rope=replace(hp.rope, attn_factor=hp.rope.attn_factor / stretch_factor(hp.rope, multiplier)))
+        return replace(
+            hp, rope=replace(hp.rope, attn_factor=hp.rope.attn_factor / yarn_attention_factor(hp.rope, multiplier))
+        )
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams

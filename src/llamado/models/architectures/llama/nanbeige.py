@@ -1,4 +1,4 @@
-"""The nanbeige architecture: Nanbeige models that go through their layers several times."""
+"""The nanbeige architecture: looped Nanbeige models."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from llamado.models.weights import Weights
 
 
 class NanbeigeModel(Decoder):
-    """As Llama; the layers are gone through `num_loops` times, each time with keys and values of its own, and with the
-    last norm in between unless the file says otherwise.
+    """Llama whose layers run `num_loops` times, each time with separate keys and values.
+
+    The output norm is applied between loops, unless the file says otherwise.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

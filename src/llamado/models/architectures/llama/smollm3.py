@@ -7,7 +7,7 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
@@ -15,7 +15,7 @@ _NO_POSITIONS_STEP = 4
 
 
 class SmolLm3Model(Decoder):
-    """As Llama, but every fourth layer does not rotate queries and keys (NoPE, arXiv 2501.18795)."""
+    """Llama without positions in every fourth layer (NoPE, arXiv 2501.18795)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL)
@@ -30,5 +30,5 @@ class SmolLm3Model(Decoder):
                 scale=hp.attention_scale,
             ),
             ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+            feed_forward=GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
         )

@@ -1,1 +1,1 @@
-"""Mamba, and what has its state spaces beside attention."""
+"""Mamba, and hybrids of Mamba and attention."""

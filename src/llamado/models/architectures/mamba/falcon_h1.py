@@ -11,7 +11,7 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.forward import Pass
 from llamado.models.hparams import HyperParameters
 from llamado.models.keys import Keys
-from llamado.models.memory import KeysValues, LayerMemory, SideBySide
+from llamado.models.memory import AttentionAndState, KeysValues, LayerMemory
 from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.mamba import Mamba2, StateSpace
 from llamado.models.parts.norms import RmsNorm
@@ -19,7 +19,7 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class TwoMixers(NamedTuple):
-    """Attention and a state space of the same hidden state, added."""
+    """Sum of attention and a state space mixer on the same input."""
 
     attention: Attention
     state_space: Mamba2
@@ -30,7 +30,7 @@ class TwoMixers(NamedTuple):
 
 
 class FalconH1Model(Decoder):
-    """Attention and Mamba-2 side by side in each layer (arXiv 2507.22448)."""
+    """Attention and Mamba-2 in parallel in each layer (arXiv 2507.22448)."""
 
     rope_mode = RopeMode.NEOX
 
@@ -40,12 +40,12 @@ class FalconH1Model(Decoder):
 
     def _take_weights(self, weights: Weights) -> None:
         super()._take_weights(weights)
-        self._freq_factors = None  # llama.cpp takes them from a file, but turns without them
+        self._freq_factors = None  # llama.cpp loads them from a file, but rotates without them
 
-    def remembers(self, layer: int) -> LayerMemory:
-        keys_values = super().remembers(layer)
+    def layer_memory(self, layer: int) -> LayerMemory:
+        keys_values = super().layer_memory(layer)
         assert isinstance(keys_values, KeysValues)
-        return SideBySide(keys_values, self._sizes.remembers(self._sizes.n_mixed))
+        return AttentionAndState(keys_values, self._sizes.layer_memory(self._sizes.n_mixed))
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
@@ -53,6 +53,6 @@ class FalconH1Model(Decoder):
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
             attention=TwoMixers(attention, Mamba2.take(w, self._sizes, hp.n_embd)),
-            ffn_norm=RmsNorm(w.need("ffn_norm", hp.n_embd)),
+            ffn_norm=RmsNorm(w.require("ffn_norm", hp.n_embd)),
             feed_forward=self._take_feed_forward(w, layer),
         )

@@ -24,8 +24,12 @@ class JambaModel(Decoder):
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=self.rope_mode, recurrent=True)
         return replace(hp, experts=read_experts(keys, max(hp.n_ff)) if keys.has_experts() else None)
 
-    def remembers(self, layer: int) -> LayerMemory:
-        return super().remembers(layer) if self.hparams.n_head_kv[layer] else self._sizes.remembers(self._sizes.n_inner)
+    def layer_memory(self, layer: int) -> LayerMemory:
+        return (
+            super().layer_memory(layer)
+            if self.hparams.n_head_kv[layer]
+            else self._sizes.layer_memory(self._sizes.n_inner)
+        )
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams

@@ -17,7 +17,7 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class MambaModel(Model):
-    """A stack of state spaces: x + mixer(norm(x)), and nothing else (arXiv 2312.00752)."""
+    """A stack of Mamba mixers, x + mixer(norm(x)), without feed-forward networks (arXiv 2312.00752)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._sizes = self._read_sizes(keys)
@@ -35,8 +35,8 @@ class MambaModel(Model):
         norms = (UnitNorm(),) * 3 if self._normed else None
         return Mamba.take(w, self._sizes, n_embd, norms=norms)
 
-    def remembers(self, layer: int) -> LayerMemory:
-        return self._sizes.remembers(self._sizes.n_inner)
+    def layer_memory(self, layer: int) -> LayerMemory:
+        return self._sizes.layer_memory(self._sizes.n_inner)
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         norm, mixer = self._layers[layer]

@@ -11,7 +11,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Mamba2Model(MambaModel):
-    """As Mamba, with heads of one rate each, and a norm of what the gate lets through (arXiv 2405.21060)."""
+    """A stack of Mamba-2 mixers: one decay rate per head, and a norm after the gate (arXiv 2405.21060)."""
 
     def _read_sizes(self, keys: Keys) -> StateSpace:
         return StateSpace.read(keys, grouped=True)
@@ -19,5 +19,5 @@ class Mamba2Model(MambaModel):
     def _take_mixer(self, w: RoleWeights, n_embd: int) -> Mixer:
         return Mamba2.take(w, self._sizes, n_embd)
 
-    def remembers(self, layer: int) -> LayerMemory:
-        return self._sizes.remembers(self._sizes.n_mixed)
+    def layer_memory(self, layer: int) -> LayerMemory:
+        return self._sizes.layer_memory(self._sizes.n_mixed)

@@ -11,16 +11,14 @@ from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory, RecurrentState
 from llamado.models.parts.attention import Attention, AttentionMatrices, Mixer
-from llamado.models.parts.feedforward import FeedForward, Ungated
+from llamado.models.parts.feedforward import FeedForward, UngatedFeedForward
 from llamado.models.parts.mamba import Mamba2, StateSpace
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights, Weights
 
 
 class NemotronHModel(Model):
-    """Layers of one half each, x + f(norm(x)): Mamba-2, attention without positions, or squared ReLU
-    (arXiv 2504.03624).
-    """
+    """One block per layer, x + f(norm(x)): Mamba-2, attention without positions, or squared ReLU (arXiv 2504.03624)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._sizes = StateSpace.read(keys, grouped=True)
@@ -46,14 +44,14 @@ class NemotronHModel(Model):
         return Attention(matrices=AttentionMatrices.take(w, hp, layer), scale=hp.attention_scale, rope=None)
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        return Ungated.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], UnaryOp.RELU, squared=True)
+        return UngatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], UnaryOp.RELU, squared=True)
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         if layer in self._networks:
-            return RecurrentState(())  # nothing
+            return RecurrentState(())  # none
         if not self.hparams.n_head_kv[layer]:
-            return self._sizes.remembers(self._sizes.n_mixed)
-        return super().remembers(layer)
+            return self._sizes.layer_memory(self._sizes.n_mixed)
+        return super().layer_memory(layer)
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         h = self._norms[layer](step, x, f"attn_norm-{layer}")
@@ -63,7 +61,7 @@ class NemotronHModel(Model):
                 return None
             mixed, x = step.keep_outputs(layer, mixed, x)
             return add(mixed, x, f"l_out-{layer}")
-        if step.ends_with(layer):
+        if step.is_cache_only(layer):
             return None
         h, x = step.keep_outputs(layer, h, x)
         return add(self._networks[layer](step, layer, h), x, f"l_out-{layer}")

@@ -9,18 +9,18 @@ from llamado.models.architectures.mamba.nemotron_h import NemotronHModel
 from llamado.models.hparams import Experts, Gating, HyperParameters, read_experts
 from llamado.models.keys import Keys
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Ungated
+from llamado.models.parts.feedforward import FeedForward, UngatedFeedForward
 from llamado.models.parts.latent_experts import LatentMixture
 from llamado.models.weights import RoleWeights
 
 
 class NemotronHMoeModel(NemotronHModel):
-    """As Nemotron-H, with experts in the place of networks, as many and as wide as each layer says."""
+    """Nemotron-H with experts in place of feed-forward networks; number and width are given per layer."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         n_blocks = keys.int_("block_count")
-        self._n_used = keys.own(keys.per_layer("expert_used_count", n_blocks))
+        self._n_used = keys.of_layers(keys.per_layer("expert_used_count", n_blocks))
         self._widths = keys.per_layer("expert_feed_forward_length", n_blocks, hp.n_ff)
         self._latent = keys.int_("moe_latent_size", 0) or hp.n_embd
         experts = read_experts(keys, max(hp.n_ff), gating=Gating.SIGMOID, from_file=True, per_layer=True)
@@ -37,8 +37,8 @@ class NemotronHMoeModel(NemotronHModel):
         hp, experts = self.hparams, self._experts(layer)
         relu, n = UnaryOp.RELU, self._latent
         return LatentMixture(
-            Mixture.take(w, n, experts, relu, squared=True, n_seen=hp.n_embd),
-            Ungated.take(w, hp.n_embd, experts.n_ff_shared, relu, squared=True, suffix="_shexp"),
+            Mixture.take(w, n, experts, relu, squared=True, router_width=hp.n_embd),
+            UngatedFeedForward.take(w, hp.n_embd, experts.n_ff_shared, relu, squared=True, suffix="_shexp"),
             w.linear("ffn_latent_down", hp.n_embd, n) if w.has("ffn_latent_down.weight") else None,
             w.linear("ffn_latent_up", n, hp.n_embd) if w.has("ffn_latent_up.weight") else None,
         )

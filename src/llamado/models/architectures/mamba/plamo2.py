@@ -13,15 +13,16 @@ from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import GatedFused
+from llamado.models.parts.feedforward import FusedGatedFeedForward
 from llamado.models.parts.mamba import Convolution, StateSpace, scan
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class PlamoMamba(NamedTuple):
-    """Heads of one rate each, as in Mamba-2, whose steps and inputs and outputs of states are made of what the
-    convolution gives, as in Mamba, and normed.
+    """Mamba mixer with one decay rate per head, as in Mamba-2.
+
+    Time steps, B and C are projected from the convolution's output, as in Mamba, and normed.
     """
 
     sizes: StateSpace
@@ -37,7 +38,7 @@ class PlamoMamba(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, sizes: StateSpace, n_embd: int) -> PlamoMamba:
-        """Raises InvalidModel."""
+        """Take the `ssm_…` tensors. Raises InvalidModel."""
         n, n_state, n_head, n_dt = sizes.n_inner, sizes.n_state, sizes.rank, max(64, n_embd // 16)
         return cls(
             sizes,
@@ -47,19 +48,19 @@ class PlamoMamba(NamedTuple):
             w.linear("ssm_x", n, n_dt + 2 * n_state),
             w.linear("ssm_dt", n_dt, n_head),
             (
-                RmsNorm(w.need("ssm_dt_norm", n_dt)),
-                RmsNorm(w.need("ssm_b_norm", n_state)),
-                RmsNorm(w.need("ssm_c_norm", n_state)),
+                RmsNorm(w.require("ssm_dt_norm", n_dt)),
+                RmsNorm(w.require("ssm_b_norm", n_state)),
+                RmsNorm(w.require("ssm_c_norm", n_state)),
             ),
-            w.need("ssm_a", n_head),
-            w.need("ssm_d", n_head),
+            w.require("ssm_a", n_head),
+            w.require("ssm_d", n_head),
             w.linear("ssm_out", n, n_embd),
         )
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         n, n_state, n_head, n_seqs = self.sizes.n_inner, self.sizes.n_state, self.sizes.rank, step.n_seqs
         head_dim, n_tokens = n // n_head, x.ne[1] // n_seqs
-        # Of each head those that go through the gate, and then the others.
+        # For each head, first its gate elements z, then its inputs x.
         both = reshape(self.project(step, x, f"ssm_in-{layer}"), 2 * head_dim, n_head, n_tokens, n_seqs)
         z, x = (
             cont(view_4d(both, head_dim, n_head, n_tokens, n_seqs, *both.nb[1:], offset=at)) for at in (0, 4 * head_dim)
@@ -76,7 +77,7 @@ class PlamoMamba(NamedTuple):
         dt = self.dt(step, dt_norm(step, dt, f"ssm_dt_norm-{layer}"), f"ssm_dt-{layer}")
         x = reshape(x, head_dim, n_head, n_tokens, n_seqs)
         y = scan(step, layer, 1, x, dt, reshape(self.a, 1, n_head), b, c)
-        if step.ends_with(layer):
+        if step.is_cache_only(layer):
             return None
         y = view_4d(y, head_dim, n_head, n_tokens, n_seqs, 4 * head_dim, y.nb[1], y.nb[2])
         y = add(y, mul(x, reshape(self.d, 1, n_head)), f"ssm_y-{layer}")
@@ -85,7 +86,7 @@ class PlamoMamba(NamedTuple):
 
 
 class Plamo2Model(Decoder):
-    """State spaces in every other layer, and norms before and behind each half (arXiv 2509.04897)."""
+    """Mamba in every other layer, with pre- and post-norms of both blocks (arXiv 2509.04897)."""
 
     rope_mode = RopeMode.NEOX
 
@@ -93,8 +94,12 @@ class Plamo2Model(Decoder):
         self._sizes = StateSpace.read(keys)
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=self.rope_mode, recurrent=True)
 
-    def remembers(self, layer: int) -> LayerMemory:
-        return super().remembers(layer) if self.hparams.n_head_kv[layer] else self._sizes.remembers(self._sizes.n_inner)
+    def layer_memory(self, layer: int) -> LayerMemory:
+        return (
+            super().layer_memory(layer)
+            if self.hparams.n_head_kv[layer]
+            else self._sizes.layer_memory(self._sizes.n_inner)
+        )
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
@@ -104,16 +109,16 @@ class Plamo2Model(Decoder):
                 matrices=AttentionMatrices.take(w, hp, layer),
                 scale=hp.attention_scale,
                 rope=hp.rope,
-                q_norm=RmsNorm(w.need("attn_q_norm.weight", hp.head_dim_k, hp.n_head[layer])),
-                k_norm=RmsNorm(w.need("attn_k_norm.weight", hp.head_dim_k, hp.n_head_kv[layer])),
+                q_norm=RmsNorm(w.require("attn_q_norm.weight", hp.head_dim_k, hp.n_head[layer])),
+                k_norm=RmsNorm(w.require("attn_k_norm.weight", hp.head_dim_k, hp.n_head_kv[layer])),
             )
         else:
             attention = PlamoMamba.take(w, self._sizes, hp.n_embd)
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
             attention=attention,
-            attn_post_norm=RmsNorm(w.need("post_attention_norm", hp.n_embd)),
+            attn_post_norm=RmsNorm(w.require("post_attention_norm", hp.n_embd)),
             ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=GatedFused.take(w, hp.n_embd, hp.n_ff[layer]),
-            ffn_post_norm=RmsNorm(w.need("post_ffw_norm", hp.n_embd)),
+            feed_forward=FusedGatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
+            ffn_post_norm=RmsNorm(w.require("post_ffw_norm", hp.n_embd)),
         )

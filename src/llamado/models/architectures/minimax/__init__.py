@@ -1,1 +1,1 @@
-"""MiniMax."""
+"""MiniMax architectures."""

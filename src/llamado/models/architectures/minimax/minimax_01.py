@@ -21,8 +21,9 @@ from llamado.models.weights import RoleWeights
 
 
 class Minimax01Model(Decoder):
-    """Of each eight layers seven have lightning attention; what a half of a layer makes is added to what it has seen,
-    normed and scaled, not to the stream.
+    """Lightning attention in seven of eight layers.
+
+    A block's output is added to its normed and scaled input instead of the residual stream.
     """
 
     rope_mode = RopeMode.NEOX
@@ -30,7 +31,7 @@ class Minimax01Model(Decoder):
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         self._recurrent = recurrent_layers(keys, hp.n_layer, 8)
-        experts = replace(read_experts(keys, hp.n_ff[0]), n_ff=hp.n_ff[0], normalised=True)
+        experts = replace(read_experts(keys, hp.n_ff[0]), n_ff=hp.n_ff[0], normalized=True)
         return replace(hp, experts=experts, residual_scale=keys.float_("residual_scale"))
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
@@ -63,7 +64,7 @@ class Minimax01Model(Decoder):
         seen = w.ffn_norm(step, add(h, scale(seen, factor), f"ffn_inp-{i}"), f"ffn_norm-{i}")
         return add(w.feed_forward(step, i, seen), scale(seen, factor), f"l_out-{i}")
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values, or the states of lightning attention."""
         mixer = self._layers[layer].attention
-        return mixer.remembers() if isinstance(mixer, LightningAttention) else super().remembers(layer)
+        return mixer.layer_memory() if isinstance(mixer, LightningAttention) else super().layer_memory(layer)

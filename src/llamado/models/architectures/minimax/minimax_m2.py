@@ -15,13 +15,13 @@ from llamado.models.weights import RoleWeights
 
 
 class MinimaxM2Model(Decoder):
-    """Half of each head is rotated, rows of queries and keys are normed; experts are chosen by sigmoids with a bias."""
+    """Half-rotated heads, norms of whole query and key rows, and sigmoid routing with a selection bias."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
         experts = read_experts(keys, hp.n_ff[0], gating=Gating.SIGMOID, from_file=True)
-        # The weights' sum is made 1, and they stay as they are, whatever a file says.
-        return replace(hp, experts=replace(experts, n_ff=hp.n_ff[0], normalised=True, scale=1.0))
+        # Weights are normalized and unscaled, whatever the file says.
+        return replace(hp, experts=replace(experts, n_ff=hp.n_ff[0], normalized=True, scale=1.0))
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp, heads = self.hparams, Heads.of(self.hparams, layer)

@@ -13,14 +13,16 @@ from llamado.models.memory import LayerMemory, align
 from llamado.models.parts.attention import Attention, AttentionMatrices
 from llamado.models.parts.blocks import BlockAttention, BlockIndexer, BlockSizes
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class MinimaxM3Model(Decoder):
-    """Heads are normed and rotated in part. The first layers see all tokens and have one network; the others see the
-    blocks that an indexer chooses, and have experts chosen by sigmoids with a bias beside those all tokens go through.
+    """Partially rotated heads with norms; block-sparse attention and experts after the first layers.
+
+    The first layers have full attention and a dense network. The others attend to blocks selected by an indexer, and
+    have sigmoid-routed experts with a selection bias, plus shared experts.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -31,7 +33,7 @@ class MinimaxM3Model(Decoder):
         if align(1) % self._indexer.block:
             raise UnsupportedModel(
                 f"metadata key '{keys.name('attention.indexer.block_size')}' is {self._indexer.block}; a divisor of "
-                f"{align(1)} runs here"
+                f"{align(1)} is expected"
             )
         if set(hp.n_head_kv) != {self._indexer.n_head} or self._indexer.dim < hp.rope.n_dims:
             raise InvalidModel(
@@ -68,11 +70,11 @@ class MinimaxM3Model(Decoder):
         hp, activation = self.hparams, GluOp.SWIGLU_OAI
         assert hp.experts is not None
         if self._is_dense(layer):
-            return Gated.take(w, hp.n_embd, hp.n_ff[layer], activation)
-        shared = Gated.take(w, hp.n_embd, hp.experts.n_ff * hp.experts.n_shared, activation, suffix="_shexp")
+            return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], activation)
+        shared = GatedFeedForward.take(w, hp.n_embd, hp.experts.n_ff * hp.experts.n_shared, activation, suffix="_shexp")
         return Mixture.take(w, hp.n_embd, hp.experts, activation, shared=shared)
 
-    def remembers(self, layer: int) -> LayerMemory:
-        """Keys and values, and where the layer has an indexer its key."""
+    def layer_memory(self, layer: int) -> LayerMemory:
+        """Keys and values, and the indexer's key if the layer has one."""
         attention = self._layers[layer].attention
-        return attention.remembers() if isinstance(attention, BlockAttention) else super().remembers(layer)
+        return attention.layer_memory() if isinstance(attention, BlockAttention) else super().layer_memory(layer)

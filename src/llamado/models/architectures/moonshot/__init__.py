@@ -1,1 +1,1 @@
-"""Moonshot AI's models."""
+"""Moonshot AI's architectures."""

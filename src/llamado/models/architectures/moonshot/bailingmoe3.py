@@ -1,4 +1,4 @@
-"""The bailingmoe3 architecture: Ling 3.0, made after Kimi Linear."""
+"""The bailingmoe3 architecture: Ling 3.0, based on Kimi Linear."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import replace
 from llamado.ggml.ops import RopeMode
 from llamado.models.architectures.moonshot.kimi_linear import KimiLinearModel
 from llamado.models.errors import UnsupportedModel
-from llamado.models.hparams import HyperParameters, read_experts, sectioned
+from llamado.models.hparams import HyperParameters, mrope_text_mode, read_experts
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Mixer, OutputGate
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Gated
-from llamado.models.parts.latent import Compressed, GatedLatentAttention, LatentAttention
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
+from llamado.models.parts.latent import GatedLatentAttention, LatentAttention, LatentProjection
 from llamado.models.parts.recurrent.kimi_delta import KimiDelta
 from llamado.models.weights import RoleWeights
 
 
 class BailingMoe3Model(KimiLinearModel):
-    """As Kimi Linear, with decays that have a bound, and latent attention with positions and gates."""
+    """Kimi Linear with bounded decays, and latent attention with positions and gates."""
 
     architecture = "bailingmoe3"
 
@@ -26,10 +26,10 @@ class BailingMoe3Model(KimiLinearModel):
         hp = super()._read_hparams(keys, n_vocab)
         for suffix in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
             if keys.has(suffix):
-                raise UnsupportedModel(f"metadata key '{keys.name(suffix)}': bounds of activations do not run here")
+                raise UnsupportedModel(f"metadata key '{keys.name(suffix)}': bounds of activations are not supported")
         self._bound = keys.float_("kda.gate_lower_bound")
         self._q_rank = keys.int_("attention.q_lora_rank", 0)
-        rope = replace(hp.rope, mode=sectioned(keys, RopeMode.NORMAL))
+        rope = replace(hp.rope, mode=mrope_text_mode(keys, RopeMode.NORMAL))
         return replace(hp, rope=rope, experts=read_experts(keys, hp.n_ff[0], from_file=True))
 
     def _take_delta(self, w: RoleWeights) -> KimiDelta:
@@ -38,7 +38,7 @@ class BailingMoe3Model(KimiLinearModel):
 
     def _take_latent(self, w: RoleWeights) -> Mixer:
         hp = self.hparams
-        compressed = Compressed.take(w, hp.n_embd, self._sizes, self._q_rank, hp.rope, None)
+        compressed = LatentProjection.take(w, hp.n_embd, self._sizes, self._q_rank, hp.rope, None)
         latent = LatentAttention.take(w, hp.n_embd, compressed, hp.attention_scale)
         gate = OutputGate(w.linear("attn_gate", hp.n_embd, self._sizes.n_head), self._sizes.n_head)
         return GatedLatentAttention(latent, gate)
@@ -48,5 +48,5 @@ class BailingMoe3Model(KimiLinearModel):
         assert hp.experts is not None
         if layer < hp.experts.n_dense_layers or not hp.experts.n_ff_shared:
             return super()._take_feed_forward(w, layer)
-        shared = Gated.take(w, hp.n_embd, hp.experts.n_ff_shared, suffix="_shexp")
+        shared = GatedFeedForward.take(w, hp.n_embd, hp.experts.n_ff_shared, suffix="_shexp")
         return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)

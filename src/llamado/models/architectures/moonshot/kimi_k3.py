@@ -12,8 +12,8 @@ from llamado.models.hparams import HyperParameters, read_experts
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Mixer, OutputGate
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Gated, Situ
-from llamado.models.parts.latent import Compressed, GatedLatentAttention, LatentAttention
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward, Situ
+from llamado.models.parts.latent import GatedLatentAttention, LatentAttention, LatentProjection
 from llamado.models.parts.latent_experts import LatentMixture
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.parts.recurrent.kimi_delta import KimiDelta
@@ -21,8 +21,9 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class KimiK3Model(KimiLinearModel):
-    """As Kimi Linear, with experts that work on a narrower hidden state, gated latent attention, and a stream that
-    begins anew every few layers: each half of a layer sees a weighted mean of all that it was before.
+    """Kimi Linear with latent experts, gated latent attention, and attention residuals.
+
+    The residual stream restarts every few layers; each block reads a weighted mean of all streams so far.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -38,10 +39,10 @@ class KimiK3Model(KimiLinearModel):
         super()._take_weights(weights)
         if self._every:
             n_embd = self.hparams.n_embd
-            self._scores_out = weights.output.need("output_res_score.weight", n_embd)
+            self._scores_out = weights.output.require("output_res_score.weight", n_embd)
             layers = [weights.layer(layer) for layer in range(self.hparams.n_layer)]
-            self._scores_attn = [w.need("attn_res_score.weight", n_embd) for w in layers]
-            self._scores_ffn = [w.need("ffn_res_score.weight", n_embd) for w in layers]
+            self._scores_attn = [w.require("attn_res_score.weight", n_embd) for w in layers]
+            self._scores_ffn = [w.require("ffn_res_score.weight", n_embd) for w in layers]
 
     def _take_delta(self, w: RoleWeights) -> KimiDelta:
         n_embd, n_head = self.hparams.n_embd, self._sizes.n_head
@@ -49,7 +50,7 @@ class KimiK3Model(KimiLinearModel):
 
     def _take_latent(self, w: RoleWeights) -> Mixer:
         hp, s = self.hparams, self._sizes
-        compressed = Compressed.take(w, hp.n_embd, s, self._q_rank, None)
+        compressed = LatentProjection.take(w, hp.n_embd, s, self._q_rank, None)
         latent = LatentAttention.take(w, hp.n_embd, compressed, hp.attention_scale)
         if not w.has("attn_gate.weight"):
             return latent
@@ -59,12 +60,14 @@ class KimiK3Model(KimiLinearModel):
         hp, act = self.hparams, self._act
         assert hp.experts is not None
         if layer < hp.experts.n_dense_layers:
-            return Gated.take(w, hp.n_embd, hp.n_ff[layer], act)
+            return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], act)
         n, shared = self._latent or hp.n_embd, None
         if w.has("ffn_gate_shexp.weight"):
-            shared = Gated.take(w, hp.n_embd, hp.experts.n_ff * max(hp.experts.n_shared, 1), act, suffix="_shexp")
+            shared = GatedFeedForward.take(
+                w, hp.n_embd, hp.experts.n_ff * max(hp.experts.n_shared, 1), act, suffix="_shexp"
+            )
         return LatentMixture(
-            Mixture.take(w, n, hp.experts, act, n_seen=hp.n_embd),
+            Mixture.take(w, n, hp.experts, act, router_width=hp.n_embd),
             shared,
             w.linear("ffn_routed_down", hp.n_embd, n) if self._latent else None,
             w.linear("ffn_routed_up", n, hp.n_embd) if self._latent else None,
@@ -77,24 +80,24 @@ class KimiK3Model(KimiLinearModel):
         h = x if not self._every else self._mean(step, i, self._before(step, i), x, self._scores_attn[i])
         begins = bool(self._every) and i % self._every == 0
         if begins:
-            step.once(f"stream-{i}", lambda: x)
+            step.shared(f"stream-{i}", lambda: x)
         attended = w.attention(step, i, w.attn_norm(step, h, f"attn_norm-{i}"))
         if attended is None:
             return None
         attended, x, *before = step.keep_outputs(i, attended, x, *self._before(step, i + 1))
         if i == self.hparams.n_layer - 1:
             for number, stream in enumerate(before):
-                step.once(f"stream_out-{number}", lambda stream=stream: stream)  # type: ignore[misc]
+                step.shared(f"stream_out-{number}", lambda stream=stream: stream)  # type: ignore[misc]
         x = attended if begins else add(x, attended, f"ffn_inp-{i}")
         h = x if not self._every else self._mean(step, i, before, x, self._scores_ffn[i])
         return add(x, w.feed_forward(step, i, w.ffn_norm(step, h, f"ffn_norm-{i}")), f"l_out-{i}")
 
     def _before(self, step: Pass, layer: int) -> list[Tensor]:
-        """The streams that ended before a layer."""
-        return [step.made(f"stream-{i}") for i in range(0, layer, self._every)] if self._every else []
+        """Return the streams that ended before a layer."""
+        return [step.get_shared(f"stream-{i}") for i in range(0, layer, self._every)] if self._every else []
 
     def _mean(self, step: Pass, layer: int, before: list[Tensor], x: Tensor, scores: Tensor) -> Tensor:
-        """The mean of streams, weighted by the softmax of what their norms' products with `scores` are."""
+        """Return the mean of the streams, weighted by the softmax of their normed products with `scores`."""
         if not before:
             return x
         streams, size, n_tokens = [*before, x], 4, x.ne[1]
@@ -114,6 +117,6 @@ class KimiK3Model(KimiLinearModel):
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
         if self._every:
             n_layer = self.hparams.n_layer
-            before = [step.made(f"stream_out-{i}") for i in range(len(self._before(step, n_layer)))]
+            before = [step.get_shared(f"stream_out-{i}") for i in range(len(self._before(step, n_layer)))]
             x = self._mean(step, n_layer, before, x, self._scores_out)
         return super()._hidden(step, x)

@@ -11,12 +11,12 @@ from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
 from llamado.models.parts.attention import Mixer
 from llamado.models.parts.experts import Mixture
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.parts.latent import (
-    Compressed,
     ExpandedAttention,
     GatedLatentAttention,
     LatentAttention,
+    LatentProjection,
     LatentSizes,
 )
 from llamado.models.parts.norms import RmsNorm
@@ -25,10 +25,10 @@ from llamado.models.weights import RoleWeights
 
 
 class KimiLinearModel(Decoder):
-    """Kimi Delta Attention, and in the layers that have heads of keys latent attention without positions."""
+    """Kimi Delta Attention; in the layers with KV heads, latent attention without positions."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, recurrent=True, unturned=True)
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NORMAL, recurrent=True, allow_no_rope=True)
         self._state, self._kernel = keys.int_("kda.head_dim"), keys.int_("ssm.conv_kernel")
         dim_k = keys.int_("attention.key_length_mla")
         self._sizes = LatentSizes(
@@ -38,7 +38,7 @@ class KimiLinearModel(Decoder):
             value=keys.int_("attention.value_length_mla"),
             rank=keys.int_("attention.kv_lora_rank"),
         )
-        experts = replace(read_experts(keys, hp.n_ff[0], from_file=True), normalised=True)
+        experts = replace(read_experts(keys, hp.n_ff[0], from_file=True), normalized=True)
         return replace(hp, attention_scale=inverse_sqrt(dim_k), experts=experts)
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
@@ -55,8 +55,8 @@ class KimiLinearModel(Decoder):
 
     def _take_latent(self, w: RoleWeights) -> Mixer:
         hp = self.hparams
-        compressed = Compressed.take(w, hp.n_embd, self._sizes, 0, None, None)
-        # Files have the one matrix beside those made of it; llama.cpp takes it where it is.
+        compressed = LatentProjection.take(w, hp.n_embd, self._sizes, 0, None, None)
+        # Files have the fused matrix beside the split ones; llama.cpp uses it if present.
         kind = ExpandedAttention if w.has("attn_kv_b.weight") else LatentAttention
         return kind.take(w, hp.n_embd, compressed, hp.attention_scale)
 
@@ -64,12 +64,12 @@ class KimiLinearModel(Decoder):
         hp = self.hparams
         assert hp.experts is not None
         if layer < hp.experts.n_dense_layers:
-            return Gated.take(w, hp.n_embd, hp.n_ff[layer])
-        shared = Gated.take(w, hp.n_embd, hp.experts.n_ff * max(hp.experts.n_shared, 1), suffix="_shexp")
+            return GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer])
+        shared = GatedFeedForward.take(w, hp.n_embd, hp.experts.n_ff * max(hp.experts.n_shared, 1), suffix="_shexp")
         return Mixture.take(w, hp.n_embd, hp.experts, shared=shared)
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """A latent row, or the state of the delta rule."""
         mixer = self._layers[layer].attention
         assert isinstance(mixer, (KimiDelta, LatentAttention, GatedLatentAttention, ExpandedAttention))
-        return mixer.remembers()
+        return mixer.layer_memory()

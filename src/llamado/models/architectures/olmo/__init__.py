@@ -1,1 +1,1 @@
-"""OLMo."""
+"""OLMo architectures."""

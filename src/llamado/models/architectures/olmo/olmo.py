@@ -15,7 +15,7 @@ from llamado.models.weights import RoleWeights
 
 
 class OlmoModel(LayerNormDecoder):
-    """As Llama, with layer norms that have no weights, and bounds of queries, keys and values (arXiv 2402.00838)."""
+    """Llama with layer norms without weights, and clamped queries, keys and values (arXiv 2402.00838)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._clamp = keys.float_("attention.clamp_kqv", 0.0)

@@ -9,15 +9,15 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import HyperParameters, read_hparams, read_swa_layers
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class Olmo2Model(Decoder):
-    """Norms of what each half of a layer adds, none before it; rows of queries and keys are normed (arXiv 2501.00656).
+    """Post-norm blocks without pre-norms, and norms of whole query and key rows (arXiv 2501.00656).
 
-    Where a file has a sliding window (OLMo 3), every fourth layer sees all, and only there context is stretched.
+    With a sliding window (OLMo 3), every fourth layer has full attention, and only those use the extended context rope.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -44,6 +44,6 @@ class Olmo2Model(Decoder):
                 scale=hp.attention_scale,
             ),
             attn_post_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+            feed_forward=GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
             ffn_post_norm=RmsNorm.take(w, "post_ffw_norm", hp.n_embd),
         )

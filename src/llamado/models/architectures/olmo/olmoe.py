@@ -15,7 +15,7 @@ from llamado.models.weights import RoleWeights
 
 
 class OlmoeModel(Decoder):
-    """As Llama, with a norm of whole rows of queries and keys, and a mixture of experts in each layer."""
+    """Llama with norms of whole query and key rows, and a mixture of experts in each layer."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)

@@ -1,1 +1,1 @@
-"""Families of one."""
+"""Families with a single architecture."""

@@ -12,9 +12,9 @@ _LAYERS_OF_7B, _LAYERS_OF_13B = 32, 40
 
 
 class BaichuanModel(Decoder):
-    """As Llama, or in the 13B model with scores that fall with the distance of tokens (ALiBi; arXiv 2309.10305).
+    """Llama; the 13B model has ALiBi in place of rotary positions (arXiv 2309.10305).
 
-    As llama.cpp has it, one of neither's number of layers knows no places.
+    As in llama.cpp, a model with any other number of layers has no positions.
     """
 
     def _take_attention(self, w: RoleWeights, layer: int) -> Attention:

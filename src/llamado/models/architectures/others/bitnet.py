@@ -11,13 +11,13 @@ from llamado.models.forward import Linear, Pass
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices, Heads, take_projections
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class NormedLinear(NamedTuple):
-    """A matrix behind a norm."""
+    """A norm followed by a matrix."""
 
     norm: RmsNorm
     linear: Linear
@@ -27,7 +27,7 @@ class NormedLinear(NamedTuple):
 
 
 class BitNetModel(Decoder):
-    """As Llama, with a norm before the last matrix of each half of a layer, too (arXiv 2402.17764)."""
+    """Llama with an additional norm before the output matrix of each block (arXiv 2402.17764)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
@@ -50,7 +50,7 @@ class BitNetModel(Decoder):
                 scale=hp.attention_scale,
             ),
             ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=Gated(
+            feed_forward=GatedFeedForward(
                 gate=w.linear("ffn_gate", hp.n_embd, n_ff),
                 up=w.linear("ffn_up", hp.n_embd, n_ff),
                 down=NormedLinear(RmsNorm.take(w, "ffn_sub_norm", n_ff), w.linear("ffn_down", n_ff, hp.n_embd)),

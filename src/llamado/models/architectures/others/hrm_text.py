@@ -1,4 +1,4 @@
-"""The hrm_text architecture: HRM-Text, hierarchical reasoning over a text (arXiv 2506.21734)."""
+"""The hrm_text architecture: HRM-Text, a hierarchical reasoning model for text (arXiv 2506.21734)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class HrmTextModel(Decoder):
-    """Two stacks of layers, low and high, each with a state of its own: in a cycle the low one is gone through several
-    times and the high one once. Each time it is given the sum of both states, makes its own anew, and has keys and
-    values of its own. Norms have no weights, and a gate follows attention.
+    """Two stacks of layers, low and high, each with a hidden state of its own.
 
-    `block_count` is the number of layers that are gone through; the file has those of the low stack, then the high.
+    In a cycle, the low stack runs several times and the high stack once. Each run reads the sum of both states,
+    replaces the stack's own state, and has separate keys and values. Norms have no weights, and the attention output is
+    gated. `block_count` is the number of layers run; the file has those of the low stack, then those of the high stack.
     """
 
     rope_mode = RopeMode.NEOX
@@ -45,16 +45,16 @@ class HrmTextModel(Decoder):
     def _take_weights(self, weights: Weights) -> None:
         hp = self.hparams
         self._freq_factors = take_factors(weights, hp.rope.n_dims // 2)
-        self._first_low = weights.shared.need("hrm.z_l_init", hp.n_embd)
+        self._first_low = weights.shared.require("hrm.z_l_init", hp.n_embd)
         self._layers = [self._take_layer(weights.layer(i, block=self._block(i)), i) for i in range(hp.n_layer)]
 
     def _block(self, layer: int) -> int:
-        """Where the file has a layer."""
+        """Return the file's block of a layer."""
         turn, place = divmod(layer, self._n_stack)
         return place + (self._n_stack if self._is_high(turn) else 0)
 
     def _is_high(self, turn: int) -> bool:
-        """Whether it is the high stack's turn."""
+        """Return True if the high stack runs at this turn."""
         return turn % (self._n_low + 1) == self._n_low
 
     def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
@@ -67,15 +67,15 @@ class HrmTextModel(Decoder):
         return super()._layer(step, layer, x)
 
     def _states(self, step: Pass, turn: int, x: Tensor) -> Tensor:
-        """What a stack is given at its turn, where `x` is what the turn before gave: the sum of both states."""
+        """Return the sum of both states, the input of this turn's stack; `x` is the output of the last turn."""
 
         def last(high: bool) -> int:
-            """The last turn of a stack before this one; -1: it had none."""
+            """Return a stack's last turn before this one; -1 if there is none."""
             return max((i for i in range(turn) if self._is_high(i) == high), default=-1)
 
         def state() -> Tensor:
             return UnitNorm()(step, x, f"stack_norm-{turn}") if turn else x
 
-        high = step.once(f"z_high-{last(True)}", state)
-        low = self._first_low if last(False) < 0 else step.once(f"z_low-{last(False)}", state)
+        high = step.shared(f"z_high-{last(True)}", state)
+        low = self._first_low if last(False) < 0 else step.shared(f"z_low-{last(False)}", state)
         return add(high, low, f"stack_in-{turn}")

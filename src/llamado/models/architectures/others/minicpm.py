@@ -18,20 +18,21 @@ from llamado.models.weights import RoleWeights
 
 
 class MiniCpmModel(Decoder):
-    """As Llama, with factors of embeddings, of what half a layer adds, and of logits, which older files do not name
-    (arXiv 2404.06395).
+    """Llama with scale factors of embeddings, block outputs and logits (arXiv 2404.06395).
+
+    Older files do not contain the factors.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         if keys.has_experts():
-            hp = replace(hp, experts=read_experts(keys, hp.n_ff[0], normalised=True))
+            hp = replace(hp, experts=read_experts(keys, hp.n_ff[0], normalized=True))
         depth, logits = depth_scale(hp.n_layer), keys.float_("logit_scale", 256.0 / hp.n_embd)
         return replace(
             hp,
             embedding_scale=keys.float_("embedding_scale", 12.0),
             residual_scale=keys.float_("residual_scale", depth) or 1.0,
-            # The number divides the logits.
+            # The file holds the divisor of the logits.
             logit_scale=float(np.float32(1) / np.float32(logits or 1.0)),
         )
 
@@ -40,5 +41,5 @@ class MiniCpmModel(Decoder):
 
 
 def depth_scale(n_layer: int) -> float:
-    """What multiplies each half of a layer: 1.4 / sqrt(n_layer), in float32 as llama.cpp does."""
+    """Return the factor of block outputs: 1.4 / sqrt(n_layer), in float32 as in llama.cpp."""
     return float(np.float32(1.4) / np.sqrt(np.float32(n_layer)))

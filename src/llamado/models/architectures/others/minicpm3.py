@@ -1,4 +1,4 @@
-"""The minicpm3 architecture: MiniCPM3 4B; and plm, its like."""
+"""The minicpm3 architecture: MiniCPM3 4B; also plm."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from llamado.models.hparams import (
 )
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
-from llamado.models.parts.feedforward import FeedForward, Ungated
-from llamado.models.parts.latent import Compressed, ExpandedAttention, LatentSizes
+from llamado.models.parts.feedforward import FeedForward, UngatedFeedForward
+from llamado.models.parts.latent import ExpandedAttention, LatentProjection, LatentSizes
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class MiniCpm3Model(Decoder):
-    """Latent attention of the older form, and MiniCPM's factors."""
+    """Latent attention with expanded keys and values, and MiniCPM's scale factors."""
 
     rope_mode = RopeMode.NEOX
 
@@ -52,7 +52,7 @@ class MiniCpm3Model(Decoder):
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         hp = self.hparams
-        compressed = Compressed.take(w, hp.n_embd, self._sizes, self._q_rank, hp.rope, factors=self._freq_factors)
+        compressed = LatentProjection.take(w, hp.n_embd, self._sizes, self._q_rank, hp.rope, factors=self._freq_factors)
         return Layer(
             attn_norm=RmsNorm.take(w, "attn_norm", hp.n_embd),
             attention=ExpandedAttention.take(w, hp.n_embd, compressed, hp.attention_scale),
@@ -60,15 +60,15 @@ class MiniCpm3Model(Decoder):
             feed_forward=self._take_feed_forward(w, layer),
         )
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values of all heads."""
         attention = self._layers[layer].attention
         assert isinstance(attention, ExpandedAttention)
-        return attention.remembers()
+        return attention.layer_memory()
 
 
 class PlmModel(MiniCpm3Model):
-    """Such attention, and a network without a gate whose activation is the square of ReLU (arXiv 2503.12167)."""
+    """MiniCPM3's attention with ungated squared ReLU networks (arXiv 2503.12167)."""
 
     rope_mode = RopeMode.NORMAL
 
@@ -77,4 +77,4 @@ class PlmModel(MiniCpm3Model):
         return self._read_latent(keys, n_vocab)
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        return Ungated.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], UnaryOp.RELU, squared=True)
+        return UngatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], UnaryOp.RELU, squared=True)

@@ -17,8 +17,9 @@ from llamado.models.weights import RoleWeights
 
 
 class MuseGlimmerModel(Decoder):
-    """Normed embeddings, gates of what was attended to, norms of what each half of a layer adds; layers with a sliding
-    window rotate, every fourth one sees all and does not.
+    """Normed embeddings, gated attention output, and post-norms of both blocks.
+
+    Every fourth layer has full attention without positions; the others have a sliding window and rotary positions.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -38,8 +39,8 @@ class MuseGlimmerModel(Decoder):
             super()
             ._take_layer(w, layer)
             ._replace(
-                attn_post_norm=_PostNorm(w.need("post_attention_norm.weight", n_embd)),
-                ffn_post_norm=_PostNorm(w.need("post_ffw_norm.weight", n_embd)),
+                attn_post_norm=_PostNorm(w.require("post_attention_norm.weight", n_embd)),
+                ffn_post_norm=_PostNorm(w.require("post_ffw_norm.weight", n_embd)),
             )
         )
 
@@ -59,7 +60,7 @@ class MuseGlimmerModel(Decoder):
 
 
 class _PostNorm(NamedTuple):
-    """An RMS norm with an epsilon of its own."""
+    """An RMS norm with a fixed epsilon."""
 
     weight: Tensor
 

@@ -9,7 +9,7 @@ from llamado.models.weights import RoleWeights
 
 
 class PlamoModel(ParallelDecoder):
-    """Attention and a SwiGLU network side by side, behind one norm."""
+    """Parallel attention and SwiGLU network after one norm."""
 
     rope_mode = RopeMode.NEOX
 

@@ -11,13 +11,13 @@ from llamado.models.hparams import (
     read_swa_layers,
 )
 from llamado.models.keys import Keys
-from llamado.models.parts.feedforward import FeedForward, GatedFused
+from llamado.models.parts.feedforward import FeedForward, FusedGatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class Plamo3Model(Qwen3Model):
-    """As Qwen3, with norms of what each half of a layer adds, too; of eight layers seven have a sliding window."""
+    """Qwen3 with post-norms of both blocks, and a sliding window in seven of eight layers."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
@@ -29,9 +29,9 @@ class Plamo3Model(Qwen3Model):
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
         n_embd = self.hparams.n_embd
-        # The names have no ending.
-        norms = (RmsNorm(w.need(name, n_embd)) for name in ("post_attention_norm", "post_ffw_norm"))
+        # These names have no `.weight` suffix.
+        norms = (RmsNorm(w.require(name, n_embd)) for name in ("post_attention_norm", "post_ffw_norm"))
         return super()._take_layer(w, layer)._replace(attn_post_norm=next(norms), ffn_post_norm=next(norms))
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        return GatedFused.take(w, self.hparams.n_embd, self.hparams.n_ff[layer])
+        return FusedGatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer])

@@ -10,7 +10,7 @@ from llamado.models.weights import RoleWeights
 
 
 class RefactModel(Decoder):
-    """As Llama, with scores that fall with the distance of tokens (ALiBi, arXiv 2108.12409) instead of rotations."""
+    """Llama with ALiBi (arXiv 2108.12409) in place of rotary positions."""
 
     def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
         return replace(super()._take_attention(w, layer), rope=None, max_bias=8.0)

@@ -7,13 +7,13 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import Gated
+from llamado.models.parts.feedforward import GatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class SeedOssModel(Decoder):
-    """As Llama, with biases of queries, keys and values; files call the network's norm one behind the attention."""
+    """Llama with biases of queries, keys and values; `post_attention_norm` is the feed-forward norm."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         return read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
@@ -28,5 +28,5 @@ class SeedOssModel(Decoder):
                 scale=hp.attention_scale,
             ),
             ffn_norm=RmsNorm.take(w, "post_attention_norm", hp.n_embd),
-            feed_forward=Gated.take(w, hp.n_embd, hp.n_ff[layer]),
+            feed_forward=GatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
         )

@@ -9,23 +9,23 @@ from llamado.models.decoder import Decoder
 from llamado.models.hparams import (
     HyperParameters,
     read_swa_layers,
-    rotated,
+    rope_dims,
     swa_rope,
 )
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, Heads, OutputGate
-from llamado.models.parts.feedforward import FeedForward, Gated
+from llamado.models.parts.feedforward import FeedForward, GatedFeedForward
 from llamado.models.weights import RoleWeights
 
 
 class Spark25Model(Decoder):
-    """Gates of heads, GEGLU networks, and layers with a sliding window, whose heads may be rotated in another part."""
+    """Gated heads, GEGLU networks, and window layers that may rotate another fraction of each head."""
 
     rope_mode = RopeMode.NEOX
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
-        n = rotated(keys, "rope.dimension_count_swa", hp.rope.n_dims, hp.head_dim_k)
+        n = rope_dims(keys, "rope.dimension_count_swa", hp.rope.n_dims, hp.head_dim_k)
         return replace(
             hp,
             n_swa=keys.int_("attention.sliding_window"),
@@ -38,4 +38,4 @@ class Spark25Model(Decoder):
         return replace(super()._take_attention(w, layer), gate=OutputGate.take(w, hp.n_embd, Heads.of(hp, layer)))
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
-        return Gated.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], GluOp.GEGLU)
+        return GatedFeedForward.take(w, self.hparams.n_embd, self.hparams.n_ff[layer], GluOp.GEGLU)

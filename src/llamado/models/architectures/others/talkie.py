@@ -17,8 +17,9 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class TalkieModel(Decoder):
-    """Norms without weights, of embeddings too; each head's queries have a factor; embeddings are added behind each
-    layer again, times a number of its own.
+    """Norms without weights, a query factor per head, and a scaled skip connection from the embeddings to each layer.
+
+    The embeddings are normed too.
     """
 
     rope_mode = RopeMode.NEOX
@@ -32,17 +33,17 @@ class TalkieModel(Decoder):
     def _take_weights(self, weights: Weights) -> None:
         super()._take_weights(weights)
         layers = (weights.layer(i) for i in range(self.hparams.n_layer))
-        self._skips = [w.need("layer_output_scale.weight", 1) for w in layers]
+        self._skips = [w.require("layer_output_scale.weight", 1) for w in layers]
 
     def _take_attention(self, w: RoleWeights, layer: int) -> Attention:
-        q_norm = RmsNorm(w.need("attn_q_norm.weight", 1, self.hparams.n_head[layer]))
+        q_norm = RmsNorm(w.require("attn_q_norm.weight", 1, self.hparams.n_head[layer]))
         return replace(super()._take_attention(w, layer), q_norm=q_norm, k_norm=UnitNorm(), norm_after_rope=True)
 
     def _embed(self, step: Pass) -> Tensor:
         return UnitNorm()(step, super()._embed(step), "inp_norm")
 
     def _layer(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
-        embedded = step.once("inp_skip", lambda: x)
+        embedded = step.shared("inp_skip", lambda: x)
         y = super()._layer(step, layer, x)
         if y is None:
             return None

@@ -1,1 +1,1 @@
-"""Phi."""
+"""Phi architectures."""

@@ -7,13 +7,13 @@ from llamado.models.decoder import Layer, ParallelDecoder
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import Ungated
+from llamado.models.parts.feedforward import UngatedFeedForward
 from llamado.models.parts.norms import LayerNorm, Norm
 from llamado.models.weights import RoleWeights
 
 
 class Phi2Model(ParallelDecoder):
-    """Attention and network side by side behind one layer norm, with biases everywhere (arXiv 2309.05463)."""
+    """Parallel attention and feed-forward network after one layer norm, with biases everywhere (arXiv 2309.05463)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         eps = "attention.layer_norm_epsilon"
@@ -32,5 +32,5 @@ class Phi2Model(ParallelDecoder):
                 scale=hp.attention_scale,
                 scale_queries=True,
             ),
-            feed_forward=Ungated.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.GELU),
+            feed_forward=UngatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer], UnaryOp.GELU),
         )

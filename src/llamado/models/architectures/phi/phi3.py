@@ -7,15 +7,15 @@ from llamado.models.decoder import Decoder, Layer
 from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.parts.attention import Attention, AttentionMatrices
-from llamado.models.parts.feedforward import GatedFused
+from llamado.models.parts.feedforward import FusedGatedFeedForward
 from llamado.models.parts.norms import RmsNorm
 from llamado.models.weights import RoleWeights
 
 
 class Phi3Model(Decoder):
-    """Pre-norm decoder with one matrix for queries, keys and values and one for gate and network (arXiv 2404.14219).
+    """Pre-norm decoder with fused query, key and value, and fused gate and up matrices (arXiv 2404.14219).
 
-    A sliding window that a file gives is not used: llama.cpp does not, either.
+    A sliding window in the file is ignored, as in llama.cpp.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -33,5 +33,5 @@ class Phi3Model(Decoder):
                 scale_queries=True,
             ),
             ffn_norm=RmsNorm.take(w, "ffn_norm", hp.n_embd),
-            feed_forward=GatedFused.take(w, hp.n_embd, hp.n_ff[layer]),
+            feed_forward=FusedGatedFeedForward.take(w, hp.n_embd, hp.n_ff[layer]),
         )

@@ -15,11 +15,11 @@ from llamado.models.weights import RoleWeights
 
 
 class PhiMoeModel(Decoder):
-    """As Phi-3, with a mixture of experts in each layer, biases of norms, of attention and of the logits."""
+    """Phi-3 with a mixture of experts in each layer, and biases of norms, attention and logits."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=RopeMode.NEOX)
-        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalised=True))
+        return replace(hp, experts=read_experts(keys, hp.n_ff[0], normalized=True))
 
     def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
         return RmsNorm.take(w, name, n, biased=True)

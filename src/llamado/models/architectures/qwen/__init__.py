@@ -1,1 +1,1 @@
-"""Qwen."""
+"""Qwen architectures."""

@@ -1,4 +1,4 @@
-"""The grovemoe architecture: GroveMoE, made of Qwen3-30B-A3B (arXiv 2508.07785)."""
+"""The grovemoe architecture: GroveMoE, derived from Qwen3-30B-A3B (arXiv 2508.07785)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Groves(NamedTuple):
-    """Groups of `n` experts each; `n_ff` is the width of the smaller expert that a group shares, and what it makes is
-    multiplied by `factor`.
-    """
+    """Expert groups: `n` experts per group, and the width `n_ff` and output `factor` of a group's adjugate expert."""
 
     n: int
     n_ff: int
@@ -31,9 +29,10 @@ class Groves(NamedTuple):
 
 
 class GroveMixture(NamedTuple):
-    """A mixture, and of what it makes the smaller experts that the groups of the chosen ones share.
+    """A mixture of experts, whose output then goes through the adjugate experts of the selected experts' groups.
 
-    A choice's smaller expert has the weight of the expert whose number is the group's (build_moe_ffn, llama-graph.cpp).
+    A selection's adjugate expert has the router weight of the expert whose number equals the group's (build_moe_ffn,
+    llama-graph.cpp).
     """
 
     large: Mixture
@@ -46,25 +45,25 @@ class GroveMixture(NamedTuple):
         probs = soft_max_ext(logits, None, 1.0, name=f"ffn_moe_probs-{layer}")
         scores = sigmoid(logits, f"ffn_moe_scores-{layer}")
         chosen = argsort_top_k(scores, router.experts.n_used, f"ffn_moe_topk-{layer}")
-        y = self.large.through(step, layer, x, chosen, router.weights(step, layer, probs, chosen))
+        y = self.large.run_experts(step, layer, x, chosen, router.weights(step, layer, probs, chosen))
         groups = scale(cast(chosen, TensorType.F32), float(np.float32(1) / np.float32(self.groves.n)))
         shared = cast(groups, TensorType.I32, f"ffn_moe_groups-{layer}")
-        more = self.small.through(step, layer, y, shared, router.weights(step, layer, probs, shared))
+        more = self.small.run_experts(step, layer, y, shared, router.weights(step, layer, probs, shared))
         return add(y, scale(more, self.groves.factor), f"ffn_final_moe_out-{layer}")
 
 
 class GroveMoeModel(Qwen3Model):
-    """As Qwen3, with a mixture of experts in each layer, of which groups share smaller ones behind them."""
+    """Qwen3 with a mixture of experts in each layer, and adjugate experts shared by groups."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         used = keys.int_("expert_used_count")
-        experts = read_experts(keys, hp.n_ff[0] // max(used, 1), normalised=True)
+        experts = read_experts(keys, hp.n_ff[0] // max(used, 1), normalized=True)
         n = keys.int_("experts_per_group")
         if experts.n // n < experts.n_used:
             raise InvalidModel(
                 f"metadata key '{keys.name('experts_per_group')}' is {n} for {experts.n} experts; at least as many "
-                f"groups as experts that a token goes through, {experts.n_used}, are expected"
+                f"groups as experts per token, {experts.n_used}, are expected"
             )
         n_ff = keys.int_("expert_chunk_feed_forward_length", 0) or hp.head_dim_k
         self._groves = Groves(n, n_ff, keys.float_("expert_group_scale"))

@@ -10,7 +10,7 @@ from llamado.models.keys import Keys
 
 
 class QwenModel(Qwen2Model):
-    """As Qwen2; files name twice the width of a network (arXiv 2309.16609)."""
+    """Qwen2; files give twice the feed-forward width (arXiv 2309.16609)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)

@@ -1,4 +1,4 @@
-"""The qwen2 architecture: Qwen2, Qwen2.5, QwQ and DeepSeek's distillations into them, and others alike."""
+"""The qwen2 architecture: Qwen2, Qwen2.5, QwQ, DeepSeek-R1-Distill-Qwen and others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from llamado.models.decoder import Decoder
 
 
 class Qwen2Model(Decoder):
-    """As Llama, with biases where the file has them: of queries, keys and values."""
+    """Llama with biases of queries, keys and values, if the file has them."""
 
     rope_mode = RopeMode.NEOX

@@ -1,4 +1,4 @@
-"""The qwen3 architecture: the dense models of Qwen3, those that embed and rank among them."""
+"""The qwen3 architecture: the dense models of Qwen3, embedding models and rerankers included."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from llamado.models.weights import RoleWeights, Weights
 
 
 class Qwen3Model(Decoder):
-    """As Llama, with a norm of each head's query and key before they are rotated (arXiv 2505.09388).
+    """Llama with query and key norms before the rotation (arXiv 2505.09388).
 
-    Rerankers have, instead of a vocabulary's logits, those of "yes" and "no", of which the first one's probability is
-    the score (arXiv 2506.05176).
+    Rerankers have only the logits of "yes" and "no"; the score is the probability of the first (arXiv 2506.05176).
     """
 
     rope_mode = RopeMode.NEOX
@@ -46,7 +45,6 @@ class Qwen3Model(Decoder):
         return soft_max_ext(h, None, 1.0, name="result_scores")
 
     def width(self, output: Output) -> int:
-        """See Model."""
         if output is Output.SCORES and self._scorer is not None:
             return self._scorer.weight.ne[1]
         return super().width(output)

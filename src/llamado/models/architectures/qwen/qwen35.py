@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from llamado.ggml.ops import RopeMode
 from llamado.models.decoder import Decoder, Layer
-from llamado.models.hparams import HyperParameters, read_hparams, sectioned
+from llamado.models.hparams import HyperParameters, mrope_text_mode, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
 from llamado.models.parts.gated_attention import GatedAttention
 from llamado.models.parts.norms import RmsNorm
-from llamado.models.parts.recurrent.delta_net import DeltaNet, DeltaSizes, OwnStrengths
+from llamado.models.parts.recurrent.delta_net import DeltaNet, DeltaSizes, SeparateGates
 from llamado.models.weights import RoleWeights
 
 
 class Qwen35Model(Decoder):
-    """Of each four layers three have the gated delta rule instead of attention; attention is gated, and only a part of
-    its heads is rotated.
-    """
+    """Gated delta rule in three of four layers; gated attention with partially rotated heads in the fourth."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
-        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=sectioned(keys, RopeMode.NEOX))
+        hp = read_hparams(keys, n_vocab=n_vocab, rope_mode=mrope_text_mode(keys, RopeMode.NEOX))
         self._sizes = DeltaSizes.read(keys)
         self._recurrent = recurrent_layers(keys, hp.n_layer)
         return hp
@@ -36,15 +34,15 @@ class Qwen35Model(Decoder):
 
     def _take_delta_net(self, w: RoleWeights) -> DeltaNet:
         n_embd, sizes = self.hparams.n_embd, self._sizes
-        return DeltaNet.take(w, n_embd, sizes, OwnStrengths.take(w, n_embd, sizes.n_values), interleaved=False)
+        return DeltaNet.take(w, n_embd, sizes, SeparateGates.take(w, n_embd, sizes.n_values), interleaved=False)
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """Keys and values, or the state of the delta rule."""
-        return self._sizes.remembers() if self._recurrent[layer] else super().remembers(layer)
+        return self._sizes.layer_memory() if self._recurrent[layer] else super().layer_memory(layer)
 
 
 def recurrent_layers(keys: Keys, n_layer: int, period: int = 4) -> tuple[bool, ...]:
-    """Which layers have a state instead of attention: a list in the file, or all but every n-th (`period`)."""
+    """Return which layers are recurrent: a list in the file, or all but every n-th (default: `period`-th)."""
     suffix = "attention.recurrent_layers"
     if keys.has(suffix):
         return keys.metadata.bools(keys.name(suffix), n=keys.int_("block_count"))[:n_layer]

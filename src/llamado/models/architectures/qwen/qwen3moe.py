@@ -1,4 +1,4 @@
-"""The qwen3moe architecture: the mixtures of experts of Qwen3, Qwen3-Coder-30B-A3B among them."""
+"""The qwen3moe architecture: the mixtures of experts of Qwen3, including Qwen3-Coder-30B-A3B."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from llamado.models.weights import RoleWeights
 
 
 class Qwen3MoeModel(Qwen3Model):
-    """As Qwen3, with a mixture of experts in each layer, weighted by a softmax whose chosen ones sum to 1."""
+    """Qwen3 with a mixture of experts in each layer, with softmax routing and normalized weights."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         hp = super()._read_hparams(keys, n_vocab)
         used = keys.int_("expert_used_count")
-        return replace(hp, experts=read_experts(keys, hp.n_ff[0] // max(used, 1), normalised=True))
+        return replace(hp, experts=read_experts(keys, hp.n_ff[0] // max(used, 1), normalized=True))
 
     def _take_feed_forward(self, w: RoleWeights, layer: int) -> FeedForward:
         assert self.hparams.experts is not None

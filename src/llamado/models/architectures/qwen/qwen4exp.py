@@ -11,26 +11,27 @@ from llamado.models.architectures.qwen.qwen35moe import Qwen35MoeModel
 from llamado.models.decoder import Layer
 from llamado.models.errors import InvalidModel, UnsupportedModel
 from llamado.models.forward import Linear, Pass
-from llamado.models.hparams import HyperParameters, interleaved
+from llamado.models.hparams import HyperParameters, interleaved_mrope
 from llamado.models.keys import Keys
 from llamado.models.memory import KeysValues, LayerMemory, RecurrentState
 from llamado.models.memory.pool import ALIGN
 from llamado.models.parts.gated_attention import GatedAttention
 from llamado.models.parts.indexer import IndexerSizes
 from llamado.models.parts.ngrams import Hashes, NgramLayer
-from llamado.models.parts.pooled_indexer import RunChooser
+from llamado.models.parts.pooled_indexer import RunSelector
 from llamado.models.parts.recurrent.delta_net import DeltaNet
-from llamado.models.parts.streams.spread import injected, spread
+from llamado.models.parts.streams.spread import inject_output, spread
 from llamado.models.parts.streams.stream_gates import StreamGates
 from llamado.models.weights import RoleWeights, Weights
 
 _STATES = 2
-"""Those of the delta rule come before that of n-grams."""
+"""Number of the delta rule's states, which precede that of n-grams."""
 
 
 class Qwen4ExpModel(Qwen35MoeModel):
-    """As the mixtures of Qwen3.5, with several streams in the place of norms, attention to runs of tokens that are
-    chosen, and in one layer embeddings of n-grams.
+    """Qwen3.5 MoE with low-rank hyper-connections, attention to selected runs of tokens, and n-gram embeddings.
+
+    The streams' gates replace the norms. One layer has the n-gram embeddings.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -50,11 +51,11 @@ class Qwen4ExpModel(Qwen35MoeModel):
             self._ngram_kernel = keys.int_("ple.conv_kernel")
             self._ngram_width = keys.int_("embedding_length_per_layer_input")
             if len(layers) > 1 or not 0 <= layers[0] < hp.n_layer or not self._recurrent[layers[0]]:
-                raise InvalidModel(f"metadata key '{name}' is {list(layers)}; one layer with a state is expected")
-        return replace(hp, rope=interleaved(keys, hp.rope))
+                raise InvalidModel(f"metadata key '{name}' is {list(layers)}; one recurrent layer is expected")
+        return replace(hp, rope=interleaved_mrope(keys, hp.rope))
 
     def _read_pools(self, keys: Keys, hp: HyperParameters) -> tuple[int, ...]:
-        """How many tokens have one key in each layer; 0: all are seen."""
+        """Return the number of tokens per indexer key in each layer; 0: full attention."""
         name = keys.name("attention.compress_ratios")
         n_blocks = hp.n_layer + hp.n_nextn
         found = keys.metadata.ints(name, n=n_blocks)[: hp.n_layer] if name in keys.metadata else (0,) * hp.n_layer
@@ -66,12 +67,11 @@ class Qwen4ExpModel(Qwen35MoeModel):
                 f"divisor of {ALIGN}, of '{keys.name('attention.indexer.top_k')}' and of the indexer's key_length"
             )
         if sizes and not any(self._recurrent):
-            raise UnsupportedModel(f"metadata key '{name}' of a model in which no layer has a state")
+            raise UnsupportedModel(f"metadata key '{name}' of a model without recurrent layers")
         return found
 
     @property
     def n_before(self) -> int:
-        """See Model."""
         return 0 if self._hashes is None else self._hashes.n - 1
 
     def _take_head(self, weights: Weights) -> None:
@@ -80,7 +80,7 @@ class Qwen4ExpModel(Qwen35MoeModel):
         if w.has("output.weight"):
             self._output = w.linear("output", hp.n_embd, hp.n_vocab)
         else:
-            self._output = Linear(w.also("output.weight", self._token_embd))
+            self._output = Linear(w.share("output.weight", self._token_embd))
 
     def _take_weights(self, weights: Weights) -> None:
         super()._take_weights(weights)
@@ -95,7 +95,7 @@ class Qwen4ExpModel(Qwen35MoeModel):
             n_rows = weights.ne(name)[1]
             if n_rows < self._hashes.n_rows:
                 raise InvalidModel(f"tensor '{name}' has {n_rows} rows; {self._hashes.n_rows} are expected")
-            table, w = weights.input.need(name, self._ngram_width, n_rows), weights.layer(self._ngram_layer)
+            table, w = weights.input.require(name, self._ngram_width, n_rows), weights.layer(self._ngram_layer)
             self._ngrams = NgramLayer.take(w, table, self._hashes, n_embd, self._n, self._ngram_kernel, _STATES)
 
     def _take_layer(self, w: RoleWeights, layer: int) -> Layer:
@@ -104,9 +104,9 @@ class Qwen4ExpModel(Qwen35MoeModel):
             return Layer(attention=self._take_delta_net(w), feed_forward=self._take_feed_forward(w, layer))
         attention = GatedAttention.take(w, hp, layer)
         if size:
-            attention = attention._replace(chooser=RunChooser.take(w, hp.n_embd, self._indexer, size, hp.rope))
+            attention = attention._replace(selector=RunSelector.take(w, hp.n_embd, self._indexer, size, hp.rope))
         else:
-            w.leave(*(f"indexer.{part}.weight" for part in ("q_proj", "k_proj", "q_norm", "k_norm")))
+            w.ignore(*(f"indexer.{part}.weight" for part in ("q_proj", "k_proj", "q_norm", "k_norm")))
         return Layer(attention=attention, feed_forward=self._take_feed_forward(w, layer))
 
     def _take_delta_net(self, w: RoleWeights) -> DeltaNet:
@@ -126,17 +126,17 @@ class Qwen4ExpModel(Qwen35MoeModel):
         assert added is not None
         n_embd, n, n_tokens, _ = x.ne
         attended, added, rows = step.keep_outputs(i, attended, added, reshape(x, n * n_embd, n_tokens))
-        x = injected(reshape(rows, n_embd, n, rows.ne[1]), attended, added, f"hc_attn_combine-{i}")
+        x = inject_output(reshape(rows, n_embd, n, rows.ne[1]), attended, added, f"hc_attn_combine-{i}")
         seen, added = self._gates_ffn[i](step, x, f"hc_ffn-{i}")
         assert added is not None
-        return injected(x, w.feed_forward(step, i, seen), added, f"l_out-{i}")
+        return inject_output(x, w.feed_forward(step, i, seen), added, f"l_out-{i}")
 
     def _hidden(self, step: Pass, x: Tensor) -> Tensor:
         return self._gates_out(step, x, "result_norm")[0]
 
-    def remembers(self, layer: int) -> LayerMemory:
-        """Keys, values and keys of the indexer, or the states of the delta rule and of n-grams."""
-        found = super().remembers(layer)
+    def layer_memory(self, layer: int) -> LayerMemory:
+        """Keys, values and indexer keys, or the states of the delta rule and of n-grams."""
+        found = super().layer_memory(layer)
         if isinstance(found, RecurrentState) and self._ngrams is not None and layer == self._ngram_layer:
             return RecurrentState((*found.widths, self._ngrams.width()))
         if isinstance(found, KeysValues) and self._pools[layer]:

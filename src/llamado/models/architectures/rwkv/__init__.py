@@ -1,1 +1,1 @@
-"""RWKV and what was made of it."""
+"""RWKV and architectures derived from it."""

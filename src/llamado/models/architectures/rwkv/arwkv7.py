@@ -1,4 +1,4 @@
-"""The arwkv7 architecture: ARWKV, models of attention that were taught to do without."""
+"""The arwkv7 architecture: ARWKV, attention models converted to RWKV-7."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from llamado.models.weights import RoleWeights
 
 
 class _Mixer(NamedTuple):
-    """RWKV's mixing of tokens in the place of attention."""
+    """RWKV time mixing as a layer's token mixer."""
 
     time_mix: TimeMix
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
         y = self.time_mix(step, layer, x)
-        return None if step.ends_with(layer) else y
+        return None if step.is_cache_only(layer) else y
 
 
 class Arwkv7Model(Decoder):
-    """As Qwen2, with RWKV-7's mixing of tokens in the place of attention (arXiv 2501.15570)."""
+    """Qwen2 with RWKV-7 time mixing in place of attention (arXiv 2501.15570)."""
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
         self._size = keys.int_("wkv.head_size")
@@ -44,7 +44,7 @@ class Arwkv7Model(Decoder):
     def _take_time_mix(self, w: RoleWeights, layer: int) -> TimeMix:
         return TimeMix7.take(w, self.hparams.n_embd, self._size, layer)
 
-    def remembers(self, layer: int) -> LayerMemory:
+    def layer_memory(self, layer: int) -> LayerMemory:
         """The token before, and the state of the heads."""
         n_embd = self.hparams.n_embd
         return RecurrentState((n_embd, n_embd * self._size))

@@ -13,14 +13,14 @@ from llamado.models.hparams import HyperParameters, read_hparams
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory, RecurrentState
 from llamado.models.parts.norms import LayerNorm, Norm
-from llamado.models.parts.recurrent.rwkv import ChannelMix, TimeMix, TimeMix6, before
+from llamado.models.parts.recurrent.rwkv import ChannelMix, TimeMix, TimeMix6, token_shift
 from llamado.models.weights import RoleWeights, Weights
 
 _CHANNELS = 2
-"""The state that is the token before in the second half of a layer."""
+"""Index of the token-shift state of channel mixing."""
 
 
-class _Halves(NamedTuple):
+class _Block(NamedTuple):
     time_norm: LayerNorm
     time_mix: TimeMix
     channel_norm: LayerNorm
@@ -28,10 +28,9 @@ class _Halves(NamedTuple):
 
 
 class Rwkv6Model(Model):
-    """No attention: a state for each head, which every token changes; both halves of a layer see the token before.
+    """Time mixing with a state per head, and channel mixing; both use token shift.
 
-    Files divide the weights behind every so many layers by two once more (`rescale_every_n_layers`), and the stream
-    with them.
+    Files halve the weights after every `rescale_every_n_layers` layers, so the hidden state is halved there too.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
@@ -48,9 +47,9 @@ class Rwkv6Model(Model):
         self._embd_norm = LayerNorm.take(weights.input, "token_embd_norm", hp.n_embd)
         self._blocks = [self._take_block(weights.layer(i), i) for i in range(hp.n_layer)]
 
-    def _take_block(self, w: RoleWeights, layer: int) -> _Halves:
+    def _take_block(self, w: RoleWeights, layer: int) -> _Block:
         n_embd = self.hparams.n_embd
-        return _Halves(
+        return _Block(
             time_norm=LayerNorm.take(w, "attn_norm", n_embd),
             time_mix=self._take_time_mix(w, layer),
             channel_norm=LayerNorm.take(w, "attn_norm_2", n_embd),
@@ -60,8 +59,8 @@ class Rwkv6Model(Model):
     def _take_time_mix(self, w: RoleWeights, layer: int) -> TimeMix:
         return TimeMix6.take(w, self.hparams.n_embd, self._size, self.hparams.n_embd // self._size)
 
-    def remembers(self, layer: int) -> LayerMemory:
-        """The token before, in both halves of the layer, and the state of the heads."""
+    def layer_memory(self, layer: int) -> LayerMemory:
+        """The token before, for both kinds of mixing, and the state of the heads."""
         n_embd = self.hparams.n_embd
         return RecurrentState((n_embd, n_embd * self._size, n_embd))
 
@@ -72,8 +71,8 @@ class Rwkv6Model(Model):
         w, i = self._blocks[layer], layer
         x = add(w.time_mix(step, i, w.time_norm(step, x, f"attn_norm-{i}")), x, f"ffn_inp-{i}")
         h = w.channel_norm(step, x, f"ffn_norm-{i}")
-        earlier = before(step, i, _CHANNELS, h)
-        if step.ends_with(i):
+        earlier = token_shift(step, i, _CHANNELS, h)
+        if step.is_cache_only(i):
             return None
         h, earlier, x = step.keep_outputs(i, h, earlier, x)
         x = add(w.channel_mix(step, i, h, earlier), x, f"l_out-{i}")

@@ -9,7 +9,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Rwkv6Qwen2Model(Arwkv7Model):
-    """As Qwen2, with RWKV-6's mixing of tokens in the place of attention; heads of keys and values may be fewer."""
+    """Qwen2 with RWKV-6 time mixing in place of attention; there may be fewer heads of keys and values."""
 
     def _take_norm(self, w: RoleWeights, name: str, n: int) -> Norm:
         return RmsNorm.take(w, name, n, biased=w.has(f"{name}.bias"))

@@ -8,7 +8,7 @@ from llamado.models.weights import RoleWeights
 
 
 class Rwkv7Model(Rwkv6Model):
-    """As RWKV-6, where a token also takes away from the state what it is about to replace."""
+    """RWKV-6 with RWKV-7's generalized delta rule, which also removes from the state what a token replaces."""
 
     def _take_time_mix(self, w: RoleWeights, layer: int) -> TimeMix:
         return TimeMix7.take(w, self.hparams.n_embd, self._size, layer)

@@ -1,1 +1,1 @@
-"""Parts of layers that remember a state."""
+"""Building blocks of layers with recurrent state."""

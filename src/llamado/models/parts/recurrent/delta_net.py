@@ -1,4 +1,4 @@
-"""The gated delta rule (arXiv 2412.06464): linear attention whose state a token corrects where it was wrong."""
+"""Gated delta rule (arXiv 2412.06464): linear attention whose state is corrected by each token."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from llamado.models.errors import InvalidModel
 from llamado.models.forward import Linear, Pass
 from llamado.models.keys import Keys
 from llamado.models.memory import RecurrentState
-from llamado.models.parts.mamba import convolve
+from llamado.models.parts.mamba import causal_convolution
 from llamado.models.weights import RoleWeights
 
-CONVOLVED, STATE = 0, 1
-"""What a layer remembers: the last tokens that the convolution saw, and the state of its heads."""
+CONV, STATE = 0, 1
+"""Indices of a layer's states: last inputs of the convolution, and the state of the heads."""
 
 
 class DeltaSizes(NamedTuple):
-    """Elements of a head's key and of its value; heads of queries and keys, which are shared by those of values; tokens
-    that a convolution sees.
+    """Head size (keys and values), number of key heads and of value heads, and convolution length in tokens.
+
+    Each query and key head is shared by several value heads.
     """
 
     head: int
@@ -48,7 +49,7 @@ class DeltaSizes(NamedTuple):
 
     @classmethod
     def read(cls, keys: Keys) -> DeltaSizes:
-        """Raises GgufError or InvalidModel."""
+        """Read the sizes. Raises GgufError or InvalidModel."""
         sizes = cls(
             head=keys.int_("ssm.state_size"),
             n_keys=keys.int_("ssm.group_count"),
@@ -66,51 +67,49 @@ class DeltaSizes(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """Elements of all queries, keys and values."""
+        """Return the elements of all queries, keys and values."""
         return self.head * (2 * self.n_keys + self.n_values)
 
     @property
     def value(self) -> int:
-        """Elements of all values."""
+        """Return the elements of all values."""
         return self.head * self.n_values
 
-    def remembers(self) -> RecurrentState:
+    def layer_memory(self) -> RecurrentState:
         return RecurrentState(((self.kernel - 1) * self.channels, self.head * self.value))
 
 
-class Strengths(Protocol):
-    """What makes of hidden states logarithms of decays [1, heads, tokens, sequences] and strengths of corrections, of
-    the same shape.
-    """
+class GateProjection(Protocol):
+    """Projection of hidden states to log decays and update strengths, [1, heads, tokens, sequences] each."""
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class Decay(NamedTuple):
-    """softplus(x + shift) · factor, of a number for each head: a factor below zero makes the logarithm of a decay."""
+    """Log decay per head: softplus(x + shift) · factor, where the factor is negative."""
 
     shift: Tensor
     factor: Tensor
 
     @classmethod
     def take(cls, w: RoleWeights, n_heads: int) -> Decay:
-        """`ssm_dt.bias` and `ssm_a`. Raises InvalidModel."""
-        return cls(w.need("ssm_dt.bias", n_heads), w.need("ssm_a", n_heads))
+        """Take `ssm_dt.bias` and `ssm_a`. Raises InvalidModel."""
+        return cls(w.require("ssm_dt.bias", n_heads), w.require("ssm_a", n_heads))
 
     def __call__(self, x: Tensor, name: str) -> Tensor:
         return mul(softplus(add(x, self.shift)), self.factor, name)
 
 
-class OwnStrengths(NamedTuple):
-    """A matrix for each of both."""
+class SeparateGates(NamedTuple):
+    """Separate matrices for log decays and update strengths."""
 
     alpha: Linear
     beta: Linear
     decay: Decay
 
     @classmethod
-    def take(cls, w: RoleWeights, n_embd: int, n_heads: int) -> OwnStrengths:
-        """`ssm_alpha`, `ssm_beta` and those of Decay. Raises InvalidModel."""
+    def take(cls, w: RoleWeights, n_embd: int, n_heads: int) -> SeparateGates:
+        """Take `ssm_alpha`, `ssm_beta` and the weights of Decay. Raises InvalidModel."""
         alpha, beta = w.linear("ssm_alpha", n_embd, n_heads), w.linear("ssm_beta", n_embd, n_heads)
         return cls(alpha, beta, Decay.take(w, n_heads))
 
@@ -121,16 +120,16 @@ class OwnStrengths(NamedTuple):
         return reshape(decay, *shape), reshape(beta, *shape)
 
 
-class FusedStrengths(NamedTuple):
-    """One matrix: for each head of keys first strengths of its heads of values, then what their decays are of."""
+class FusedGates(NamedTuple):
+    """One matrix: for each key head, the update strengths of its value heads, then their decay inputs."""
 
     both: Linear
     decay: Decay
     n_keys: int
 
     @classmethod
-    def take(cls, w: RoleWeights, n_embd: int, sizes: DeltaSizes) -> FusedStrengths:
-        """`ssm_ba` and those of Decay. Raises InvalidModel."""
+    def take(cls, w: RoleWeights, n_embd: int, sizes: DeltaSizes) -> FusedGates:
+        """Take `ssm_ba` and the weights of Decay. Raises InvalidModel."""
         return cls(w.linear("ssm_ba", n_embd, 2 * sizes.n_values), Decay.take(w, sizes.n_values), sizes.n_keys)
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,14 +145,14 @@ class FusedStrengths(NamedTuple):
         return reshape(decay, *shape), reshape(sigmoid(beta, f"beta_sigmoid-{layer}"), *shape)
 
 
-class Inputs(Protocol):
-    """What makes of hidden states queries, keys and values of all heads [channels, n_tokens], and gates."""
+class InputProjection(Protocol):
+    """Projection of hidden states to the queries, keys and values of all heads [channels, n_tokens], and gates."""
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-class OwnInputs(NamedTuple):
-    """A matrix for each of both."""
+class SeparateInputs(NamedTuple):
+    """Separate matrices for queries, keys and values, and for gates."""
 
     qkv: Linear
     gate: Linear
@@ -163,7 +162,7 @@ class OwnInputs(NamedTuple):
 
 
 class FusedInputs(NamedTuple):
-    """One matrix: for each head of keys its query, its key, and the values and gates of its heads of values."""
+    """One matrix: for each key head, its query, its key, and the values and gates of its value heads."""
 
     all: Linear
     sizes: DeltaSizes
@@ -181,24 +180,24 @@ class FusedInputs(NamedTuple):
         return concat(concat(q, k, 0), v, 0, f"qkv_mixed-{layer}"), gate
 
 
-def take_inputs(w: RoleWeights, n_embd: int, sizes: DeltaSizes) -> Inputs:
-    """`attn_qkv` and `attn_gate`, or in the first files of Qwen3-Next `ssm_in`. Raises InvalidModel."""
+def take_inputs(w: RoleWeights, n_embd: int, sizes: DeltaSizes) -> InputProjection:
+    """Take `attn_qkv` and `attn_gate`, or `ssm_in` in the first files of Qwen3-Next. Raises InvalidModel."""
     if w.has("ssm_in.weight"):
         return FusedInputs(w.linear("ssm_in", n_embd, sizes.channels + sizes.value), sizes)
     qkv, gate = w.linear("attn_qkv", n_embd, sizes.channels), w.linear("attn_gate", n_embd, sizes.value)
-    return OwnInputs(qkv, gate)
+    return SeparateInputs(qkv, gate)
 
 
 class DeltaNet(NamedTuple):
-    """Queries, keys and values that a convolution has mixed with those before, the delta rule, and a gate.
+    """Gated DeltaNet mixer: a convolution over queries, keys and values, the delta rule, and an output gate.
 
-    `interleaved`: a head of keys serves heads of values that follow one another, not every n-th.
+    With `interleaved`, a key head serves consecutive value heads, otherwise every n-th.
     """
 
     sizes: DeltaSizes
-    inputs: Inputs
+    inputs: InputProjection
     kernel: Tensor
-    strengths: Strengths
+    gates: GateProjection
     norm: Tensor
     out: Linear
     interleaved: bool
@@ -206,15 +205,15 @@ class DeltaNet(NamedTuple):
 
     @classmethod
     def take(
-        cls, w: RoleWeights, n_embd: int, sizes: DeltaSizes, strengths: Strengths, *, interleaved: bool
+        cls, w: RoleWeights, n_embd: int, sizes: DeltaSizes, gates: GateProjection, *, interleaved: bool
     ) -> DeltaNet:
-        """Those of `take_inputs`, `ssm_conv1d`, `ssm_norm` and `ssm_out`. Raises InvalidModel."""
+        """Take the weights of `take_inputs`, `ssm_conv1d`, `ssm_norm` and `ssm_out`. Raises InvalidModel."""
         return cls(
             sizes=sizes,
             inputs=take_inputs(w, n_embd, sizes),
-            kernel=w.need("ssm_conv1d.weight", sizes.kernel, sizes.channels),
-            strengths=strengths,
-            norm=w.need("ssm_norm.weight", sizes.head),
+            kernel=w.require("ssm_conv1d.weight", sizes.kernel, sizes.channels),
+            gates=gates,
+            norm=w.require("ssm_norm.weight", sizes.head),
             out=w.linear("ssm_out", sizes.value, n_embd),
             interleaved=interleaved,
         )
@@ -223,25 +222,25 @@ class DeltaNet(NamedTuple):
         s, n_seqs = self.sizes, step.n_seqs
         n, size = x.ne[1] // n_seqs, 4
         qkv, gate = (step.graph.expand(t) for t in self.inputs(step, layer, x))
-        decay, beta = (step.graph.expand(t) for t in self.strengths(step, layer, x))
-        mixed = convolve(step, layer, CONVOLVED, reshape(qkv, s.channels, n, n_seqs), self.kernel)
+        decay, beta = (step.graph.expand(t) for t in self.gates(step, layer, x))
+        mixed = causal_convolution(step, layer, CONV, reshape(qkv, s.channels, n, n_seqs), self.kernel)
         y = silu(mixed, f"conv_output_silu-{layer}")
         row, many = s.head * size, s.n_keys * s.head * size
         q, k, v = (
             view_4d(y, s.head, heads, n, n_seqs, row, y.nb[1], y.nb[2], at)
             for heads, at in ((s.n_keys, 0), (s.n_keys, many), (s.n_values, 2 * many))
         )
-        q, k = (self._spread(unit(step, heads)) for heads in (q, k))
+        q, k = (self._repeat_heads(unit_length(step, heads)) for heads in (q, k))
         found, after = delta_rule(step, layer, STATE, q, k, v, decay, beta, f"attn_output-{layer}")
-        step.keep_states(layer, STATE, after)
-        if step.ends_with(layer):
+        step.store_states(layer, STATE, after)
+        if step.is_cache_only(layer):
             return None
         z = unary(reshape(gate, s.head, s.n_values, n, n_seqs), self.gate)
         y = mul(step.norm(found, self.norm, f"attn_out_norm-{layer}"), z, f"final_output-{layer}")
         return self.out(step, reshape(y, s.value, n * n_seqs), f"linear_attn_out-{layer}")
 
-    def _spread(self, heads: Tensor) -> Tensor:
-        """Heads of keys, one for each of values where they follow one another; the operation repeats all of them."""
+    def _repeat_heads(self, heads: Tensor) -> Tensor:
+        """Repeat key heads so that each value head has its own; the operation itself repeats them cyclically."""
         s = self.sizes
         if not self.interleaved or s.n_keys == s.n_values:
             return heads
@@ -251,8 +250,8 @@ class DeltaNet(NamedTuple):
         return reshape(spread, s.head, s.n_values, n, n_seqs)
 
 
-def unit(step: Pass, heads: Tensor, eps: float = 0.0) -> Tensor:
-    """Heads of length 1; `eps`, or else what norms add, is added to the squares of their lengths."""
+def unit_length(step: Pass, heads: Tensor, eps: float = 0.0) -> Tensor:
+    """Scale heads to length 1; `eps` (default: the norms' epsilon) is added to the squared length."""
     n = heads.ne[0]
     return scale(rms_norm(heads, (eps or step.norm_eps) / n), 1.0 / sqrt(n))
 
@@ -260,8 +259,9 @@ def unit(step: Pass, heads: Tensor, eps: float = 0.0) -> Tensor:
 def delta_rule(
     step: Pass, layer: int, number: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, name: str
 ) -> tuple[Tensor, Tensor]:
-    """What heads read of state `number` of a layer [size, heads, tokens, sequences], and the states behind the
-    last tokens [all of a sequence, sequences].
+    """Apply the delta rule to state `number` of a layer: outputs [size, heads, tokens, sequences], and the new states.
+
+    The states are [all elements of a sequence, sequences].
     """
     size, n_heads, n, n_seqs = v.ne
     for tensor in (q, k, v):

@@ -1,4 +1,4 @@
-"""Lightning attention (arXiv 2401.04658): linear attention in which each head forgets at a rate of its own."""
+"""Lightning attention (arXiv 2401.04658): linear attention with a fixed decay rate per head."""
 
 from __future__ import annotations
 
@@ -36,15 +36,14 @@ class Slopes(Constant):
         super().__init__("slopes", TensorType.F32, 1, n_head)
 
     def fill(self, batch: Batch) -> Bytes:
-        """See Input."""
         n_head = self.ne[1]
         return np.exp2(-8.0 * np.arange(1, n_head + 1) / n_head).astype(np.float32).view(np.uint8)
 
 
 class LightningAttention(NamedTuple):
-    """A head's state is a sum of products of keys and values, and loses a part of itself with each token.
+    """Lightning attention: a head's state is a decaying sum of key-value outer products.
 
-    That part is e^(-slope · `rate`). What heads read of their states is normed as one row and gated.
+    Each token multiplies the state by e^(-slope · `rate`). The outputs of all heads are normed as one row and gated.
     """
 
     head: int
@@ -57,7 +56,7 @@ class LightningAttention(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, head: int, n_heads: int, rate: float) -> LightningAttention:
-        """`attn_qkv`, of each head its query, key and value; `attn_gate`, `attn_norm_2` and `attn_output`.
+        """Take `attn_qkv` (query, key and value per head), `attn_gate`, `attn_norm_2` and `attn_output`.
 
         Raises InvalidModel.
         """
@@ -72,7 +71,7 @@ class LightningAttention(NamedTuple):
             out=w.linear("attn_output", n, n_embd),
         )
 
-    def remembers(self) -> RecurrentState:
+    def layer_memory(self) -> RecurrentState:
         return RecurrentState((self.head * self.head * self.n_heads,))
 
     def __call__(self, step: Pass, layer: int, x: Tensor) -> Tensor | None:
@@ -89,8 +88,8 @@ class LightningAttention(NamedTuple):
         gate = step.graph.expand(sigmoid(self.gate(step, x, f"g-{layer}"), f"g_sigm-{layer}"))
         both = gated_linear_attn(k, v, q, decays, step.read_states(layer, 0), 1.0, f"qkv-{layer}")
         width = n * self.head
-        step.keep_states(layer, 0, view_2d(both, width, step.n_seqs, width * both.nb[0], n_tokens * both.nb[1]))
-        if step.ends_with(layer):
+        step.store_states(layer, 0, view_2d(both, width, step.n_seqs, width * both.nb[0], n_tokens * both.nb[1]))
+        if step.is_cache_only(layer):
             return None
         found = self.norm(step, view_2d(both, n, n_tokens, both.nb[1]), f"qkv_norm-{layer}")
         return self.out(step, mul(gate, found), f"attn_out-{layer}")

@@ -1,4 +1,4 @@
-"""Short gated convolution (LFM2): a layer that remembers only the last few tokens."""
+"""Short gated convolution (LFM2): a mixer whose only state is the last few tokens."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from llamado.ggml.graph import cont, mul, reshape, view_2d
 from llamado.ggml.tensor import Tensor
 from llamado.models.forward import Linear, Pass
 from llamado.models.memory import RecurrentState
-from llamado.models.parts.mamba import convolve
+from llamado.models.parts.mamba import causal_convolution
 from llamado.models.weights import RoleWeights
 
 
 class ShortConvolution(NamedTuple):
-    """out(c · convolution(b · x)), where one matrix makes b, c and x of a hidden state."""
+    """out(c · convolution(b · x)), where b, c and x are projected from the hidden state by one matrix."""
 
     project: Linear
     kernel: Tensor
@@ -21,14 +21,14 @@ class ShortConvolution(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, n_embd: int, n: int) -> ShortConvolution:
-        """`shortconv.in_proj`, `shortconv.conv` over `n` tokens and `shortconv.out_proj`. Raises InvalidModel."""
+        """Take `shortconv.in_proj`, `shortconv.conv` over `n` tokens and `shortconv.out_proj`. Raises InvalidModel."""
         return cls(
             w.linear("shortconv.in_proj", n_embd, 3 * n_embd),
-            w.need("shortconv.conv.weight", n, n_embd),
+            w.require("shortconv.conv.weight", n, n_embd),
             w.linear("shortconv.out_proj", n_embd, n_embd),
         )
 
-    def remembers(self) -> RecurrentState:
+    def layer_memory(self) -> RecurrentState:
         n, n_embd = self.kernel.ne[:2]
         return RecurrentState(((n - 1) * n_embd,))
 
@@ -37,7 +37,7 @@ class ShortConvolution(NamedTuple):
         both = self.project(step, x, f"conv.in_proj-{layer}")
         b, c, x = (view_2d(both, n_embd, n_tokens, both.nb[1], i * n_embd * both.nb[0]) for i in range(3))
         mixed = reshape(mul(b, x), n_embd, n_tokens // step.n_seqs, step.n_seqs)
-        y = convolve(step, layer, 0, mixed, self.kernel)
-        if step.ends_with(layer):
+        y = causal_convolution(step, layer, 0, mixed, self.kernel)
+        if step.is_cache_only(layer):
             return None
         return self.out(step, mul(reshape(y, n_embd, n_tokens), cont(c)), f"conv.out_proj-{layer}")

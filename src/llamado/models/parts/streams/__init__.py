@@ -1,1 +1,1 @@
-"""Several streams of hidden states in the place of one."""
+"""Hyper-connections: several residual streams in place of one."""

@@ -1,5 +1,7 @@
-"""Hyper-connections (arXiv 2409.19606): several streams of hidden states, which each half of a layer reads from and
-adds to as it likes; how they mix is held to matrices whose rows and columns sum to one (arXiv 2512.24880).
+"""Manifold-constrained hyper-connections (arXiv 2409.19606, arXiv 2512.24880).
+
+Each block reads a weighted sum of several residual streams, and adds its output to each stream with a weight of its
+own. The streams mix by doubly stochastic matrices: rows and columns sum to one.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from llamado.models.keys import Keys
 from llamado.models.weights import RoleWeights
 
 N_STREAMS = 4
-"""That mix in `mix_streams`."""
+"""Number of streams that `mix_streams` supports."""
 
 
 class ConnectionSizes(NamedTuple):
-    """Streams; how often rows and columns of their mixing are made to sum to one; what is added to such sums."""
+    """Number of streams, Sinkhorn rounds, and the epsilon added to their sums."""
 
     n: int
     n_rounds: int
@@ -39,35 +41,38 @@ class ConnectionSizes(NamedTuple):
 
     @classmethod
     def read(cls, keys: Keys) -> ConnectionSizes:
-        """Raises GgufError, InvalidModel or UnsupportedModel."""
+        """Read the sizes. Raises GgufError, InvalidModel or UnsupportedModel."""
         n, n_rounds = keys.int_("hyper_connection.count"), keys.int_("hyper_connection.sinkhorn_iterations")
         if n != N_STREAMS:
             raise UnsupportedModel(
-                f"metadata key '{keys.name('hyper_connection.count')}' is {n}; {N_STREAMS} streams run here"
+                f"metadata key '{keys.name('hyper_connection.count')}' is {n}; only {N_STREAMS} streams are supported"
             )
         return cls(n, n_rounds, keys.float_("hyper_connection.epsilon"))
 
 
-class Held(NamedTuple):
-    """What a half of a layer leaves as it is: streams [n_embd, n, n_tokens], how much of what it makes is added to each
-    [n, n_tokens], and how they mix [to, from, n_tokens].
+class StreamState(NamedTuple):
+    """Stream state while a block runs.
+
+    Streams [n_embd, n, n_tokens], the weights of the block's output [n, n_tokens], and the mixing matrix [to, from,
+    n_tokens].
     """
 
     streams: Tensor
     added: Tensor
     mixing: Tensor
 
-    def kept(self, step: Pass, layer: int) -> Held:
-        """In the last layer, only the rows that get logits."""
+    def keep_output_rows(self, step: Pass, layer: int) -> StreamState:
+        """In the last layer, keep only the output rows."""
         rows = (reshape(t, t.ne[0] * t.ne[1], t.ne[2]) for t in (self.streams, self.mixing))
         streams, mixing, added = step.keep_outputs(layer, *rows, self.added)
         n = added.ne[1]
-        return Held(reshape(streams, *self.streams.ne[:2], n), added, reshape(mixing, *self.mixing.ne[:2], n))
+        return StreamState(reshape(streams, *self.streams.ne[:2], n), added, reshape(mixing, *self.mixing.ne[:2], n))
 
 
 class HyperConnections(NamedTuple):
-    """One matrix makes of all streams, normed as one row, what is read of each, what is added to each, and how they
-    mix; `factor` has a factor for each of these three, `shift` is added to all.
+    """Read weights, output weights and mixing matrix of a block, projected from all normed streams by one matrix.
+
+    `factor` scales each of these three; `shift` is added to all.
     """
 
     sizes: ConnectionSizes
@@ -77,24 +82,24 @@ class HyperConnections(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, name: str, n_embd: int, sizes: ConnectionSizes) -> HyperConnections:
-        """`name_fn`, `name_scale` and `name_base`. Raises InvalidModel."""
+        """Take `name_fn`, `name_scale` and `name_base`. Raises InvalidModel."""
         n = sizes.n
         return cls(
             sizes,
-            w.need(f"{name}_fn.weight", n * n_embd, (2 + n) * n),
-            w.need(f"{name}_scale.weight", 3),
-            w.need(f"{name}_base.weight", (2 + n) * n),
+            w.require(f"{name}_fn.weight", n * n_embd, (2 + n) * n),
+            w.require(f"{name}_scale.weight", 3),
+            w.require(f"{name}_base.weight", (2 + n) * n),
         )
 
-    def read(self, step: Pass, x: Tensor, name: str) -> tuple[Tensor, Held]:
-        """Of streams [n_embd, n, n_tokens] what a half of a layer sees [n_embd, n_tokens], and the rest."""
+    def read(self, step: Pass, x: Tensor, name: str) -> tuple[Tensor, StreamState]:
+        """Return a block's input [n_embd, n_tokens] for streams [n_embd, n, n_tokens], and the stream state."""
         (n_embd, n, n_tokens, _), eps = x.ne, self.sizes.eps
         row = rms_norm(reshape(x, n * n_embd, n_tokens), step.norm_eps)
         mixes = step.mul_mat(self.matrix, row, f"{name}_mixes")
         read = scale(sigmoid(self._part(mixes, 0)), 1.0, eps, f"{name}_pre")
         added = scale(sigmoid(self._part(mixes, 1)), 2.0, name=f"{name}_post")
         mixing = mix_streams(mixes, self.factor, self.shift, eps, self.sizes.n_rounds, f"{name}_comb")
-        return read_streams(x, read, f"{name}_in"), Held(x, added, step.graph.expand(mixing))
+        return read_streams(x, read, f"{name}_in"), StreamState(x, added, step.graph.expand(mixing))
 
     def _part(self, mixes: Tensor, i: int) -> Tensor:
         n, size = self.sizes.n, mixes.nb[0]
@@ -102,6 +107,6 @@ class HyperConnections(NamedTuple):
         return add(mul(part, view_1d(self.factor, 1, i * size)), view_1d(self.shift, n, i * n * size))
 
 
-def joined(made: Tensor, held: Held, name: str) -> Tensor:
-    """The streams after a half of a layer has made [n_embd, n_tokens] of what it saw."""
+def add_output(made: Tensor, held: StreamState, name: str) -> Tensor:
+    """Return the streams after a block has output `made` [n_embd, n_tokens]."""
     return add_to_streams(made, held.streams, held.added, held.mixing, name)

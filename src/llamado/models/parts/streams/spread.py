@@ -1,4 +1,4 @@
-"""From one row of each token to several streams."""
+"""Conversion between one row per token and several streams."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from llamado.ggml.tensor import Tensor
 
 
 def spread(x: Tensor, n: int, name: str = "") -> Tensor:
-    """Rows [n_embd, n_tokens] as streams [n_embd, n, n_tokens], n times the same."""
+    """Repeat rows [n_embd, n_tokens] as n streams [n_embd, n, n_tokens]."""
     n_embd, n_tokens = x.ne[:2]
     return repeat(reshape(x, n_embd, 1, n_tokens), n_embd, n, n_tokens, 1, name=name)
 
 
-def injected(streams: Tensor, made: Tensor, parts: Tensor, name: str) -> Tensor:
-    """Streams [n_embd, n, n_tokens], each with its part, of [n, n_tokens], of what was made [n_embd, n_tokens]."""
+def inject_output(streams: Tensor, made: Tensor, parts: Tensor, name: str) -> Tensor:
+    """Add `made` [n_embd, n_tokens] to each stream [n_embd, n, n_tokens], weighted by `parts` [n, n_tokens]."""
     _, n, n_tokens, _ = streams.ne
     return add(streams, mul(spread(made, n), reshape(parts, 1, n, n_tokens)), name)

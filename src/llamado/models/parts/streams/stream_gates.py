@@ -1,4 +1,4 @@
-"""Hyper-connections of low rank (Qwen4): how much each half of a layer sees of each element of each stream."""
+"""Low-rank hyper-connections (Qwen4): a gate for each element of each stream that a block reads."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from llamado.models.weights import RoleWeights
 
 
 class StreamNorm(NamedTuple):
-    """Mean square 1 in each stream, and a scale for each element of all."""
+    """RMS norm of each stream, with a weight for each element of all."""
 
     weight: Tensor
 
     @classmethod
     def take(cls, w: RoleWeights, name: str, n_embd: int, n: int) -> StreamNorm:
-        """`name`, of n · n_embd elements in one row or n. Raises InvalidModel."""
+        """Take `name`, of n · n_embd elements in one row or n. Raises InvalidModel."""
         flat = w.ne(f"{name}.weight")[1] == 1
-        return cls(w.need(f"{name}.weight", n * n_embd) if flat else w.need(f"{name}.weight", n_embd, n))
+        return cls(w.require(f"{name}.weight", n * n_embd) if flat else w.require(f"{name}.weight", n_embd, n))
 
     def __call__(self, step: Pass, x: Tensor) -> Tensor:
-        """Of streams [n_embd, n, n_tokens] the same."""
+        """Norm streams [n_embd, n, n_tokens]."""
         return mul(rms_norm(x, step.norm_eps), reshape(self.weight, *x.ne[:2]))
 
 
 class StreamGates(NamedTuple):
-    """The mean of streams, normed and each element gated; the gates are made of all streams by two narrow matrices."""
+    """Mean of the normed and gated streams; the gates are a low-rank function of all streams."""
 
     norm: StreamNorm
     down: Linear
@@ -37,7 +37,7 @@ class StreamGates(NamedTuple):
 
     @classmethod
     def take(cls, w: RoleWeights, name: str, n_embd: int, n: int, rank: int, *, injects: bool = True) -> StreamGates:
-        """`name_norm`, `name_down`, `name_up` and where it `injects` `name_inject`. Raises InvalidModel."""
+        """Take `name_norm`, `name_down`, `name_up` and, if it `injects`, `name_inject`. Raises InvalidModel."""
         return cls(
             StreamNorm.take(w, f"{name}_norm", n_embd, n),
             w.linear(f"{name}_down", n * n_embd, rank),
@@ -46,8 +46,9 @@ class StreamGates(NamedTuple):
         )
 
     def __call__(self, step: Pass, x: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
-        """Of streams [n_embd, n, n_tokens] what is seen of them [n_embd, n_tokens], and how much of what is made of it
-        is added to each [n, n_tokens].
+        """Return a block's input [n_embd, n_tokens] for streams [n_embd, n, n_tokens].
+
+        The second result are the weights of the block's output for each stream, [n, n_tokens], if it `injects`.
         """
         n_embd, n, n_tokens, _ = x.ne
         row = reshape(self.norm(step, x), n * n_embd, n_tokens, name=f"{name}_norm")

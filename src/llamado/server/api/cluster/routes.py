@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llamado.devices.split.placement import NotEnoughMemory
+from llamado.devices.split.placement import MAX_SHARE, NotEnoughMemory
 from llamado.engine.cluster.layout import BadLayout, LayoutPart
 from llamado.engine.cluster.membership import UnknownWorker
 from llamado.errors import LlamadoError
-from llamado.http.access import digest
+from llamado.http.access import comes_from_this_machine, digest
 from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
 from llamado.server.api.cluster.bodies import cluster_json, predicted_json
@@ -31,6 +32,12 @@ MEMBERS = frozenset({"/cluster/join", "/cluster/drain"})
 """Paths that need the token of `--cluster-token` instead of a key."""
 TOKEN = "x-cluster-token"
 _MOST_DEVICES = 256
+_MOST_CHANGES = 8
+"""Joins under way at a time, and drains."""
+_MOST_CHARACTERS = 300
+"""Characters of an endpoint or of a device's name; a host name has at most 253."""
+_LEAST_SPEED, _MOST_SPEED = 1e3, 1e16
+"""Bytes per second that a worker may give as its speed."""
 _EVENTS_OF = {
     200: {"description": "the body of /cluster again and again", "content": {"text/event-stream": {"schema": {}}}}
 }
@@ -44,6 +51,7 @@ def cluster_router(state: ServerState) -> Routes:
     """Who is there, and who comes and goes."""
     router = Routes("cluster")
     moving = asyncio.Lock()
+    joins, drains = _Changes("joined"), _Changes("drained")
 
     @router.get("/cluster")
     async def cluster(_: Request) -> Response:
@@ -56,6 +64,7 @@ def cluster_router(state: ServerState) -> Routes:
 
     @router.post("/cluster/predict")
     async def predict_layout(request: Request) -> Response:
+        _may_move(state, request)
         members = _divided(state)
         parts = _parts(await read_object(request))
         async with moving:  # it may have speeds measured, once
@@ -64,6 +73,7 @@ def cluster_router(state: ServerState) -> Routes:
 
     @router.post("/cluster/layers")
     async def lay_out(request: Request) -> Response:
+        _may_move(state, request)
         members = _divided(state)
         parts = _parts(await read_object(request))
         if moving.locked():
@@ -78,10 +88,10 @@ def cluster_router(state: ServerState) -> Routes:
         body = await read_object(request)
         endpoint = _endpoint(body, request)
         share = body.get("share", 1.0)
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < math.inf:
-            raise invalid('"share" must be a number, 0 or more')
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= MAX_SHARE:
+            raise invalid(f'"share" must be a number from 0 to {MAX_SHARE:g}')
         speeds = _speeds(body.get("devices", []))
-        joined = await _done(lambda: members.join(_known_as(endpoint, state), float(share), speeds))
+        joined = await joins.run(endpoint, lambda: members.join(_known_as(endpoint, state), float(share), speeds))
         devices = [{"device": one.device, "holds": one.holds, "why": one.why} for one in joined]
         return json_response(orjson.dumps({"endpoint": endpoint, "devices": devices}))
 
@@ -89,25 +99,65 @@ def cluster_router(state: ServerState) -> Routes:
     async def drain(request: Request) -> Response:
         members = _members(state, request)
         endpoint = _endpoint(await read_object(request), request)
-        await _done(lambda: members.drain(_known_as(endpoint, state)))
+        await drains.run(endpoint, lambda: members.drain(_known_as(endpoint, state)))
         return json_response(orjson.dumps({"endpoint": endpoint, "drained": True}))
 
     return router
 
 
-async def _done(change: Callable[[], T], *wrong: type[LlamadoError]) -> T:
-    """A change of who is there, in a thread of its own: it takes long, and no answer waits for it.
+class _Changes:
+    """Joins or drains under way: a bounded number, one for each worker, in threads that nothing else waits for."""
 
-    Errors that are `wrong` say that what was asked for cannot be, and never will.
+    def __init__(self, event: str) -> None:
+        self._event = event
+        self._workers: set[str] = set()
+
+    async def run(self, worker: str, change: Callable[[], T]) -> T:
+        """Do a change of one worker. Raises ApiError, at once if too many are under way."""
+        if worker in self._workers:
+            raise ApiError("unavailable_error", f"{worker} is being {self._event} already", retry_after=RETRY_AFTER)
+        if len(self._workers) >= _MOST_CHANGES:
+            text = f"{_MOST_CHANGES} other workers are being {self._event}"
+            raise ApiError("unavailable_error", text, retry_after=RETRY_AFTER)
+        self._workers.add(worker)
+
+        def tracked() -> T:
+            try:
+                return change()
+            finally:  # here, because the change goes on after its client has left
+                self._workers.discard(worker)
+
+        return await _done(tracked)
+
+
+async def _done(change: Callable[[], T], *wrong: type[LlamadoError]) -> T:
+    """Do a change of the cluster in a thread of its own: it takes long, and no answer waits for it.
+
+    Errors that are `wrong` mean that what was asked for cannot be done, now or later.
     """
     try:
-        return await asyncio.to_thread(change)
+        return await _in_thread(change)
     except UnknownWorker as error:
         raise ApiError("not_found_error", str(error)) from None
     except LlamadoError as error:
         if isinstance(error, wrong):
             raise invalid(str(error)) from None
         raise ApiError("unavailable_error", str(error), retry_after=RETRY_AFTER) from None
+
+
+def _in_thread(work: Callable[[], T]) -> Awaitable[T]:
+    """Run blocking work on a thread of its own, which neither uses up the event loop's threads nor holds up the end."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # a client that leaves does not stop it
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="llamado-cluster", daemon=True).start()
+    return asyncio.wrap_future(future)
 
 
 def _cluster(state: ServerState) -> dict[str, Any]:
@@ -135,6 +185,22 @@ class ClusterSource:
         return _cluster(self._state)
 
 
+def _may_move(state: ServerState, request: Request) -> None:
+    """Raise ApiError if a request may not move layers: one from another machine needs the token, as workers do."""
+    if comes_from_this_machine(request.scope):
+        return
+    if state.switches.cluster_token is None:
+        text = "layers are moved from the server's own machine only; start it with `--cluster-token` to allow others"
+        raise ApiError("permission_error", text)
+    _check_token(state.switches.cluster_token, request)
+
+
+def _check_token(token: str, request: Request) -> None:
+    given = request.headers.get(TOKEN, "").encode("latin-1")
+    if not hmac.compare_digest(digest(given), digest(token.encode())):
+        raise ApiError("authentication_error", f"the header {TOKEN} does not hold the token of --cluster-token")
+
+
 def _divided(state: ServerState) -> ServedCluster:
     """The machines whose layers can be moved. Raises ApiError where there is one machine alone."""
     cluster = state.loaded().cluster
@@ -152,7 +218,8 @@ def _parts(body: dict[str, Any]) -> list[LayoutPart]:
     for part in devices:
         name, layers, head = part.get("device"), part.get("layers", []), part.get("head", False)
         whole = isinstance(layers, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in layers)
-        if not isinstance(name, str) or not whole or not isinstance(head, bool):
+        named = isinstance(name, str) and len(name) <= _MOST_CHARACTERS
+        if not named or not whole or not isinstance(head, bool):
             raise invalid('"devices" must hold objects as {"device": "CPU", "layers": [0, 1], "head": true}')
         found.append(LayoutPart(name, tuple(layers), head))
     return found
@@ -163,9 +230,7 @@ def _members(state: ServerState, request: Request) -> ServedCluster:
     token = state.switches.cluster_token
     if token is None:
         raise not_supported("Workers cannot join this server. Start it with `--cluster-token`")
-    given = request.headers.get(TOKEN, "").encode("latin-1")
-    if not hmac.compare_digest(digest(given), digest(token.encode())):
-        raise ApiError("authentication_error", f"the header {TOKEN} does not hold the token of --cluster-token")
+    _check_token(token, request)
     if state.sleep is not None and state.sleep.asleep:
         raise ApiError("unavailable_error", "the model is asleep; a request wakes it", retry_after=RETRY_AFTER)
     cluster = state.loaded().cluster
@@ -178,6 +243,8 @@ def _endpoint(body: dict[str, Any], request: Request) -> str:
     """Where the worker is: `endpoint`, or its `port` (and `tls`) at the address that asks."""
     endpoint, port, tls = body.get("endpoint"), body.get("port"), body.get("tls", False)
     if isinstance(endpoint, str) and endpoint:
+        if len(endpoint) > _MOST_CHARACTERS or not endpoint.isprintable():
+            raise invalid(f'"endpoint" must be a text as host:port of at most {_MOST_CHARACTERS} characters')
         return endpoint
     if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536 or not isinstance(tls, bool):
         raise invalid('"endpoint" must be a text as host:port, or "port" a number from 1 to 65535')
@@ -199,6 +266,6 @@ def _speeds(devices: object) -> list[float | None]:
     found: list[float | None] = []
     for device in devices:
         speed = device.get("decode")
-        good = isinstance(speed, int | float) and not isinstance(speed, bool) and 0 < speed < math.inf
+        good = isinstance(speed, int | float) and not isinstance(speed, bool) and _LEAST_SPEED <= speed <= _MOST_SPEED
         found.append(float(speed) if good else None)
     return found

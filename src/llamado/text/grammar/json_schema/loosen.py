@@ -10,11 +10,12 @@ import copy
 import functools
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from llamado.text.grammar.deep_stack import with_deep_stack
 from llamado.text.grammar.guidance import LIMITS, GuidedMatcher, bytes_tokenizer
+from llamado.text.grammar.json_schema.references import objects
 from llamado.text.grammar.json_schema.schema import SchemaError, check_schema, schema_error, schema_grammar
 from llamado.text.grammar.source import GrammarError
 
@@ -113,36 +114,25 @@ def _without_refused(schema: dict[str, Any], taken: list[str]) -> dict[str, Any]
 
 
 def _holds(schema: object, node: object) -> bool:
-    return any(one is node for one in _nodes(schema))
-
-
-def _nodes(schema: object) -> Iterator[dict[str, Any]]:
-    todo = [schema]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, dict):
-            yield node
-            todo += node.values()
-        elif isinstance(node, list):
-            todo += node
+    return any(one is node for one in objects(schema))
 
 
 def _without_complaints(schema: dict[str, Any], complaint: str, taken: list[str]) -> dict[str, Any]:
     """The schema without what llguidance complains of; where that is unknown, properties without their schemas."""
     schema = copy.deepcopy(schema)
     if "oneOf" in complaint:
-        for node in list(_nodes(schema)):
+        for node in list(objects(schema)):
             if isinstance(node.get("oneOf"), list) and "anyOf" not in node:
                 node["anyOf"] = node.pop("oneOf")
         taken.append("#: oneOf")
     for words, keys in _COMPLAINTS.items():
         if words in complaint:
-            for node in list(_nodes(schema)):
+            for node in list(objects(schema)):
                 for key in keys:
                     node.pop(key, None)
             taken.append(f"#: {', '.join(keys)}")
     if "regex" in complaint.lower() or "look" in complaint:
-        for node in list(_nodes(schema)):
+        for node in list(objects(schema)):
             pattern = node.get("pattern")
             if isinstance(pattern, str) and _error({"pattern": pattern, "type": "string"}) is not None:
                 del node["pattern"]

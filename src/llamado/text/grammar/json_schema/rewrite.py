@@ -6,15 +6,11 @@ properties, required ones, bounds and patterns. What has no such form stays as i
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-Resolve = Callable[[object], object]
-"""The schema that a reference leads to. Raises GrammarError."""
-Node = dict[str, Any]
+from llamado.text.grammar.json_schema.finite import Node, Resolve, UndecidedError, searcher
 
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _MAX_DEPTH = 12  # of negations inside one another
@@ -86,13 +82,6 @@ def _only_forbids(part: Node, node: Node) -> bool:
 
 
 def _not(node: Node, resolve: Resolve) -> list[object] | None:
-    choices = node.get("enum", [node["const"]] if "const" in node else None)
-    excluded = _values(node["not"], resolve)
-    if isinstance(choices, list) and excluded is not None:
-        left = [value for value in choices if _key(value) not in excluded]
-        node.pop("const", None)
-        node["enum"] = left
-        return []
     opposite = negated(node["not"], resolve)
     if opposite is None:
         return None
@@ -183,16 +172,20 @@ def _property_names(node: Node, resolve: Resolve) -> list[object] | None:
     if not given.keys() <= {"pattern", "minLength", "maxLength"} or len(given.keys() - {"minLength"}) > 1:
         return None
     pattern = given.get("pattern")
-    if pattern is None:
-        pattern = f"^(?s:.){{{given.get('minLength', 0)},{given.get('maxLength', '')}}}$"
-    elif not isinstance(pattern, str) or "minLength" in given:
-        return None
     try:
-        fits = re.compile(pattern, re.ASCII)
-    except (re.error, RecursionError, OverflowError):
+        if pattern is None:
+            least, most = given.get("minLength", 0), given.get("maxLength")
+            pattern = f"^(?s:.){{{least},{'' if most is None else most}}}$"
+            fitting = [name for name in properties if least <= len(name) and (most is None or len(name) <= most)]
+        elif "minLength" in given:
+            return None
+        else:
+            fits = searcher(pattern)
+            fitting = [name for name in properties if fits(name)]
+    except (UndecidedError, TypeError):
         return None
-    if not all(fits.search(name) for name in properties):
-        node["properties"] = {name: part if fits.search(name) else False for name, part in properties.items()}
+    if len(fitting) < len(properties):
+        node["properties"] = {name: part if name in fitting else False for name, part in properties.items()}
     if rest is not False:
         node["patternProperties"] = {pattern: rest}
         node["additionalProperties"] = False
@@ -333,23 +326,6 @@ def _ors(schema: object) -> int:
 
 def _always(schema: object) -> bool:
     return schema is True or (isinstance(schema, dict) and not schema.keys() - _NOTES)
-
-
-def _key(value: object) -> str:
-    """A value as JSON, equal numbers equal."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, sort_keys=True)
-
-
-def _values(schema: object, resolve: Resolve) -> set[str] | None:
-    """The only values that a schema allows, as JSON, if it lists them and does nothing else."""
-    if not isinstance(schema, dict):
-        return None
-    keys = schema.keys() - _NOTES
-    if keys == {"enum"} and isinstance(schema["enum"], list):
-        return {_key(value) for value in schema["enum"]}
-    return {_key(schema["const"])} if keys == {"const"} else None
 
 
 def _opposite_type(value: Any, resolve: Resolve, depth: int, whole: Node) -> list[object] | None:

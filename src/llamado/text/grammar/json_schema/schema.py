@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
-from urllib.parse import unquote
 
+from llamado.text.grammar.json_schema.finite import FiniteSchemas, value_key
 from llamado.text.grammar.json_schema.formats import FORMATS, LIMITS, NOT_REGULAR
 from llamado.text.grammar.json_schema.numbers import FAR, MAX_MULTIPLE, Number, check_literal, limits, multiple, units
+from llamado.text.grammar.json_schema.references import anchors, follow
 from llamado.text.grammar.json_schema.rewrite import WAYS, rewritten
 from llamado.text.grammar.json_schema.string_states import has_too_many_states
 from llamado.text.grammar.source import GrammarError
@@ -179,6 +180,7 @@ class _Schema:
         self._targets: dict[int, str] = {}  # what the schemas that references lead to are called
         self._definitions: dict[str, Any] = {}
         self._waiting: list[tuple[str, object]] = []  # to be written among them
+        self._finite = FiniteSchemas(self._find)
         self._multiples: set[Decimal] = set()
         self._conjunctions = False
         self._patterns = 0  # in schemas that hold together with others
@@ -268,7 +270,7 @@ class _Schema:
         known = self._nodes.get(id(node))
         if known is None:
             try:
-                known = self._nodes[id(node)] = (node, rewritten(node, self._find))
+                known = self._nodes[id(node)] = (node, self._finite.listed(node) or rewritten(node, self._find))
             except SchemaError as error:  # of a reference below
                 error.node, error.keys = node, [key for key in WAYS if key in node]
                 raise
@@ -312,18 +314,15 @@ class _Schema:
             raise _error(path, f"keyword '$ref' is not supported for other documents: {reference[:200]}", *own)
         if not reference.startswith("#/") and reference != "#":
             if self._anchors is None:
-                self._anchors = dict(_anchors(self._root))
+                self._anchors = anchors(self._root)
             if reference[1:] in self._anchors:
                 return self._anchors[reference[1:]]
             raise _error(path, f"cannot resolve $ref {reference[:200]}", *own)
-        at: Any = self._root
-        for step in reference.split("/")[1:]:
-            step = unquote(step).replace("~1", "/").replace("~0", "~")
-            try:
-                at = at[int(step)] if isinstance(at, list) else at[step]
-            except (KeyError, IndexError, ValueError, TypeError):
-                raise _error(path, f"cannot resolve $ref {reference[:200]}, {step[:50]} not found", *own) from None
-        return at
+        try:
+            return follow(reference, self._root)
+        except LookupError as error:
+            step = str(error.args[0])[:50]
+            raise _error(path, f"cannot resolve $ref {reference[:200]}, {step} not found", *own) from None
 
     # --- alternatives of which exactly one holds
 
@@ -369,7 +368,7 @@ class _Schema:
         return _Face(
             types=types,
             written=types & {"object"} if becomes_object else types,
-            values=None if values is None else {_json(value) for value in values},
+            values=None if values is None else {value_key(value) for value in values},
             properties={name: self._target(part) for name, part in properties.items()},
             tags=_tags(node),
             required=self._required(node),
@@ -616,29 +615,11 @@ def _type(value: object) -> str:
     return {int: "number", float: "number", str: "string", list: "array"}.get(type(value), "object")
 
 
-def _json(value: object) -> str:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, sort_keys=True)
-
-
 def _tags(node: dict[str, Any]) -> dict[str, list[str]]:
     """Properties that must have one of a few values, with these as JSON."""
     out = {}
     for name, part in node.get("properties", {}).items():
         if isinstance(part, dict) and ("const" in part or isinstance(part.get("enum"), list)):
             values = [part["const"]] if "const" in part else part["enum"]
-            out[name] = [_json(value) for value in values]
+            out[name] = [value_key(value) for value in values]
     return out
-
-
-def _anchors(root: object) -> Iterator[tuple[str, object]]:
-    todo = [root]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, dict):
-            if isinstance(node.get("$anchor"), str):
-                yield node["$anchor"], node
-            todo += node.values()
-        elif isinstance(node, list):
-            todo += node

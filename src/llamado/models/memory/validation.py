@@ -1,4 +1,4 @@
-"""Whether bytes from elsewhere can be what a model remembers."""
+"""Validation of external bytes before they are restored into a memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from llamado.gguf.types import TensorType
 from llamado.models.memory.storage import Bytes, RowSpan
 
-_HUGE_BF16 = 0x7149  # 1e30: the product of a number of a cache with one of a query stays a float32 up to there
+_HUGE_BF16 = 0x7149  # 1e30: products of a cache element with a query element remain float32 up to there
 _SCALES = {
     TensorType.Q4_0: 1,
     TensorType.Q4_1: 2,
@@ -18,11 +18,11 @@ _SCALES = {
     TensorType.Q8_0: 1,
     TensorType.IQ4_NL: 1,
 }
-"""Numbers in f16 that a block begins with: its scale, and where it has one its least value."""
+"""Leading f16 numbers of a block: its scale, and in some types its minimum."""
 
 
 def cut(data: Bytes, spans: Sequence[RowSpan]) -> list[Bytes]:
-    """The bytes of each span, which lie one behind the other."""
+    """Split the concatenated bytes of spans."""
     pieces, at = [], 0
     for span in spans:
         size = span.n * span.tensor.nb[1]
@@ -31,15 +31,15 @@ def cut(data: Bytes, spans: Sequence[RowSpan]) -> list[Bytes]:
     return pieces
 
 
-def are_sound(data: Bytes, spans: Sequence[RowSpan]) -> bool:
-    """Whether these are all the bytes of some rows, and numbers such that no sum over them overflows."""
+def are_valid(data: Bytes, spans: Sequence[RowSpan]) -> bool:
+    """Return True if the bytes have the size of these rows, are finite, and are small enough that no sum overflows."""
     if data.size != sum(span.n * span.tensor.nb[1] for span in spans):
         return False
-    return all(_sound(piece, span.tensor.type) for piece, span in zip(cut(data, spans), spans, strict=True))
+    return all(_is_valid(piece, span.tensor.type) for piece, span in zip(cut(data, spans), spans, strict=True))
 
 
-def _sound(data: Bytes, type: TensorType) -> bool:
-    """Whether all numbers of a cache's type are finite, and far from where products of them are not."""
+def _is_valid(data: Bytes, type: TensorType) -> bool:
+    """Return True if all numbers of this type are finite, and far from overflowing in products."""
     match type:
         case TensorType.F16:
             return not bool(np.any((data.view(np.uint16) & 0x7C00) == 0x7C00))

@@ -1,0 +1,1 @@
+"""`llamado deploy`: the command, and the memory that its deployments may take."""

@@ -1,0 +1,94 @@
+"""Memory limits of a deployment, planned from the header of the model's file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from llamado.cluster.deploy.containers import MODELS
+from llamado.cluster.deploy.deployment import Deployment
+from llamado.cluster.deploy.from_file import IN_CONTAINERS
+from llamado.commands.options import engine_options
+from llamado.commands.serve import serves_many
+from llamado.devices.split.placement import DeviceFigures, mib, predict
+from llamado.engine.drafts.sizes import planned_draft
+from llamado.engine.errors import EngineError
+from llamado.engine.forward.fitting import fit, memory_options
+from llamado.engine.supported import check_supported
+from llamado.flags import FlagParser, add_flags, parse
+from llamado.gguf.reader import GGUFFile
+from llamado.gguf.sources.stored import file_of
+from llamado.models import load_model
+from llamado.models.hparams import override_metadata
+
+_SERVER, _WORKER = 768 << 20, 512 << 20
+"""Bytes that a process takes besides: interpreter, libraries, kernels, requests."""
+_STEP = 64 << 20
+
+
+class PlannedMemory(NamedTuple):
+    """Sizes as `--memory` takes them, and what they are made of."""
+
+    server: str
+    worker: str
+    text: str
+
+
+def planned_memory(what: Deployment, target: str) -> PlannedMemory:
+    """Return the memory that servers and workers take, each with an equal share of the layers.
+
+    The context is that of the flags, or as long as the server's own default without a limit. Workers that servers
+    share hold the layers of each of them. Raises LlamadoError if the model's file is not on this machine.
+    """
+    flags = what.parsed
+    if serves_many(flags):
+        raise EngineError("a router loads more than one model")
+    if flags.rpc:
+        raise EngineError("workers of --rpc hold a part of the model")
+    names = [f"worker-{i}:1" for i in range(what.workers)]
+    parser = FlagParser(prog="llamado serve", allow_abbrev=False)
+    add_flags(parser, "serve")
+    rpc = ["--rpc", ",".join(names)] if names else []
+    options = engine_options(parse(parser, "serve", [*what.serve, *rpc], {})[0])
+    split = options.split
+    if split is not None and not split.tensor_split:
+        split = replace(split, tensor_split=(1.0,) * (len(names) + 1))
+    with GGUFFile.open(model_file(what, target)) as file:
+        header = file.header
+    if options.metadata:
+        header = replace(header, metadata=override_metadata(header.metadata, options.metadata))
+    check_supported(header, workers=split is not None)
+    model = load_model(header, options.rope)
+    figures = [DeviceFigures(name=name, local=name == "CPU", free=0, total=0, decode=1.0) for name in ("CPU", *names)]
+    found = fit(header, model, memory_options(options), figures, split)
+    here, *there = predict(found.sizes, figures, found.placement).shares
+    if (draft_model := options.drafts.model) is not None:
+        file_of(draft_model.name)  # raises SourceError if its header would have to be fetched
+    draft = planned_draft(header, options)
+    needed = here.memory + found.sizes.embedding + (0 if draft is None else draft.reserve) + _SERVER
+    # The cache of prompts grows to half of the limit, and no further than its flag says.
+    prompts = needed if options.cache_ram < 0 else min(options.cache_ram << 20, needed)
+    clients = 1 if what.leader_worker_set else what.replicas
+    worker = max((share.memory for share in there), default=0) * clients + _WORKER
+    sizes = found.sizes
+    text = (
+        f"weights {mib(sizes.weights)}, K/V cache of {found.n_cells} tokens {mib(sum(sizes.kv))}, batches "
+        f"{mib(sizes.compute + sizes.head_compute)}, cache of prompts {mib(prompts)} (-c and -cram change them)"
+    )
+    return PlannedMemory(_size(needed + prompts), _size(worker), text)
+
+
+def model_file(what: Deployment, target: str) -> Path:
+    """Path of the model on this machine. Raises LlamadoError."""
+    flags = what.parsed
+    name = flags.model[0] if flags.model else flags.hf_repo or flags.model_url
+    if target in IN_CONTAINERS and name.startswith(f"{MODELS}/"):
+        inside = Path(what.models, name.removeprefix(f"{MODELS}/"))
+        if inside.exists():
+            return inside
+    return file_of(name)
+
+
+def _size(n: int) -> str:
+    return f"{-(-n // _STEP) * _STEP >> 20}M"

@@ -1,0 +1,120 @@
+"""`llamado deploy`: files with which compose, systemd, Kubernetes and others run servers and workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llamado.errors import LlamadoError
+from llamado.flags import Parsed
+from llamado.terminal.text import print
+
+if TYPE_CHECKING:
+    from llamado.cluster.deploy.deployment import Deployment
+
+_FIELDS = {
+    "name": "name",
+    "replicas": "replicas",
+    "workers": "workers",
+    "port": "port",
+    "worker_port": "worker_port",
+    "image": "image",
+    "program": "program",
+    "models": "models",
+    "memory": "memory",
+    "cpus": "cpus",
+    "tls": "tls",
+    "key": "key",
+    "domain": "domain",
+    "lws": "leader_worker_set",
+}
+"""Fields of a Deployment by the flags that say them."""
+_LIMITED = frozenset({"compose", "helm", "kubernetes", "systemd"})
+"""Targets that limit the memory of processes."""
+
+
+def run_deploy(flags: Parsed, target: str, file: str | None, serve: Sequence[str]) -> int:
+    """Print the files of a target, or write them; `file`: a cluster.yaml; `serve`: flags of `llamado serve`.
+
+    Raises FlagError, ClusterFileError and DeploymentError.
+    """
+    from llamado.cluster.deploy.deployment import Deployment, SecretText
+    from llamado.cluster.deploy.targets import files_for, write
+
+    given: dict[str, Any] = {field: flags.values[flag] for flag, field in _FIELDS.items()}
+    if flags.gateway:
+        given["gateway"] = ()
+    if file is None:
+        what = _placed(Deployment(serve=tuple(serve), **given), target, choose="models" not in flags.given)
+    else:
+        said = {field: given[field] for flag, field in _FIELDS.items() if flag in flags.given}
+        what = _of_file(file, target, serve, said | ({"gateway": ()} if flags.gateway else {}))
+    files = files_for(target, what)
+    if target in _LIMITED and what.memory is None:
+        files = files_for(target, _limited(what, target))
+    if flags.out:
+        for path in write(files, Path(flags.out)):
+            print(path)
+        return 0
+    shown = {name: text for name, text in files.items() if not isinstance(text, SecretText)}
+    if len(files) == 1:
+        print(*files.values(), end="")
+    else:
+        print("\n".join(f"# --- {name}\n{text}" for name, text in shown.items()), end="")
+    if hidden := [name for name in files if name not in shown]:
+        print(f"llamado: --out FOLDER also writes the secrets: {', '.join(hidden)}", file=sys.stderr)
+    return 0
+
+
+def _placed(what: Deployment, target: str, *, choose: bool) -> Deployment:
+    """A deployment whose model, if it is a file of this machine, is where the target has it.
+
+    Containers have it in their folder of models, which `choose` allows to be the file's own.
+    """
+    from llamado.cluster.deploy.containers import MODELS
+    from llamado.cluster.deploy.deployment import spelled
+    from llamado.cluster.deploy.from_file import IN_CONTAINERS
+    from llamado.flags import split_flags
+
+    words, found = split_flags(what.serve, "serve", ("model",)) if what.parsed.model else ((), {})
+    path = Path(*found.get("model", [""]))
+    if len(found.get("model", [])) != 1 or not path.is_file():
+        return what
+    path = path.resolve()
+    folder = path.parent if choose else Path(what.models).resolve()
+    place = str(path)
+    if target in IN_CONTAINERS:
+        if not path.is_relative_to(folder):
+            return what
+        place = f"{MODELS}/{path.relative_to(folder)}"
+    return dataclasses.replace(what, serve=(spelled("serve", "model"), place, *words), models=str(folder))
+
+
+def _limited(what: Deployment, target: str) -> Deployment:
+    """A deployment with the limits of memory that its model asks for, if its file is on this machine."""
+    from llamado.commands.deploy.memory import planned_memory
+
+    try:
+        planned = planned_memory(what, target)
+    except LlamadoError as error:
+        print(f"llamado: no limits of memory: {error}; --memory SIZE sets them", file=sys.stderr)
+        return what
+    worker = f", each worker {planned.worker}" if what.workers else ""
+    print(f"llamado: memory of each server {planned.server}{worker}: {planned.text}", file=sys.stderr)
+    return dataclasses.replace(what, memory=planned.server, worker_memory=planned.worker)
+
+
+def _of_file(file: str, target: str, serve: Sequence[str], given: dict[str, Any]) -> Deployment:
+    from llamado.cluster.deploy.from_file import deployment_of
+    from llamado.cluster.file import read_cluster
+    from llamado.commands.up.start import server_options
+
+    config = read_cluster(Path(file))
+    if "gateway" in given and config.gateway:
+        del given["gateway"]  # the file says more of it
+    more = {name: tuple(value) if isinstance(value, list) else value for name, value in server_options(serve).items()}
+    config = dataclasses.replace(config, server={**config.server, **more})
+    return deployment_of(config, file, target, **given)

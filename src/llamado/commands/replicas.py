@@ -1,0 +1,48 @@
+"""`llamado drain NAME --gateway URL`: drain a replica at a gateway, or take it back."""
+
+from __future__ import annotations
+
+import sys
+
+import httpx
+
+from llamado.client.requests import base, failure
+from llamado.errors import LlamadoError
+from llamado.flags import FlagError
+from llamado.outgoing import open_client
+from llamado.terminal.text import print
+
+_WAIT = 3600
+"""Seconds that requests under way may take."""
+
+
+class GatewayRefused(LlamadoError):
+    """A gateway that does not drain a replica."""
+
+
+def drain_replica(url: str, replica: str, admin_key: str | None, *, undo: bool) -> int:
+    """Drain a replica and wait until it is idle; `undo`: let it get requests again. Return the exit code.
+
+    Raises FlagError, GatewayRefused, ServerUnavailable.
+    """
+    if not admin_key:
+        raise FlagError("--gateway: give the gateway's --admin-key, or LLAMADO_ADMIN_KEY")
+    body = {"replica": replica, "drain": not undo, **({} if undo else {"wait": _WAIT})}
+    try:
+        with open_client(timeout=_WAIT + 10.0) as http:
+            answer = http.post(
+                f"{base(url)}/gateway/drain", json=body, headers={"Authorization": f"Bearer {admin_key}"}
+            )
+    except httpx.HTTPError as error:
+        raise GatewayRefused(f"{url} cannot be asked: {error or type(error).__name__}") from None
+    if answer.status_code != 200:
+        raise GatewayRefused(str(failure(answer)))
+    left = answer.json()["in_flight"]
+    if undo:
+        print(f"{replica} gets requests again")
+    elif left:
+        print(f"{replica}: {left} requests are still under way after {_WAIT} s", file=sys.stderr)
+        return 1
+    else:
+        print(f"{replica} is drained")
+    return 0

@@ -1,0 +1,1 @@
+"""Counts of requests, for routers and gateways as for servers, and their form for Prometheus."""

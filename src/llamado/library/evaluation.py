@@ -1,0 +1,144 @@
+"""Token by token: the sequence that `Llama.eval` extends, the logits behind it, and tokens drawn from them.
+
+The engine keeps the sequence's cells as it does for any prompt: each step computes only tokens that are new. A step
+that finds them gone, for another request had the slot, computes them again, to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamado.engine.request import Logits, TokenArray
+from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.params import Sampling
+from llamado.engine.sampling.rng import seed_key
+from llamado.engine.scheduler.output import EngineVocabulary
+from llamado.library.errors import LibraryError
+from llamado.library.grammar import LlamaGrammar
+from llamado.text.grammar.compiler import Matcher
+
+Evaluate = Callable[[Sequence[int], dict[str, Any]], None]
+"""Has the engine read a prompt; the fields are those of its Request."""
+
+
+class Evaluation:
+    """A sequence and its logits."""
+
+    def __init__(self, n_ctx: int, n_vocab: int, evaluate: Evaluate, *, logits_all: bool) -> None:
+        self._evaluate = evaluate
+        self._n_vocab, self._logits_all = n_vocab, logits_all
+        self.input_ids: TokenArray = np.zeros(n_ctx, np.intc)
+        self.n_tokens = 0
+        """Tokens of the sequence; a smaller number takes it back to a beginning of it."""
+        self._rows: NDArray[np.float32] = np.zeros((n_ctx if logits_all else 0, n_vocab), np.float32)
+        self._last: tuple[int, Logits] | None = None
+        """How many tokens there are before the token of these logits."""
+        self._grammar: tuple[LlamaGrammar, int, int, Matcher] | None = None
+        """A grammar, the place where its text begins, the one where the matcher is, and the matcher."""
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """Logits by places: of all tokens with `logits_all`, else of the last one, the other rows being 0."""
+        if self._logits_all:
+            return self._rows
+        rows = np.zeros((self.n_tokens, self._n_vocab), np.float32)
+        if self.n_tokens:
+            rows[-1] = self.row()
+        return rows
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Take tokens as the sequence without computing anything."""
+        self.n_tokens = min(len(tokens), self.input_ids.size)
+        self.input_ids[: self.n_tokens] = tokens[: self.n_tokens]
+        self._last = None
+
+    def note(self, token: int) -> None:
+        """Take a token behind the sequence without computing anything."""
+        if self.n_tokens < self.input_ids.size:
+            self.input_ids[self.n_tokens] = token
+            self.n_tokens += 1
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Compute tokens behind the sequence. Raises LlamadoError."""
+        if not len(tokens):
+            return
+        first = self.n_tokens
+        prompt = [*self.input_ids[:first].tolist(), *tokens]
+        self._compute(prompt, first)
+        self.input_ids[first : len(prompt)] = tokens
+        self.n_tokens = len(prompt)
+
+    def row(self, place: int | None = None) -> Logits:
+        """The logits behind the sequence, or behind the token at a place. Raises LibraryError."""
+        n = self.n_tokens if place is None else place + 1
+        if not 0 < n <= self.n_tokens:
+            raise LibraryError(f"there are no logits at place {n - 1} of {self.n_tokens} evaluated tokens")
+        if self._logits_all and self._rows[n - 1].any():
+            known: Logits = self._rows[n - 1]
+            return known
+        if self._last is None or self._last[0] != n:
+            self._compute(self.input_ids[:n].tolist(), n - 1)
+        assert self._last is not None
+        _, row = self._last
+        return row
+
+    def _compute(self, prompt: list[int], first: int) -> None:
+        """Have the logits of the tokens from place `first` on computed, or of the last one."""
+        found: dict[int, Logits] = {}
+
+        def last(tokens: TokenArray, row: Logits) -> bool:
+            found[len(prompt) - 1] = row.copy()
+            return True
+
+        def other(place: int, row: Logits) -> None:
+            found[place] = row.copy()
+
+        fields: dict[str, Any] = {"until": last}
+        if self._logits_all:
+            fields["on_prompt_row"] = other
+        self._evaluate(prompt, fields)
+        if self._logits_all and len(found) < len(prompt) - first:  # cells were known, but not the logits behind them
+            self._evaluate(prompt, {**fields, "cache_prompt": False})
+        self._last = len(prompt), found[len(prompt) - 1]
+        if self._logits_all:
+            for place, row in found.items():
+                self._rows[place] = row
+
+    def sample(
+        self,
+        sampling: Sampling,
+        vocabulary: EngineVocabulary,
+        process: Callable[[TokenArray, Logits], Logits],
+        grammar: tuple[LlamaGrammar, Callable[[], Matcher]] | None,
+        place: int | None,
+    ) -> int:
+        """Draw the token behind the sequence, or behind the token at a place. Raises LlamadoError."""
+        row = self.row(place)
+        tokens = self.input_ids[: self.n_tokens if place is None else place + 1]
+        assert sampling.seed is not None
+        sampler = Sampler(
+            sampling,
+            seed=seed_key(sampling.seed),
+            n_vocab=self._n_vocab,
+            eog=vocabulary.eog,
+            vocabulary=vocabulary,
+            matcher=None if grammar is None else self._matcher(*grammar, tokens.size),
+            processor=process,
+            weights=False,
+        )
+        sampler.start(tokens.tolist())
+        return sampler.sample(row.copy(), tokens.size)
+
+    def _matcher(self, grammar: LlamaGrammar, start: Callable[[], Matcher], n: int) -> Matcher:
+        """The matcher of a grammar whose text began where it was first asked for, at place `n` now."""
+        if self._grammar is None or self._grammar[0] is not grammar or not self._grammar[1] <= self._grammar[2] <= n:
+            self._grammar = grammar, n, n, start()
+        _, first, at, matcher = self._grammar
+        for token in self.input_ids[at:n].tolist():
+            matcher.accept(token)
+        self._grammar = grammar, first, n, matcher
+        return matcher

@@ -1,0 +1,139 @@
+"""Peers: other routers and servers, whose models are listed and asked as this router's own (llama-swap's `peers`).
+
+A model of a peer is called as the peer calls it, and by `PEER/NAME` in any case. This router's own models come first;
+a name that two peers have needs the peer before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from llamado.http.answer import Receive, Scope, Send
+from llamado.http.errors import ApiError
+from llamado.http.exchange import Exchange
+from llamado.http.upstream import Pool, UpstreamAddress, UpstreamLost
+from llamado.router.catalogue import Rewrite
+
+log = logging.getLogger("llamado.router")
+
+HOPS = b"x-llamado-hops"
+"""Header that counts the routers a request has passed."""
+MAX_HOPS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """A server elsewhere."""
+
+    name: str
+    url: str
+    models: tuple[str, ...]
+    key: str = field(default="", repr=False)
+    """Sent to it instead of the client's key."""
+    rewrite: Rewrite = field(default_factory=Rewrite)
+    timeout: float = 60.0
+    """Seconds until its answer has to begin; 0: no limit."""
+
+
+@dataclass(frozen=True)
+class PeerModel:
+    """A model of a peer."""
+
+    peer: Peer
+    model: str
+
+    def listed(self, id: str, now: int) -> dict[str, Any]:
+        """An entry of `/v1/models`."""
+        return {
+            "id": id,
+            "aliases": [],
+            "tags": [],
+            "object": "model",
+            "owned_by": "llamado",
+            "created": now,
+            "status": {"value": "remote"},
+            "source": "peer",
+            "can_remove": False,
+            "name": f"{self.peer.name}: {self.model}",
+            "meta": {"llamaswap": {"peerID": self.peer.name}},
+        }
+
+
+class Peers:
+    """All peers and their connections."""
+
+    def __init__(self, peers: Iterable[Peer] = ()) -> None:
+        self._pools = {peer.name: Pool(UpstreamAddress.parse(peer.url)) for peer in peers}
+        self._full: dict[str, PeerModel] = {}
+        self._short: dict[str, PeerModel | None] = {}  # None: of two peers
+        for peer in peers:
+            for model in dict.fromkeys(peer.models):
+                found = PeerModel(peer, model)
+                self._full[f"{peer.name}/{model}"] = found
+                self._short[model] = None if model in self._short else found
+
+    def find(self, name: str) -> PeerModel | None:
+        """The model of a name."""
+        return self._full.get(name) or self._short.get(name)
+
+    def named(self, is_taken: Callable[[str], bool]) -> Iterator[tuple[str, PeerModel]]:
+        """All models by the shortest names that mean them. `is_taken`: whether this router has a model of a name."""
+        for name, found in self._full.items():
+            short = self.find(found.model) == found and not is_taken(found.model)
+            yield (found.model if short else name), found
+
+    async def run(
+        self, found: PeerModel, scope: Scope, receive: Receive, send: Send, told: dict[str, Any], body: bytes
+    ) -> None:
+        """Answer a request with a peer's answer. `told`: what the body says. Raises ApiError."""
+        peer = found.peer
+        hops = next((value for name, value in scope["headers"] if name == HOPS), b"0")
+        passed = int(hops) if hops.isdigit() and len(hops) < 4 else MAX_HOPS
+        if passed >= MAX_HOPS:
+            message = f"the request has passed {MAX_HOPS} routers: peers that name one another have no such model"
+            raise ApiError("server_error", message, status=508)
+        if peer.rewrite or told.get("model") != found.model:
+            asked = str(told.get("model"))
+            told["model"] = found.model
+            peer.rewrite.apply(told, asked)
+            body = orjson.dumps(told)
+        more = [(HOPS, b"%d" % (passed + 1))]
+        key = peer.key.encode()
+        if key:
+            more.append((b"x-api-key", key))
+        async with Exchange(scope, receive, send, body, keys=False) as exchange:
+            del body
+            try:
+                asking = asyncio.timeout(peer.timeout or None)
+                async with asking:
+                    connection = await exchange.unless_gone(
+                        exchange.ask(
+                            self._pools[peer.name], scope["raw_path"], scope["query_string"], key=key, more=more
+                        )
+                    )
+                if connection is not None:
+                    await exchange.deliver(connection)
+            except TimeoutError:
+                exchange.drop()
+                log.warning("peer %s: no answer within %g s", peer.name, peer.timeout)
+                message = f"the peer {peer.name!r} gave no answer within {peer.timeout:g} s"
+                raise ApiError("server_error", message, status=504) from None
+            except UpstreamLost as error:
+                if exchange.gone:
+                    return
+                if exchange.started:
+                    await exchange.break_off(error, f"the peer {peer.name!r}")
+                    return
+                log.warning("peer %s: %s", peer.name, error)
+                raise ApiError("server_error", f"the peer {peer.name!r} gave no answer: {error}", status=502) from None
+
+    def close(self) -> None:
+        """Close all connections."""
+        for pool in self._pools.values():
+            pool.close()

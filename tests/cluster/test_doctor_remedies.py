@@ -1,0 +1,92 @@
+"""Remedies of `llamado doctor`: complete, and made of commands and flags that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from llamado import flags
+from llamado.cluster.doctor.logs import PATTERNS
+from llamado.cluster.doctor.symptoms import SYMPTOMS, fields_of, finding
+from llamado.commands import cli
+
+VALUES: dict[str, object] = {
+    "host": "10.0.0.2", "port": 50052, "url": "http://10.0.0.2:8080", "pid": 4242, "program": "a program", "free": 4711,
+    "more": 8, "listen": "10.0.0.2", "all": "10.0.0.2:50052,10.0.0.3:50052", "folder": "/models",
+    "path": "/models/m.gguf", "fits": "llamado serve -m /models/m.gguf -c 4096", "pattern": "m*", "flag": "--lora",
+    "instead": "it is new", "name": "gemma3", "needed": "9G", "cores": 4,
+}  # fmt: skip
+CAPITALS = {"TCP", "LISTEN", "CONT", "LLAMADO_CACHE", "LLAMA_CACHE", "CPU", "Q4_K_M", "USER"}
+"""Words in capitals that stand for themselves."""
+OTHERS = {
+    "-ltnp", "-tnp", "-i", "-ti", "-sTCP", "-CONT", "-connect", "-noout", "-subject", "-dates", "-ext", "-hex", "-zv",
+    "-brief", "-la", "-u", "-sh", "-R", "-l", "-n", "--memory", "--ulimit", "--allow-requantize", "-C",
+}  # fmt: skip
+"""Flags of other programs that remedies name."""
+OF_RPC_SERVER = {"-H", "-p", "-d", "-c", "-t"}  # tools/rpc/rpc-server.cpp (b11434)
+REMEDIES = [(symptom, remedy) for symptom, row in SYMPTOMS.items() for remedy in row.remedies]
+_OPTION = re.compile(r"(?<![\w.{-])--?[A-Za-z][\w-]*")
+
+
+def filled(remedy: str) -> str:
+    return remedy.format(**VALUES)
+
+
+@pytest.mark.parametrize(("symptom", "remedy"), REMEDIES)
+def test_a_remedy_is_complete(symptom: str, remedy: str) -> None:
+    """Nothing is left for the reader to fill in."""
+    text = filled(remedy)
+    assert not re.search(r"[{}…]|<[a-z]", text)
+    assert set(re.findall(r"\b[A-Z][A-Z0-9_]+\b", text)) <= CAPITALS
+    assert not re.search(r"-\w+ [A-Z]\b", text)
+
+
+def test_every_remedy_is_of_use() -> None:
+    """One with fewer fields comes later, and the last one of a symptom that logs show needs none."""
+    for row in SYMPTOMS.values():
+        counts = [len(fields_of(remedy)) for remedy in row.remedies]
+        assert counts == sorted(counts, reverse=True) and len(set(row.remedies)) == len(counts)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.expression.pattern[:40])
+def test_a_line_of_a_log_fills_in_its_remedy(pattern: object) -> None:
+    """Whichever of its groups it has: one without alternatives has all."""
+    groups = pattern.expression.groupindex  # type: ignore[attr-defined]
+    alternatives = "|" in re.sub(r"\(\?:[^()]*\)", "", pattern.expression.pattern)  # type: ignore[attr-defined]
+    for n in range(0 if alternatives else len(groups), len(groups) + 1):
+        for chosen in combinations(groups, n):
+            finding(pattern.symptom, "log:1", "a line", **{name: VALUES.get(name, "x") for name in chosen})  # type: ignore[attr-defined]
+
+
+def test_an_unknown_field_is_a_fault_of_ours() -> None:
+    with pytest.raises(LookupError, match="wants-tls"):
+        finding("wants-tls", "here", "it", host="10.0.0.2", port=None)
+
+
+@pytest.mark.parametrize(("symptom", "remedy"), REMEDIES)
+def test_commands_and_flags_of_a_remedy_exist(symptom: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = filled(remedy)
+    for command in re.findall(r"(?<![\w/])llamado ([a-z]+)(?= |$)", text):
+        assert command in cli.COMMANDS or command in {"with", "plan"}, command
+    ours = {name for flag in flags.FLAGS for name in flag.names + flag.off_names} | {"--version", "--help"}
+    theirs = set((Path(__file__).parents[1] / "llama_server_flags.txt").read_text().split()) | OF_RPC_SERVER
+    assert set(_OPTION.findall(text)) <= ours | theirs | OTHERS
+    for program, options in (("rpc-server", OF_RPC_SERVER), ("llama-server", theirs)):
+        used = " ".join(re.findall(program + r" ((?:-\S+ \S+ ?)+)", text))
+        assert set(_OPTION.findall(used)) <= options
+    words = text.partition("   #")[0]
+    if words.startswith("llamado "):
+        command, *arguments = shlex.split(words)[1:]
+        if command.startswith("-"):
+            assert [command, *arguments] == ["--version"]
+        elif "--help" not in arguments:
+            flags.parse(cli._parser(command), command, arguments, {})
+
+
+def test_no_remedy_is_the_command_that_runs() -> None:
+    """Doctor is sent to another place than the one it looks at, or not at all."""
+    assert {symptom for symptom, remedy in REMEDIES if remedy.startswith("llamado doctor")} == {"replica-missing"}

@@ -1,0 +1,95 @@
+"""Streams of a process that is killed: whole events as far as they came, then an error in the form of their API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from test_upstream import served
+
+from llamado.http.exchange import _LONGEST_EVENT, Exchange
+from llamado.http.upstream import Pool, UpstreamLost
+
+EVENT = b'event: x\ndata: {"type": "x", "sequence_number": 7}\n\n'
+
+
+def told(kind: str, path: str, *parts: bytes, whole: bool = False) -> list[bytes]:
+    """What a client gets of an answer whose process sends these parts, and is killed unless the answer is `whole`."""
+    sent: list[Any] = []
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % kind.encode()
+
+    async def write(writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        for part in parts:
+            before = len(sent)
+            writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+            await writer.drain()
+            while len(sent) == before and part.endswith(b"\n"):  # so that the parts are read one by one
+                await asyncio.sleep(0)
+        if whole:
+            writer.write(b"0\r\n\r\n")
+        else:
+            writer.transport.abort()
+
+    async def ask(pool: Pool) -> None:
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "client": None}
+        async with Exchange(scope, receive, send, b"{}", keys=False) as exchange:
+            connection = await exchange.ask(pool, path.encode(), b"")
+            try:
+                await exchange.deliver(connection)
+            except UpstreamLost as error:
+                await exchange.break_off(error, "replica a")
+
+    asyncio.run(served(write, ask))
+    return [message["body"] for message in sent[1:]]
+
+
+@pytest.mark.parametrize("cut", [b"", b'data: {"choices": [{"delta"'], ids=["between events", "inside an event"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_stream_ends_with_an_error_of_its_api(path: str, cut: bytes) -> None:
+    *parts, last = told("text/event-stream", path, EVENT, *([cut] if cut else []))
+    assert b"".join(parts) == EVENT, "no event in part, which a client could not read"
+    lines = dict(line.split(": ", 1) for line in last.decode().strip().split("\n"))
+    error = json.loads(lines["data"])
+    if path == "/v1/chat/completions":
+        assert "event" not in lines and error["error"]["type"] == "server_error"
+        assert "replica a ended in the middle of its answer" in error["error"]["message"]
+    else:
+        assert lines["event"] == error["type"] == "error"
+        if path == "/v1/messages":
+            assert error["error"]["type"] == "api_error" and "replica a" in error["error"]["message"]
+        else:
+            assert (error["sequence_number"], error["code"]) == (8, "server_error") and "replica a" in error["message"]
+    assert last.endswith(b"\n\n")
+
+
+@pytest.mark.parametrize("cut", [b"", b'{"message": {"con'])
+def test_lines_of_ollama_end_with_an_error(cut: bytes) -> None:
+    parts = told("application/x-ndjson", "/api/chat", b'{"a": 1}\n', *([cut] if cut else []))
+    first, last = b"".join(parts).splitlines()
+    assert json.loads(first) == {"a": 1} and "replica a ended" in json.loads(last)["error"]
+
+
+def test_a_stream_that_is_whole_comes_as_it_is() -> None:
+    """Whatever its ends of lines, with or without the last one, and however long its events."""
+    long = b"data: " + b"x" * (_LONGEST_EVENT + 10)
+    for parts in (
+        [EVENT, EVENT],
+        [b"data: 1\r\n\r\n", b"data: 2\r\n\r\n"],
+        [EVENT, b"data: [DO", b"NE]"],
+        [long, b"y\n\n"],
+    ):
+        assert b"".join(told("text/event-stream", "/v1/completions", *parts, whole=True)) == b"".join(parts)
+
+
+def test_an_event_too_long_to_hold_back_is_ended_before_the_error() -> None:
+    *parts, last = told("text/event-stream", "/v1/completions", b"data: " + b"x" * (_LONGEST_EVENT + 10))
+    assert last.startswith(b"\n\ndata: ") and len(b"".join(parts)) > _LONGEST_EVENT

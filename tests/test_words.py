@@ -1,0 +1,96 @@
+"""Plain words in the source: docstrings that open with the thing they describe, and the field's terms.
+
+CONTRIBUTING.md has the rules. Packages join `REWRITTEN` once their words follow them.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import llamado
+
+SOURCE = Path(llamado.__file__).parent
+REWRITTEN = ("client", "page", "processes", "terminal")
+
+_OPENING = re.compile(r"(What|Whether|Who|Whose|Whoever|How|Where|Which|Those|That which)\b")
+# Nobody in particular, and software that behaves like a person.
+_RIDDLES = re.compile(
+    r"\b(nobody|somebody|anybody|whoever|what goes along|goes elsewhere|is told|are told|was told|hears? of"
+    r"|gets to know|wants to|does not know|trusts? it)\b",
+    re.IGNORECASE,
+)
+_PARTICIPLE = re.compile(r"_?[A-Z][a-z]+(ed|ing)$|_?(Begun|Known|Made|Ran|Said|Told)$")
+NOUNS = {
+    "Building",
+    "Embedding",
+    "Encoding",
+    "Mapping",
+    "Padding",
+    "Pooling",
+    "Sampling",
+    "Setting",
+    "String",
+    "Thing",
+    "Warning",
+}
+"""Class names with these endings that are nouns of the field."""
+
+
+def _files() -> list[Path]:
+    return [path for name in REWRITTEN for path in sorted((SOURCE / name).rglob("*.py"))]
+
+
+def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Docstrings and the strings behind fields, with their lines."""
+    for node in ast.walk(tree):
+        for child in ast.iter_child_nodes(node):
+            if (
+                isinstance(child, ast.Expr)
+                and isinstance(child.value, ast.Constant)
+                and isinstance(child.value.value, str)
+            ):
+                yield child.lineno, child.value.value
+
+
+def _comments(text: str) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def faults(text: str) -> list[tuple[int, str]]:
+    """Return line and reason of everything in a module that breaks the rules."""
+    tree = ast.parse(text)
+    found = []
+    docstrings = [*_docstrings(tree)]
+    for line, docstring in docstrings:
+        if opening := _OPENING.match(docstring.lstrip()):
+            found.append((line, f"the docstring opens with {opening[0]!r}"))
+    for line, words in [*docstrings, *_comments(text)]:
+        found += [(line, f"says {riddle[0]!r}") for riddle in _RIDDLES.finditer(words)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and _PARTICIPLE.match(node.name) and node.name.lstrip("_") not in NOUNS:
+            found.append((node.lineno, f"the class {node.name} is named by a participle"))
+    return found
+
+
+@pytest.mark.parametrize("path", _files(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_words_are_plain(path: Path) -> None:
+    assert not faults(path.read_text())
+
+
+def test_faults_are_found() -> None:
+    module = '''"""What a module does."""
+class Answering:
+    field: int
+    """Whether it is told."""
+# nobody comes here
+'''
+    assert [line for line, _ in faults(module)] == [1, 4, 4, 5, 2]
