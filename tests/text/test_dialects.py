@@ -653,9 +653,9 @@ def test_ids_come_from_the_model_or_are_made() -> None:
 def test_arguments_come_while_they_are_written() -> None:
     parser = ready("hermes").parser()
     assert parser.push('<tool_call>{"name": "get_wea') == []
-    begun = parser.push('ther", "arguments": {"city": "Pa')
-    assert [type(piece) for piece in begun] == [ToolCall]
-    assert told(begun)[2] == [("get_weather", '{"city": "Pa')]
+    has_begun = parser.push('ther", "arguments": {"city": "Pa')
+    assert [type(piece) for piece in has_begun] == [ToolCall]
+    assert told(has_begun)[2] == [("get_weather", '{"city": "Pa')]
     more = parser.push("ris")
     assert isinstance(more[0], ToolCall)
     assert more[0].arguments == "ris"

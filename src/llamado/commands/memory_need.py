@@ -57,7 +57,7 @@ def _need(flags: Parsed) -> int:
     header = source.header()
     model = load_model(header, options.rope)
     wanted = memory_options(options)
-    n_ctx = wanted.asked(model.hparams.n_ctx_train)
+    n_ctx = wanted.requested_tokens(model.hparams.n_ctx_train)
     if wanted.fit.on and not wanted.n_ctx:
         n_ctx = min(n_ctx, max(wanted.fit.least_context * wanted.n_streams, wanted.n_slots))
     sizes = sizes_for(header, model, wanted, n_ctx)

@@ -125,7 +125,7 @@ def plan(flags: Parsed) -> int:
     if draft is not None:
         figures[0] = replace(figures[0], free=max(figures[0].free - draft.reserve, 0))
     wanted = memory_options(options)
-    n_ctx = wanted.asked(model.hparams.n_ctx_train)
+    n_ctx = wanted.requested_tokens(model.hparams.n_ctx_train)
     n_cells = context_size(n_ctx, options.n_slots, options.unified)[1]
     sizes = sizes_for(header, model, wanted, n_ctx)
     notes: tuple[str, ...] = ()

@@ -347,7 +347,7 @@ class Engine:
         queue, recovery = self._queue, self._recovery
         while True:
             self._busy_since = None
-            lost = recovery.gone()
+            lost = recovery.current_loss()
             if lost is not None or recovery.returned or not any(slot.task for slot in self._slots):
                 queue.deliver()  # no batch will be launched soon
             if lost is not None and not queue.closing:
@@ -360,7 +360,7 @@ class Engine:
                 self._show()
             with queue.wake:
                 idle = not (queue.closing or self._calls or self._is_busy())
-                if idle and self._prepared and recovery.gone() is None and not recovery.returned:
+                if idle and self._prepared and recovery.current_loss() is None and not recovery.returned:
                     self._show()
                     queue.wake.wait()
                 queue.receive()
@@ -371,7 +371,7 @@ class Engine:
             self._busy_since = time.monotonic()
             if closing:
                 idle = not self._is_busy() and not any(slot.held for slot in self._slots)
-                if idle or time.monotonic() >= deadline or recovery.gone() is not None:
+                if idle or time.monotonic() >= deadline or recovery.current_loss() is not None:
                     self._end_all(EngineClosed("the server was shut down before the answer was finished"))
                     self._sequence_cache.save()
                     self._sequence_cache.reset()  # another engine may have the forward pass next
@@ -386,7 +386,7 @@ class Engine:
                 elif self._step():
                     alike = queue.n_over == n_over and self._busy_since < self._shown + _SHOW_AGAIN
                 else:
-                    self._look_again()
+                    self._wait_for_changes()
             except Exception as error:
                 # the state of the cells is unknown after a failure outside the forward pass
                 log.exception("engine step failed")
@@ -399,11 +399,11 @@ class Engine:
         """True if there is work besides the calls of jobs."""
         return not self._queue.is_empty or any(slot.task for slot in self._slots)
 
-    def _look_again(self) -> None:
+    def _wait_for_changes(self) -> None:
         """Wait for changes, because all work waits for a held slot."""
         queue = self._queue
         with queue.wake:
-            if queue.has_news or self._calls or self._recovery.gone():
+            if queue.has_news or self._calls or self._recovery.current_loss():
                 return
             loads = [slot.load for slot in self._slots if slot.load is not None]
             if any(slot.held for slot in self._slots) or (loads and not any(load.has_news for load in loads)):

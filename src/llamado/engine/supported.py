@@ -105,7 +105,7 @@ def what_it_takes(header: Header, options: EngineOptions) -> list[str]:
     except NotEnoughMemory as error:
         fitting = _fitting(header, sum(error.missing.values()))
         raise NotEnoughMemory(f"{error}{fitting}", error.missing, error.placement) from error
-    return [_taken(header, found, figures), *found.notes]
+    return [_memory_report(header, found, figures), *found.notes]
 
 
 def _figures(split: SplitOptions | None) -> list[DeviceFigures]:
@@ -122,7 +122,7 @@ def _figures(split: SplitOptions | None) -> list[DeviceFigures]:
     return figures
 
 
-def _taken(header: Header, found: Fit, figures: list[DeviceFigures]) -> str:
+def _memory_report(header: Header, found: Fit, figures: list[DeviceFigures]) -> str:
     sizes = found.sizes
     compute = sizes.compute + sizes.head_compute
     whole = sizes.weights + sum(sizes.kv) + compute  # the embedding, which is read from the file, takes next to nothing

@@ -157,7 +157,7 @@ def memory_findings(
     if lacking is None:
         return
     missing = sum(lacking.missing.values())
-    sizes = sizes_for(file, model, exact, exact.asked(model.hparams.n_ctx_train))
+    sizes = sizes_for(file, model, exact, exact.requested_tokens(model.hparams.n_ctx_train))
     whole = sizes.weights + sum(sizes.kv) + sizes.compute + sizes.head_compute
     free = sum(one.free for one in figures)
     text = (
@@ -185,7 +185,7 @@ def fitting_options(
 ) -> list[str]:
     """Flags with which the model fits, those that change least first: the type of the cache, the context, both."""
     found: list[str] = []
-    asked = wanted.asked(model.hparams.n_ctx_train)
+    asked = wanted.requested_tokens(model.hparams.n_ctx_train)
     least = min(asked, max(_STEP, wanted.n_slots))
     for type in (None, *_SMALLER):
         one = wanted if type is None else wanted._replace(type_k=type, type_v=type)

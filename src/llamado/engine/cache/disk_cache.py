@@ -150,7 +150,7 @@ class DiskRead(threading.Thread):
         return bool(self._pieces) or self._over.is_set()
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """True if all pieces were taken and no more will come."""
         return self._over.is_set() and not self._pieces
 
@@ -359,7 +359,7 @@ class DiskCache:
     def _work(self) -> None:
         while True:
             try:
-                self._look()
+                self._scan()
             except Exception as error:
                 if not isinstance(error, OSError):
                     log.exception("prompt cache on disk: scan failed")
@@ -372,15 +372,15 @@ class DiskCache:
             if waiting is None:
                 continue
             stored, numerics = waiting
-            if not self._late():
+            if not self._is_past_deadline():
                 self._write(stored, numerics)
             with self._wake:
                 self._pending -= stored.nbytes
 
-    def _late(self) -> bool:
+    def _is_past_deadline(self) -> bool:
         return self._closing and time.monotonic() >= self._deadline
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         """Update the index if files were added or removed."""
         changed = self._folder.stat().st_mtime_ns
         if changed == self._looked:
@@ -440,7 +440,7 @@ class DiskCache:
         parent = root = self._root(stored.scales, numerics)
         parents, chain, start = [root], [], 0
         for n, data in regroup(stored.cells, memory.row_sizes, size):
-            if self._late():
+            if self._is_past_deadline():
                 return
             block = self._put_block(parent, start, stored.tokens[start : start + n], False, data)
             if block is None:
@@ -449,12 +449,12 @@ class DiskCache:
             start, parent = start + n, block.name
             if n == size:
                 parents.append(block.name)
-        wanted = _wanted_tails(stored, sum(memory.row_sizes))
+        wanted = _select_tails(stored, sum(memory.row_sizes))
         if wanted:
             self._drop_tails(stored.tokens, parents, size, wanted)
         for n in wanted:
             at = (n - 1) // size
-            if not self._late():
+            if not self._is_past_deadline():
                 block = self._put_block(parents[at], at * size, stored.tokens[at * size : n], True, stored.tails[n])
                 if block is not None:
                     chain.append(block)
@@ -505,11 +505,11 @@ class DiskCache:
             self._unlink(self._folder / name)
             total -= freed
         self._looked = None
-        self._look()
+        self._scan()
         return True
 
 
-def _wanted_tails(stored: StoredSequence, token_bytes: int) -> list[int]:
+def _select_tails(stored: StoredSequence, token_bytes: int) -> list[int]:
     """Return the token counts at which a sequence's tails are worth their room.
 
     A window of 512 tokens may take as much as the cells of thousands. So, beyond a few, tails take no more room than

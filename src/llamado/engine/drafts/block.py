@@ -130,7 +130,7 @@ class ChainKind(HeadKind):
                     assert isinstance(drafter, HeadDrafter) and drafter.own is not None
                     states[i].append(drafter.own)
             else:
-                rows = self._go_on([(queries[i], found[i].tokens, states[i]) for i in which], stage)
+                rows = self._run_stage([(queries[i], found[i].tokens, states[i]) for i in which], stage)
             ready = {
                 i: token
                 for i, row in zip(which, rows, strict=True)
@@ -140,7 +140,7 @@ class ChainKind(HeadKind):
             self._seconds = 0.9 * self._seconds + 0.1 * seconds if self._seconds else seconds
         return found
 
-    def _go_on(self, those: Sequence[tuple[DraftQuery, list[int], list[States]]], stage: int) -> States:
+    def _run_stage(self, those: Sequence[tuple[DraftQuery, list[int], list[States]]], stage: int) -> States:
         """Run the next stage on the drafted tokens and return the logits after the last token of each. Nothing
         is kept.
         """

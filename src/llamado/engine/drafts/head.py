@@ -94,7 +94,7 @@ class HeadDrafter(ModelDrafter):
         if ahead:  # after draft tokens only its own can follow: the target's states of others are not known yet
             return [ahead[-1]] if self.own is not None and same == len(self.read) == last else []
         kept = self.base + self._go_back(min(self.n_sure, same, max(last, 0)))
-        start = self._known_from(len(history))
+        start = self._first_known_state(len(history))
         if start > len(history) - 1:
             return []
         if start > kept + 1 or start < kept == self.base:
@@ -117,7 +117,7 @@ class HeadDrafter(ModelDrafter):
         self.n_sure, self._agreed, self.own = n, min(self._agreed, n), None
         return n
 
-    def _known_from(self, n: int) -> int:
+    def _first_known_state(self, n: int) -> int:
         """The first token of a text of `n` tokens from which on the state before each token is known."""
         if n - 2 >= self.end_of_states:
             return n

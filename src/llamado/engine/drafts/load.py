@@ -100,7 +100,7 @@ def reserved(file: ModelFile, model: Model, options: EngineOptions) -> int:
         return 0
     wanted = memory_options(options)
     n_train = model.hparams.n_ctx_train
-    n_ctx = min(wanted.asked(n_train), max(wanted.fit.least_context * wanted.n_streams, wanted.n_slots))
+    n_ctx = min(wanted.requested_tokens(n_train), max(wanted.fit.least_context * wanted.n_streams, wanted.n_slots))
     sizes = sizes_for(file, model, wanted, n_ctx)
     weights = 0 if file.mapped else sizes.weights
     return weights + sum(sizes.kv) + sizes.compute + sizes.head_compute

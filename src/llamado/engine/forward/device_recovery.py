@@ -56,7 +56,7 @@ class DeviceRecovery:
         self._back: dict[int, tuple[Device, Own]] = {}  # reconnected devices, with weights
         self._left: set[int] = set()  # numbers of devices that were removed
         self._closed = False
-        pipeline.on_lost = self._look_for_lost
+        pipeline.on_lost = self._check_losses
         for device in devices:
             self._guard(device)
 
@@ -72,9 +72,9 @@ class DeviceRecovery:
 
     def _guard(self, device: Device) -> None:
         """Watch for the loss of a device."""
-        device.on_lost(lambda _: self._look_for_lost())
+        device.on_lost(lambda _: self._check_losses())
 
-    def _look_for_lost(self) -> None:
+    def _check_losses(self) -> None:
         """Fail the batches in flight if a device or link they need is lost, so that no caller waits for them."""
         error = next((loss for i in self._tensors.used if (loss := self._devices[i].lost) is not None), None)
         error = error or self._pipeline.ring.lost
@@ -89,17 +89,17 @@ class DeviceRecovery:
         tensors = self._tensors
         self._pipeline.wait_idle()
         before = tensors.placement, tensors.used, self._lost
-        away = self._bring_back(elsewhere)
+        away = self._reconnect_lost(elsewhere)
         try:
             if away:
                 placement = tensors.placement
                 if not elsewhere or self.replace is None or placement is None:
-                    raise _together([*away.values()])
+                    raise _combine_losses([*away.values()])
                 tensors.placement = self.replace(placement, _alive(self._devices))
-                log.warning("%s; moving its layers to the remaining devices", _together([*away.values()]))
+                log.warning("%s; moving its layers to the remaining devices", _combine_losses([*away.values()]))
             self._lost = None
             self._settle()
-            self._look_for_lost()  # another device was lost while one was reconnected
+            self._check_losses()  # another device was lost while one was reconnected
             if self._lost is not None:
                 raise self._lost
         except BaseException as error:
@@ -112,7 +112,7 @@ class DeviceRecovery:
         self._note_moves(before[0])
         self._report_placement()
 
-    def _bring_back(self, elsewhere: bool) -> dict[int, DeviceLost]:
+    def _reconnect_lost(self, elsewhere: bool) -> dict[int, DeviceLost]:
         """Reconnect lost devices; return by number the losses of needed devices that are still gone.
 
         A device without a part is reconnected only if layers may have to move to it.
@@ -166,7 +166,7 @@ class DeviceRecovery:
                 self.close()
                 return
         if len(gone) == len(self._away):
-            raise _together(gone)
+            raise _combine_losses(gone)
 
     def move_back(self) -> None:
         """Move layers back; see Forward."""
@@ -182,7 +182,7 @@ class DeviceRecovery:
             else:
                 tensors.placement = self._first
             self._settle()
-            self._look_for_lost()
+            self._check_losses()
             if self._lost is not None:
                 raise self._lost
         except BaseException as error:
@@ -191,7 +191,7 @@ class DeviceRecovery:
             for number, device in enumerate(self._devices):
                 if number not in tensors.used and device.lost is not None:
                     self._forget(number)
-            self._look_for_lost()
+            self._check_losses()
             if self._lost is None:
                 self._settle()
             elif isinstance(error, DeviceLost):
@@ -253,11 +253,11 @@ class DeviceRecovery:
         try:
             whole = set(placement.devices) <= set(staying)
             if not whole and self.replace is None:
-                raise _together([loss for device in self._devices if (loss := device.lost) is not None])
+                raise _combine_losses([loss for device in self._devices if (loss := device.lost) is not None])
             tensors.placement = placement if whole or self.replace is None else self.replace(placement, staying)
             self._first = placement
             self._settle()
-            self._look_for_lost()
+            self._check_losses()
             if self._lost is not None:
                 raise self._lost
         except BaseException:
@@ -266,7 +266,7 @@ class DeviceRecovery:
                 self._left.add(number)
                 self._forget(number)
             self._lost = None
-            self._look_for_lost()
+            self._check_losses()
             if self._lost is None:
                 self._settle()
             raise
@@ -328,7 +328,7 @@ def _alive(devices: Sequence[Device]) -> list[int]:
     return [i for i, device in enumerate(devices) if device.lost is None]
 
 
-def _together(errors: Sequence[DeviceLost]) -> DeviceLost:
+def _combine_losses(errors: Sequence[DeviceLost]) -> DeviceLost:
     """Combine losses to one that names all devices."""
     if len(errors) == 1:
         return errors[0]

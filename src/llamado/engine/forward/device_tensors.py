@@ -189,7 +189,7 @@ class DeviceTensors:
                         progress(f"sending weights to {self._devices[device].name}", done, total)
 
             to = self._devices[device]
-            buffers = self._give(to, weights[device], None if to.local else count)
+            buffers = self._load_weights(to, weights[device], None if to.local else count)
             if self._mlock:
                 all(buffer.lock() for buffer in buffers)  # the first refusal logs a warning
             self._held.update((tensor.name, device) for tensor in weights[device])
@@ -202,7 +202,9 @@ class DeviceTensors:
             for _ in pool.map(load, lacking):
                 pass
 
-    def _give(self, device: Device, weights: Sequence[Tensor], progress: LoadProgress | None = None) -> list[Buffer]:
+    def _load_weights(
+        self, device: Device, weights: Sequence[Tensor], progress: LoadProgress | None = None
+    ) -> list[Buffer]:
         """Load weights on a device, all or none, in pieces that can be released separately."""
         buffers: list[Buffer] = []
         try:
@@ -265,7 +267,7 @@ class DeviceTensors:
             for key, tensor in own.items()
             if key[1] == number and key[0] not in self._caches and (anew or key not in self._held)
         }
-        self._give(device, [*weights.values()])
+        self._load_weights(device, [*weights.values()])
         return weights
 
     def shed(self, shapes: Sequence[BatchShape]) -> None:

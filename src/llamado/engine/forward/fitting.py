@@ -60,7 +60,7 @@ class MemoryOptions(NamedTuple):
         """Number of separate contexts."""
         return 1 if self.unified else self.n_slots
 
-    def asked(self, n_train: int) -> int:
+    def requested_tokens(self, n_train: int) -> int:
         """Return the requested tokens in all, for a model trained with `n_train`: `n_ctx`, or, like llama.cpp, the
         training length for each slot if it may be reduced, otherwise for all slots together.
         """
@@ -155,20 +155,20 @@ def fit(
     everything else that does not fit, and the errors of `place`.
     """
     n_train = model.hparams.n_ctx_train
-    given = asked = wanted.asked(n_train)
+    given = requested_tokens = wanted.requested_tokens(n_train)
     if not wanted.beyond_training:
-        asked = min(asked, wanted.n_slots * n_train)
-    least = asked
+        requested_tokens = min(requested_tokens, wanted.n_slots * n_train)
+    least = requested_tokens
     if wanted.fit.on:
         # a given number is the minimum for all slots together
         streams = 1 if wanted.n_ctx else wanted.n_streams
-        least = min(asked, max(wanted.fit.least_context * streams, wanted.n_slots))
+        least = min(requested_tokens, max(wanted.fit.least_context * streams, wanted.n_slots))
     short = lacking = None
     for trial in _reductions(file, model, wanted, figures, split):
         one, room = trial.wanted, trial.figures
-        n_ctx, all_lacks, least_lacks = _most(
+        n_ctx, all_lacks, least_lacks = _longest_context(
             least,
-            asked,
+            requested_tokens,
             lambda n: placed(sizes_for(file, model, one, n), room, split),  # noqa: B023
         )
         if not trial.changed:
@@ -182,9 +182,9 @@ def fit(
     sizes, notes = sizes_for(file, model, one, n_ctx), []
     if short is not None:
         changes = []
-        if n_ctx < asked:
+        if n_ctx < requested_tokens:
             whose = "-c" if wanted.n_ctx else "the model's own"
-            changes.append(f"the context is cut from {asked} tokens ({whose}) to {n_ctx}")
+            changes.append(f"the context is cut from {requested_tokens} tokens ({whose}) to {n_ctx}")
         if one.max_batch < wanted.max_batch:
             changes.append(f"batches are cut from {wanted.max_batch} tokens (-ub) to {one.max_batch}")
         if one.type_k is not wanted.type_k:
@@ -257,16 +257,16 @@ def placed(sizes: ModelSizes, figures: Sequence[DeviceFigures], split: SplitOpti
     """Place the model; raises NotEnoughMemory."""
     if split is not None:
         return place(sizes, figures, split)
-    placement = _alone(sizes.n_layer)
+    placement = _single_device(sizes.n_layer)
     check_memory(sizes, figures, placement)
     return placement
 
 
-def _alone(n_layer: int) -> Placement:
+def _single_device(n_layer: int) -> Placement:
     return Placement((0,) * n_layer, 0, 0)
 
 
-class _Most(NamedTuple):
+class _LongestContext(NamedTuple):
     """The longest context that fits, 0 if none; and the shortage of the requested and of the least context."""
 
     n_ctx: int
@@ -274,8 +274,8 @@ class _Most(NamedTuple):
     least_lacks: NotEnoughMemory | None
 
 
-def _most(least: int, asked: int, attempt: Callable[[int], object]) -> _Most:
-    """Find the longest context from `least` to `asked` that `attempt` accepts, by bisection."""
+def _longest_context(least: int, requested_tokens: int, attempt: Callable[[int], object]) -> _LongestContext:
+    """Find the longest context from `least` to `requested_tokens` that `attempt` accepts, by bisection."""
 
     def problem(n_ctx: int) -> NotEnoughMemory | None:
         try:
@@ -284,20 +284,21 @@ def _most(least: int, asked: int, attempt: Callable[[int], object]) -> _Most:
             return error
         return None
 
-    all_lacks = problem(asked)
+    all_lacks = problem(requested_tokens)
     if all_lacks is None:
-        return _Most(asked, None, None)
-    least_lacks = all_lacks if least == asked else problem(least)
+        return _LongestContext(requested_tokens, None, None)
+    least_lacks = all_lacks if least == requested_tokens else problem(least)
     if least_lacks is not None:
-        return _Most(0, all_lacks, least_lacks)
-    low, high = 0, (asked - least - 1) // _STEP  # steps above the least: `low` fits, more than `high` does not
+        return _LongestContext(0, all_lacks, least_lacks)
+    # steps above the least: `low` fits, more than `high` does not
+    low, high = 0, (requested_tokens - least - 1) // _STEP
     while low < high:
         middle = (low + high + 1) // 2
         if problem(least + middle * _STEP) is None:
             low = middle
         else:
             high = middle - 1
-    return _Most(least + low * _STEP, all_lacks, None)
+    return _LongestContext(least + low * _STEP, all_lacks, None)
 
 
 def read_text(sizes: ModelSizes) -> str:

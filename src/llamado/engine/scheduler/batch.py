@@ -172,7 +172,7 @@ class Planner:
             slots = sorted(slots, key=lambda slot: slot.task.t_last if slot.task is not None else 0.0)[:share]
         counts, spare = [], self._max_batch - len(slots)
         for slot in slots:
-            counts.append(min(slot.together, 1 + spare))
+            counts.append(min(slot.n_batchable, 1 + spare))
             spare -= counts[-1] - 1
         if reading and (self._cont_batching or not n_generating):
             return self._add_prompts(slots, counts, reading, n_generating)
@@ -200,8 +200,9 @@ class Planner:
     ) -> tuple[list[Slot], list[int]]:
         """Add as much of the prompts of other slots as the batch has room for behind generating slots.
 
-        Room in the memory is given to the oldest first. Prompts with room are read in the order of `_due`, each whole
-        before the next: a prompt that shares its passes with others is read later, and none of them is read earlier.
+        Room in the memory is given to the oldest first. Prompts with room are read in the order of `_due_time`,
+        each whole before the next: a prompt that shares its passes with others is read later, and none of them
+        is read earlier.
         """
         taken = sum(counts)
         room = min(self._max_batch, max(self._forward.chunk, taken + 1))
@@ -211,13 +212,13 @@ class Planner:
         room -= taken
         if room <= 0:
             return slots, counts
-        slots, counts, ready = self._give_room(slots, counts, reading)
-        ready.sort(key=self._due)
+        slots, counts, ready = self._allocate_cells(slots, counts, reading)
+        ready.sort(key=self._due_time)
         for slot in ready:
             if slots and slot.scales_now != slots[0].scales_now:
                 continue  # the cells it shares reach to the start of its adapter
             left = slot.pending
-            count = min(slot.together, room)
+            count = min(slot.n_batchable, room)
             halves = len(ready) > 1 and slot is ready[0] and room < left < 2 * room
             if halves:  # the second half is not so small that another prompt should fill it up
                 count = min(count, -(-left // (2 * _PIECE)) * _PIECE)
@@ -230,7 +231,7 @@ class Planner:
                 break
         return slots, counts
 
-    def _give_room(
+    def _allocate_cells(
         self, slots: list[Slot], counts: list[int], reading: list[Slot]
     ) -> tuple[list[Slot], list[int], list[Slot]]:
         """Allocate cells for the slots that read prompts, oldest first.
@@ -259,7 +260,7 @@ class Planner:
             ready.append(slot)
         return slots, counts, ready
 
-    def _due(self, slot: Slot) -> float:
+    def _due_time(self, slot: Slot) -> float:
         """Return when a slot's prompt would have been read without any other request: requests that arrive after that
         do not overtake it.
         """

@@ -122,7 +122,7 @@ class SequenceCache:
 
     def begin(self, slot: Slot, task: Task, prompt: NDArray[np.int32]) -> None:
         """Give a slot to a request, and find the slot with the longest common prefix."""
-        self._look_at_devices()
+        self._check_numerics()
         n_keep = branch = 0
         if task.request.cache_prompt:
             # the last token is always evaluated, because its logits are not kept
@@ -186,7 +186,7 @@ class SequenceCache:
     def drop(self, slot: Slot) -> None:
         """Free a slot's cells; a request in the slot reads its sequence again."""
         slot.discard_drafts()
-        self._give_up(slot)
+        self._cancel_read(slot)
         slot.snapshots.cut(0)
         if slot.handle is not None:
             self.memory.free(slot.handle)
@@ -202,7 +202,7 @@ class SequenceCache:
             slot.leader = None
             self.drop(slot)
 
-    def _look_at_devices(self) -> None:
+    def _check_numerics(self) -> None:
         """Clear the prompt cache if different devices, whose bits may differ, computed it."""
         if not self._void:
             return
@@ -215,7 +215,7 @@ class SequenceCache:
         """Drop all sequences and cells."""
         self.memory.clear()
         for slot in self._slots:
-            self._give_up(slot)
+            self._cancel_read(slot)
             slot.snapshots.cut(0)
             slot.handle = None
             slot.length = 0
@@ -224,7 +224,7 @@ class SequenceCache:
         """Write the sequences of slots and prompt cache to disk, and stop writing."""
         if self._disk is None:
             return
-        self._look_at_devices()
+        self._check_numerics()
         for slot in sorted(self._slots, key=lambda slot: slot.t_last_used):
             self._keep(slot)
         self._disk.finish([] if self.store is None else self.store.all(), _SAVE_SECONDS)
@@ -347,7 +347,7 @@ class SequenceCache:
         answer is the same. The oldest request always gets room, so all requests complete. Cells of the slot's leader
         are shared instead of being computed. Raises DeviceLost.
         """
-        self._look_at_devices()
+        self._check_numerics()
         task = slot.task
         assert task is not None
         need = slot.length
@@ -379,7 +379,7 @@ class SequenceCache:
 
     def empty(self, slot: Slot, n: int, scales: Scales) -> None:
         """Replace an idle slot's sequence by room for `n` tokens. Raises NoRoom."""
-        self._look_at_devices()
+        self._check_numerics()
         self._keep(slot)
         self.drop(slot)
         slot.scales = scales
@@ -473,9 +473,9 @@ class SequenceCache:
         load, handle, task = slot.load, slot.handle, slot.task
         assert load is not None
         if handle is None or task is None or task.cancelled:
-            self._give_up(slot)
+            self._cancel_read(slot)
             return
-        over = load.over
+        over = load.is_finished
         for _ in range(_PIECES):
             piece = load.take()
             if piece is None:
@@ -499,9 +499,9 @@ class SequenceCache:
         """Cancel reads from disk for requests that are over."""
         for slot in self._slots:
             if slot.load is not None and slot.task is None:
-                self._give_up(slot)
+                self._cancel_read(slot)
 
-    def _give_up(self, slot: Slot) -> None:
+    def _cancel_read(self, slot: Slot) -> None:
         """Cancel the slot's read from disk."""
         if slot.load is not None:
             slot.load.cancel()

@@ -48,7 +48,7 @@ class EngineRecovery:
         """Record a loss."""
         self._void = lost
 
-    def gone(self) -> DeviceLost | None:
+    def current_loss(self) -> DeviceLost | None:
         """Return the present loss, detected by the forward pass or by one of its batches."""
         return self._forward.lost() or self._void
 
@@ -116,7 +116,7 @@ class EngineRecovery:
             log.exception("moving layers back failed")
         if moved and not self._forward.away():
             log.warning("all devices are back: moving layers took %.1f s", time.monotonic() - began)
-        self._returning.go_on(moved)
+        self._returning.finish_move(moved)
 
     def _idle_until(self, over: Callable[[], bool], began: float, changed: Callable[[], None]) -> None:
         """Reject requests that have waited too long and drop cancelled ones, until `over` or the engine closes.
@@ -181,7 +181,7 @@ class _ReturnWatcher(threading.Thread):
         while time.monotonic() < until and not self._queue.closing:
             time.sleep(min(1.0, seconds))
 
-    def go_on(self, moved: bool) -> None:
+    def finish_move(self, moved: bool) -> None:
         """Continue after the engine tried to move layers."""
         self._rest = 0.0 if moved else min(max(_FIRST_REST, 2 * self._rest), _LONGEST_REST)
         self.ready.clear()

@@ -187,7 +187,7 @@ class Slot:
         return scales_at(self.scales, self.used)
 
     @property
-    def together(self) -> int:
+    def n_batchable(self) -> int:
         """Number of pending tokens that may be in one batch: those with the same scales as the first of them."""
         used, most = self.used, self.length
         if isinstance(self.scales, ActivatedScales) and used < self.scales.start:

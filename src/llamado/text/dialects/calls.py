@@ -201,7 +201,7 @@ def read_gap(reader: Reader, *next_tags: str) -> Reading[None]:
     """Take whitespace after a call if the text ends or another call follows."""
     reader.mark()
     yield from reader.space()
-    if (yield from reader.over()) or (yield from reader.peek(*next_tags)):
+    if (yield from reader.at_end()) or (yield from reader.peek(*next_tags)):
         reader.accept()
     else:
         reader.reject()
@@ -336,25 +336,25 @@ class _ObjectCall:
         yield from reader.space()
         if before:
             if not (yield from reader.take(before)):
-                return self._give_up()
+                return self._fail()
             yield from reader.space()
         if not (yield from reader.take("{")):
-            return self._give_up()
+            return self._fail()
         while self._depth:
             yield from reader.space()
             if (yield from reader.take("}")):
                 self._depth -= 1
             elif not (yield from reader.take(",")) and not (yield from self._member()):
-                return self._give_up()
+                return self._fail()
         if self._name is None:
-            return self._give_up()
+            return self._fail()
         reader.accept()
         if not self._started:
             reader.call(self._name, self._id)
             reader.arguments("".join(self._held) if self._held else "{}")
         return Outcome.CALL
 
-    def _give_up(self) -> Outcome:
+    def _fail(self) -> Outcome:
         self._reader.reject()
         if self._started:
             return Outcome.BROKEN
@@ -416,7 +416,7 @@ class _ObjectCall:
         self._raw += "".join(self._held)
         if good:
             return True
-        if self._name is None or not (yield from reader.over()):
+        if self._name is None or not (yield from reader.at_end()):
             return False
         self._depth = 0  # cut off, but it was a call
         return True

@@ -43,7 +43,7 @@ class _TemplateInfo:
 _infos: WeakKeyDictionary[ChatTemplate, _TemplateInfo] = WeakKeyDictionary()
 
 
-def _look_up(template: ChatTemplate) -> _TemplateInfo:
+def _template_info(template: ChatTemplate) -> _TemplateInfo:
     info = _infos.get(template)
     if info is None:
         family = family_of(template.source) or _PLAIN
@@ -53,12 +53,12 @@ def _look_up(template: ChatTemplate) -> _TemplateInfo:
 
 def thinks(template: ChatTemplate) -> bool:
     """Return True if answers to a template's prompts may begin with thoughts."""
-    return _look_up(template).thinking is not None
+    return _template_info(template).thinking is not None
 
 
 def prepare(template: ChatTemplate, conversation: Conversation, new_id: Callable[[], str] = call_id) -> PreparedChat:
     """Prepare a conversation for the engine; `new_id` creates ids of calls. Raises TemplateError."""
-    info = _look_up(template)
+    info = _template_info(template)
     family, thinking = info.family, info.thinking
     wanted = conversation.tools and conversation.tool_choice != "none"
     tools = Tools.of(conversation.tools if wanted else (), conversation.strict_tools)

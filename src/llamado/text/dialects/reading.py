@@ -87,7 +87,7 @@ class Reader:
         """Characters that are kept: not read, or read on trial."""
         return len(self.text) - (self._marks[0] if self._marks else self.at)
 
-    def more(self) -> Reading[bool]:
+    def wait_for_more(self) -> Reading[bool]:
         """Wait for more text; False at the end. Raises TextCut."""
         if not self._ended:
             yield
@@ -95,10 +95,10 @@ class Reader:
             raise TextCut
         return not self._ended
 
-    def over(self) -> Reading[bool]:
+    def at_end(self) -> Reading[bool]:
         """Return True if everything was read and the text has ended."""
         while self.at >= len(self.text):
-            if not (yield from self.more()):
+            if not (yield from self.wait_for_more()):
                 return True
         return False
 
@@ -141,7 +141,7 @@ class Reader:
                         break
             else:
                 return None
-            if not (yield from self.more()):
+            if not (yield from self.wait_for_more()):
                 for literal in literals:
                     if literal and self.text.startswith(literal, self.at):
                         return literal
@@ -157,7 +157,7 @@ class Reader:
     def char(self) -> Reading[str]:
         """Return the next character without taking it; "" at the end."""
         while self.at >= len(self.text):
-            if not (yield from self.more()):
+            if not (yield from self.wait_for_more()):
                 return ""
         return self.text[self.at]
 
@@ -169,7 +169,7 @@ class Reader:
             assert match is not None
             taken += match[0]
             self.at = match.end()
-            if len(taken) >= limit or self.at < len(self.text) or not (yield from self.more()):
+            if len(taken) >= limit or self.at < len(self.text) or not (yield from self.wait_for_more()):
                 return taken
 
     def until(self, tags: Tags, show: Callable[[str], None]) -> Reading[str | None]:
@@ -186,7 +186,7 @@ class Reader:
             if stop > self.at:
                 show(self.text[self.at : stop])
                 self.at = stop
-            if not (yield from self.more()):
+            if not (yield from self.wait_for_more()):
                 if self.at < len(self.text):
                     show(self.text[self.at :])
                     self.at = len(self.text)
@@ -202,7 +202,7 @@ class Reader:
                 word = self.text[self.at : match.start()]
                 self.at = match.end()
                 return word, match[0]
-            if len(self.text) - self.at >= limit + tags.longest or not (yield from self.more()):
+            if len(self.text) - self.at >= limit + tags.longest or not (yield from self.wait_for_more()):
                 return None
 
     # pieces out
@@ -231,7 +231,7 @@ class Reader:
             if self.at < len(self.text):
                 self.content(self.text[self.at :])
                 self.at = len(self.text)
-            if not (yield from self.more()):
+            if not (yield from self.wait_for_more()):
                 if self.at < len(self.text):
                     self.content(self.text[self.at :])
                     self.at = len(self.text)

@@ -79,7 +79,7 @@ def _escape_size(reader: Reader) -> Reading[int]:
 def _ahead(reader: Reader, n: int) -> Reading[bool]:
     """Wait for `n` characters; False where the text ends before them."""
     while len(reader.text) - reader.at < n:
-        if not (yield from reader.more()):
+        if not (yield from reader.wait_for_more()):
             return False
     return True
 
@@ -190,7 +190,7 @@ def _number(reader: Reader) -> Reading[str | None]:
     while True:
         match = _NUMERIC.match(reader.text, reader.at, reader.at + MAX_NUMBER)
         assert match is not None
-        if match.end() < len(reader.text) or not (yield from reader.more()):
+        if match.end() < len(reader.text) or not (yield from reader.wait_for_more()):
             break
     number = match[0]
     if _NUMBER.fullmatch(number) is None:

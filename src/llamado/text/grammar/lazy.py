@@ -44,7 +44,7 @@ class LazyConstraint:
 
 
 class LazyMatcher:
-    """The state of one answer; `begun`: its grammar has begun."""
+    """The state of one answer; `has_begun`: its grammar has begun."""
 
     def __init__(self, grammar: GrammarConstraint, triggers: Triggers, vocabulary: GuidedVocabulary) -> None:
         self._grammar = grammar
@@ -57,7 +57,7 @@ class LazyMatcher:
         self._tried = 0  # matches that begin before this position did not lead into the grammar
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         return self._matcher is not None
 
     def mask(self) -> NDArray[np.uint32] | None:
@@ -88,7 +88,7 @@ class LazyMatcher:
                 if self._begin_at(start):
                     return
                 if _seconds() > deadline:
-                    raise _late(word.decode(errors="replace"))
+                    raise _too_slow(word.decode(errors="replace"))
                 start = self._text.find(word, start + 1)
         text = bytes(self._text)
         for source, pattern in self._triggers.patterns:
@@ -96,7 +96,7 @@ class LazyMatcher:
             # A search cannot be stopped, and its time grows with the text: the first one that is too slow ends the
             # answer.
             if _seconds() > deadline:
-                raise _late(source)
+                raise _too_slow(source)
             if start >= self._tried:
                 if self._begin_at(start):
                     return
@@ -141,7 +141,7 @@ def _first(pattern: LinearPattern, text: bytes) -> int:
     return next((start for start, end in spans[1:] if end > start), spans[0][0] if spans else -1)
 
 
-def _late(trigger: str) -> ConstraintError:
+def _too_slow(trigger: str) -> ConstraintError:
     return ConstraintError(
         f"looking for the grammar's triggers takes longer than {1000 * TOKEN_SECONDS:g} ms after a token, or "
         f"{1000 * ANSWER_SECONDS:g} ms in all, at {trigger[:200]!r}; use fewer or simpler patterns, or words"

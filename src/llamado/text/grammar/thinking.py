@@ -169,7 +169,7 @@ class ThinkingMatcher:
     def _accept_free(self, token: int) -> None:
         if self._inner:
             self._inner.accept(token)
-            if getattr(self._inner, "begun", False):
+            if getattr(self._inner, "has_begun", False):
                 return  # a tag here is text of a tool call
         start = self._thoughts.start.encode()
         if not start:

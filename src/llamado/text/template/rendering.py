@@ -68,13 +68,13 @@ class _Child:
             theirs.close()
             raise
         if piped:
-            for pump in (self._ask, self._answer):
+            for pump in (self._pump_input, self._pump_output):
                 threading.Thread(target=pump, args=(theirs,), name="llamado-template", daemon=True).start()
         else:
             theirs.close()
         self.large = False
 
-    def _ask(self, theirs: socket.socket) -> None:
+    def _pump_input(self, theirs: socket.socket) -> None:
         """Copy from the socket to the child, until the socket is closed."""
         assert self._process.stdin is not None
         with suppress(OSError), self._process.stdin as pipe:
@@ -82,7 +82,7 @@ class _Child:
                 pipe.write(part)
                 pipe.flush()
 
-    def _answer(self, theirs: socket.socket) -> None:
+    def _pump_output(self, theirs: socket.socket) -> None:
         """Copy from the child to the socket, until the child ends."""
         assert self._process.stdout is not None
         with suppress(OSError), theirs, self._process.stdout as pipe:
@@ -187,7 +187,7 @@ def render(
     except (TypeError, ValueError) as error:
         raise TemplateError(f"is given values that JSON cannot hold: {error}", name=name) from None
     try:
-        child = _take()
+        child = _take_child()
         try:
             answer, texts = child.ask(request)
         except BaseException:
@@ -202,7 +202,7 @@ def render(
         raise TemplateTooCostly(f"ended the process that rendered it ({death})", name=name) from None
     except OSError as error:
         raise TemplateError(f"cannot be rendered: no process can be started for it ({error})", name=name) from None
-    _give_back(child)
+    _return_child(child)
     if "reason" in answer:
         raise TemplateError(answer["reason"], name=name, line=answer.get("line"))
     return texts
@@ -219,7 +219,7 @@ def _written(value: Any) -> bytes:
         return json.dumps(value).encode()
 
 
-def _take() -> _Child:
+def _take_child() -> _Child:
     with _lock:
         while _idle:
             child = _idle.pop()
@@ -229,7 +229,7 @@ def _take() -> _Child:
     return _Child()
 
 
-def _give_back(child: _Child) -> None:
+def _return_child(child: _Child) -> None:
     with _lock:
         if len(_idle) < _KEPT and not child.large:
             _idle.append(child)

@@ -49,7 +49,7 @@ def _leaky_relu(chain: Chain, node: Tensor) -> None:
     chain.add(("leaky_relu",), "LEAKY_RELU", slope=struct.unpack_from("<f", node.op_params)[0])
 
 
-def _alone(chain: Chain, node: Tensor) -> None:
+def _add_unary(chain: Chain, node: Tensor) -> None:
     chain.add(("unary", node.op.name), node.op.name)
 
 
@@ -203,7 +203,7 @@ def _angles(out: Emitter, node: Tensor) -> Temporary:
 
 STAGES: dict[Op, StageOf] = {
     **dict.fromkeys(BINARY, _binary),
-    **dict.fromkeys(UNARY_OPS, _alone),
+    **dict.fromkeys(UNARY_OPS, _add_unary),
     Op.ADD_ID: _add_id,
     Op.RMS_NORM: _norm,
     Op.NORM: _norm,

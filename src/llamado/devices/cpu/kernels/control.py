@@ -70,7 +70,7 @@ def _run(c: Code, state: Value, thread: Value, threads: Value, entry: Value | No
                 here = c.atomic_load(state + _PRESENT)
                 with c.when(here.differs(0)):
                     is_substitute.value = c.i64(0)
-                    _let_in(c, state, barriers.value, i)
+                    _open_barrier(c, state, barriers.value, i)
                 with c.when(here.equals(0)):
                     c.atomic_add(
                         state + _GROUPS, 1
@@ -80,10 +80,10 @@ def _run(c: Code, state: Value, thread: Value, threads: Value, entry: Value | No
         c.call_address(c.load(I64, op), [c.load(I64, op + 8), thread, threads, counters + i * 8, step])
         _stamp(c, times, stamps + 16)
     with c.when(is_substitute.value.differs(0)):
-        _let_in(c, state, barriers.value + 1, length)
+        _open_barrier(c, state, barriers.value + 1, length)
 
 
-def _let_in(c: Code, state: Value, barrier: Value, operation: Value) -> None:
+def _open_barrier(c: Code, state: Value, barrier: Value, operation: Value) -> None:
     c.store(state + _ENTRY_AT, operation)
     c.atomic_store(state + _ENTRY, barrier)
 

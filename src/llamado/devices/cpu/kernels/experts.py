@@ -176,7 +176,7 @@ def experts_many(
 
             def columns(column: Value, n: int) -> None:
                 x, targets = group(found, column, first, n)
-                add_panel(c, form, scratch, blocks, x.behind(start * per_column), targets, start > 0, panel_rows)
+                add_panel(c, form, scratch, blocks, x.from_byte(start * per_column), targets, start > 0, panel_rows)
 
             with c.range(0, n_wide) as group_number:
                 columns(group_number * wide, wide)

@@ -35,7 +35,7 @@ class Columns(ABC):
         """Address of byte `at` of column j, in units of a single column."""
 
     @abstractmethod
-    def behind(self, at: Value | int) -> Columns:
+    def from_byte(self, at: Value | int) -> Columns:
         """The same columns from byte `at` on."""
 
     def cells(self, g: int) -> list[Value]:
@@ -52,7 +52,7 @@ class InterleavedColumns(Columns):
     def address(self, at: Value | int, j: int) -> Value:
         return self.x + (at * self.width + 4 * j)
 
-    def behind(self, at: Value | int) -> Columns:
+    def from_byte(self, at: Value | int) -> Columns:
         return InterleavedColumns(self.x + at * self.width, self.n, self.width)
 
     def cells(self, g: int) -> list[Value]:
@@ -70,7 +70,7 @@ class ScatteredColumns(Columns):
     def address(self, at: Value | int, j: int) -> Value:
         return self.columns[j] + at
 
-    def behind(self, at: Value | int) -> Columns:
+    def from_byte(self, at: Value | int) -> Columns:
         return ScatteredColumns([column + at for column in self.columns])
 
 
@@ -301,13 +301,13 @@ def products(
     with c.range(0, n_blocks) as i:
         prefetches = _ahead(c, form, n_blocks, panel, i, near) if ahead else Prefetches(c, form.block // 4)
         here = panel.at(i * form.block_bytes)
-        at_x = [x.behind(i * form.column_bytes) for x in columns]
+        at_x = [x.from_byte(i * form.column_bytes) for x in columns]
         if isinstance(form, Blocks32):
             for part, block in enumerate(form.unpack(c, here)):
                 block.groups = c.lowering.arrange(c, block.groups, columns[0].n)
                 first = 0
                 for x in at_x:
-                    here_x, of = x.behind(part * BYTES_PER_COLUMN[32]), sums[first : first + x.n]
+                    here_x, of = x.from_byte(part * BYTES_PER_COLUMN[32]), sums[first : first + x.n]
                     among: Among = iter if first else prefetches.among
                     _step32(c, form, block, here_x, of, form.zero(c.lowering), among)
                     first += x.n
@@ -381,34 +381,39 @@ def unpack(c: Code, form: Blocks32 | Blocks256, rows: Sequence[Value], to: Value
 
 
 def step_panel(
-    c: Code, form: Blocks32 | Blocks256, panel: Value, x: Columns, sums: Sequence[Var], ask: Callable[[Value], None]
+    c: Code,
+    form: Blocks32 | Blocks256,
+    panel: Value,
+    x: Columns,
+    sums: Sequence[Var],
+    prefetch_part: Callable[[Value], None],
 ) -> None:
     """Like `_step32` and `_step256`, from scratch, for as many rows as the sums have lanes.
 
-    `ask` is called once for each part of a block, with its number.
+    `prefetch_part` is called once for each part of a block, with its number.
     """
     n, lanes, zero = len(sums), sums[0].type.lanes, _unpacked_zero(c, form)
     slot = 4 * lanes
     i8, i16, i32, f32 = Type("i8", 4 * lanes), Type("i16", 2 * lanes), Type("i32", lanes), Type("f32", lanes)
     if isinstance(form, Blocks32):
         for part in range(form.n_parts):
-            ask(c.i64(part))
+            prefetch_part(c.i64(part))
             at = panel + slot * (10 * part)
             groups = [c.load(i8, at + slot * g) for g in range(8)]
             m = c.load(f32, at + slot * 9) if form.has_min else None
             high = c.load(f32, at + slot * 9) if form.has_halves else None
             block = Block32(groups, c.load(f32, at + slot * 8), m, high)
-            _step32(c, form, block, x.behind(part * BYTES_PER_COLUMN[32]), sums, zero)
+            _step32(c, form, block, x.from_byte(part * BYTES_PER_COLUMN[32]), sums, zero)
         return
     per_part, n_parts = form.part // 4, form.n_parts
     totals = [c.var(zero) for zero in c.lowering.hold(c, [c.const(i32, 0)] * n)]
     scale_type = c.lowering.scale(c, c.const(i32, 0)).type
     with c.range(0, n_parts) as s:
-        ask(s)
+        prefetch_part(s)
         values = [t.value for t in totals]
         at = panel + s * (slot * per_part)
         groups = [c.load(i8, at + slot * g) for g in range(per_part)]
-        x_part = x.behind(s * (4 * per_part))
+        x_part = x.from_byte(s * (4 * per_part))
         addresses = [x_part.cells(g) for g in range(per_part)]
         if form.has_scales:
             scale = c.load(scale_type, panel + slot * (64 + s))
@@ -435,12 +440,12 @@ def add_panel(
     targets: Sequence[Value],
     on: Value,
     panel_rows: int,
-    ask: Callable[[Value, Value], None] = lambda block, part: None,
+    prefetch_part: Callable[[Value, Value], None] = lambda block, part: None,
 ) -> None:
     """Multiply a panel's blocks in scratch with the columns at x and store the results at `targets`. `on`: add to the
     values there.
 
-    `ask` is called with the number of each block and of each of its parts.
+    `prefetch_part` is called with the number of each block and of each of its parts.
     """
     size, per_column, f32 = 4 * panel_rows * slots(form), form.column_bytes, Type("f32", panel_rows)
     sums = [c.var(c.const(f32, 0.0)) for _ in targets]
@@ -448,7 +453,7 @@ def add_panel(
         for total, target in zip(sums, targets, strict=True):
             total.value = c.load(f32, target)
     with c.range(0, blocks) as i:
-        step_panel(c, form, scratch + i * size, x.behind(i * per_column), sums, partial(ask, i))
+        step_panel(c, form, scratch + i * size, x.from_byte(i * per_column), sums, partial(prefetch_part, i))
     for total, target in zip(sums, targets, strict=True):
         c.store(target, total.value)
 
@@ -475,15 +480,20 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
     x_column = a.n_blocks * per_column
 
     def columns(
-        first_row: Value, start: Value, blocks: Value, column: Value, n: int, ask: Callable[[Value, Value], None]
+        first_row: Value,
+        start: Value,
+        blocks: Value,
+        column: Value,
+        n: int,
+        prefetch_part: Callable[[Value, Value], None],
     ) -> None:
         """Multiply one group of n columns with the blocks in scratch."""
-        x = InterleavedColumns(a.x + column * x_column, n).behind(start * per_column)
+        x = InterleavedColumns(a.x + column * x_column, n).from_byte(start * per_column)
         targets = []
         for j in range(n):
             inside = column + j < a.n_columns
             targets.append(c.select(inside, a.y + (column + j) * a.y_stride + first_row * 4, nowhere))
-        add_panel(c, form, scratch, blocks, x, targets, start > 0, panel_rows, ask)
+        add_panel(c, form, scratch, blocks, x, targets, start > 0, panel_rows, prefetch_part)
 
     def panel(first: Value) -> None:
         """Multiply a panel's rows with all columns; sums are kept in y from one stretch to the next."""
@@ -495,7 +505,7 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
             after = start + stretch
             follows = c.select(after < a.n_blocks, after * form.block_bytes, a.row_bytes * panel_rows)
 
-            def ask(group: Value, block: Value, part: Value) -> None:
+            def prefetch_part(group: Value, block: Value, part: Value) -> None:
                 """During the first group of columns, prefetch a share of the lines that are unpacked next."""
                 with c.when(group.equals(0)):
                     turn = block * form.n_parts + part
@@ -504,7 +514,7 @@ def matmul_many(c: Code, a: SimpleNamespace, work: Work, *, weights: str, panel_
                         c.prefetch(at + 64 * line, near=False)
 
             with c.range(0, n_wide) as group:
-                columns(first, start, blocks, group * wide, wide, partial(ask, group))
+                columns(first, start, blocks, group * wide, wide, partial(prefetch_part, group))
             if wide > 4:
                 with c.when(n_wide * wide < a.n_columns):
                     columns(first, start, blocks, n_wide * wide, 4, lambda block, part: None)

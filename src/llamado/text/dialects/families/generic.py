@@ -122,7 +122,7 @@ def read_generic(reader: Reader, tools: Tools) -> Reading[None]:
     yield from read_after_space(reader, "}")
     reader.mark()
     yield from reader.space()
-    if (yield from reader.over()):
+    if (yield from reader.at_end()):
         reader.accept()
     else:
         reader.reject()

@@ -65,7 +65,7 @@ def read_harmony(reader: Reader, tools: Tools, format: str) -> Reading[None]:
     first = True
     while True:
         yield from reader.take(_START)
-        if (yield from reader.over()):
+        if (yield from reader.at_end()):
             return
         reader.mark()
         found = None

@@ -180,7 +180,7 @@ def _read_quoted(reader: Reader, show: Show) -> Reading[bool]:
             return True
         else:
             while len(reader.text) - reader.at < 2:
-                if not (yield from reader.more()):
+                if not (yield from reader.wait_for_more()):
                     return False
             kind = reader.text[reader.at + 1]
             show(

@@ -47,7 +47,7 @@ class LlamaCalls:
         while outcome is Outcome.CALL:
             reader.mark()
             yield from reader.space()
-            if (yield from reader.over()):
+            if (yield from reader.at_end()):
                 reader.accept()
                 return
             yield from reader.take(";", ",", _TAG)

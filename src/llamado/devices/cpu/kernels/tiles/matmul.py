@@ -92,7 +92,7 @@ class _Scales(Columns):
     def address(self, at: Value | int, j: int) -> Value:
         return self.x + (at * TILE + 4 * (self.first + j))
 
-    def behind(self, at: Value | int) -> Columns:
+    def from_byte(self, at: Value | int) -> Columns:
         return _Scales(self.x + at * TILE, self.first, self.n)
 
 
