@@ -407,7 +407,7 @@ class Engine:
         except DeviceLost as error:
             self._recovery.note(error)
         except Exception:
-            log.exception("getting ready for later batches failed")
+            log.exception("warm-up of later batches failed")
         return False
 
     def _step(self) -> bool:

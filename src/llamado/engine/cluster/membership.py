@@ -72,7 +72,7 @@ class Membership:
                 for device in new.values():
                     device.close()
                 raise
-            log.warning("%s joined", names)
+            log.info("%s: joined", names)
             for number, device in new.items():
                 self._recovery.events.add("joined", device.name, f"it has {held(placement).get(number, 'nothing')}")
             self._pool.log_placement(placement)
@@ -93,7 +93,7 @@ class Membership:
             sent = self._recovery.send_ahead(placement, {})
             self._change(placement, {}, numbers, sent)
             self._pool.take_away(endpoint, numbers)
-            log.warning("%s is drained: it has nothing any more", names)
+            log.info("%s: drained, holds nothing any more", names)
             for number in numbers:
                 self._recovery.events.add("drained", self._pool.figures[number].name, "its layers are elsewhere")
             self._pool.log_placement(placement)
@@ -115,7 +115,7 @@ class Membership:
             sent = self._recovery.send_ahead(placement, {})
             self._change(placement, {}, (), sent)
             self._pool.by_hand = placement
-            log.warning("layers were laid out anew")
+            log.info("layers: placed anew")
             self._pool.log_placement(placement)
 
     def measure(self) -> None:

@@ -170,7 +170,7 @@ class HeadKind(ModelKind):
             if drafter.base + drafter.n_sure < len(said) and self._make_room(drafter, said, 0):
                 self._read_all(drafter, drafter.pending(said, ()))
         except (DeviceError, ForwardError) as error:
-            log.warning("the head drafts no more: %s", error)
+            log.warning("draft head: disabled: %s", error)
             self.lost = True
         drafter.trim(drafter.end_of_states)
 

@@ -249,8 +249,8 @@ def load_draft_model(draft: DraftFile, beside: Fit, progress: Report | None) -> 
         pool = DevicePool(options.split, here, file, model, wanted, progress)
         found = pool.fit
     for note in found.notes:
-        log.warning("the draft model: %s", note)
-    log.info("the draft model: %s", found)
+        log.warning("draft model: %s", note)
+    log.info("draft model: %s", found)
     runner = ModelRunner(
         file,
         model,

@@ -170,7 +170,7 @@ class ModelKind(DraftKind):
         try:
             return self._propose(asks, chance)
         except (DeviceError, ForwardError) as error:
-            log.warning("the draft model drafts no more: %s", error)
+            log.warning("draft model: disabled: %s", error)
             self.lost = True
             return [NOTHING] * len(asks)
 

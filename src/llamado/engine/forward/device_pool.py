@@ -72,7 +72,7 @@ class DevicePool:
                 until = time.monotonic() + split.wait if until is None else until
                 if not isinstance(error, DeviceLost) or time.monotonic() >= until:
                     raise
-                log.warning("%s; it is waited for", error.as_logged())
+                log.warning("%s; waiting for it", error.as_logged())
         self.left: set[int] = set()
         self.by_hand: Placement | None = None
         """What somebody laid out, in place of what the options ask for."""
@@ -111,7 +111,7 @@ class DevicePool:
             if number not in self.left:
                 log.info("%s: %s", self.figures[number].name, text)
         for number, why in self.idle(placement).items():
-            log.warning("%s gets no layers: %s", self.figures[number].name, why)
+            log.info("%s gets no layers: %s", self.figures[number].name, why)
 
     @property
     def _options(self) -> SplitOptions:

@@ -95,7 +95,7 @@ class DeviceRecovery:
                 if not elsewhere or self.replace is None or placement is None:
                     raise _together([*away.values()])
                 tensors.placement = self.replace(placement, _alive(self._devices))
-                log.warning("%s; its layers go to the devices that are left", _together([*away.values()]))
+                log.warning("%s; moving its layers to the other devices", _together([*away.values()]))
             self._lost = None
             self._settle()
             self._look_for_lost()  # one that died while another was brought back
@@ -197,7 +197,7 @@ class DeviceRecovery:
                 self._lost = error
             raise
         for number in sorted(set(self._away) & set(alive)):
-            log.warning("%s is there again, and has its layers back", self._devices[number].name)
+            log.info("%s: back, has its layers again", self._devices[number].name)
             self.events.add("back", self._devices[number].name, "it has its layers again")
         self._away = {number: away for number, away in self._away.items() if number not in alive}
         self._note_moves(before[0])

@@ -321,7 +321,7 @@ class ModelRunner:
                 if not since:
                     until, since = time.monotonic() + self._wait, time.strftime("%H:%M:%S")
                 lost = error
-                log.warning("%s; it is waited for", error.as_logged())
+                log.warning("%s; waiting for it", error.as_logged())
             back = False
             while not back:
                 if time.monotonic() >= until:

@@ -90,10 +90,10 @@ class Recovery:
     def _say_how_it_goes_on(self, seconds: float) -> None:
         away = self._forward.away()
         if not away:
-            log.warning("all devices are there again after %.1f s", seconds)
+            log.info("devices: all back after %.1f s", seconds)
             return
         names = " and ".join(device.device for device in away)
-        log.warning("going on without %s after %.1f s; as soon as it is back it has its layers again", names, seconds)
+        log.warning("going on without %s after %.1f s; its layers move back when it returns", names, seconds)
 
     @property
     def returned(self) -> bool:
@@ -110,11 +110,11 @@ class Recovery:
             self._forward.move_back()
             moved = True
         except LlamadoError as error:
-            log.warning("layers stay where they are: %s", error)
+            log.warning("layers: not moved back: %s", error)
         except Exception:
-            log.exception("moving layers back failed")
+            log.exception("layers: moving back failed")
         if moved and not self._forward.away():
-            log.warning("all devices are there again: moving back took %.1f s", time.monotonic() - began)
+            log.info("devices: all back; moving layers took %.1f s", time.monotonic() - began)
         self._returning.go_on(moved)
 
     def _idle_until(self, over: Callable[[], bool], began: float, changed: Callable[[], None]) -> None:
@@ -166,7 +166,7 @@ class _Returning(threading.Thread):
             except Exception as error:
                 if str(error) != said:
                     said = str(error)
-                    log.warning("a device is back, and cannot be used: %s", said, exc_info=not _is_ours(error))
+                    log.warning("a device is back but cannot be used: %s", said, exc_info=not _is_ours(error))
                 continue
             self._pause(self._rest)
             self._answered.clear()
