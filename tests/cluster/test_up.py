@@ -162,6 +162,10 @@ def test_replicas_behind_a_gateway_and_one_of_them_killed(up: Up) -> None:
             assert told.headers["x-llamado-replica"] == state["services"][3]["address"]
     assert up.command("drain", "server1").stdout == "server1 is drained\n"
     assert answer(state["url"]) == expected
+    assert "not drained" in up.command("drain", "server2", "--undo").stderr
+    assert up.command("drain", "server1", "--undo").stdout == "server1 is ready\n"
+    until(lambda: httpx.get(f"{state['url']}/gateway/status").json()["replicas"][0]["state"] == "ready")
+    assert answer(state["url"]) == expected
 
 
 @pytest.mark.full

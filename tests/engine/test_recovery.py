@@ -809,16 +809,17 @@ def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCapt
             assert "continuing without RPC0[10.0.0.7:50052]" in caplog.text
             calls, moves = forward.calls, forward.moves
             until(lambda calls=calls: forward.calls > calls + 2)  # type: ignore[misc]
-            assert "all devices are back" not in caplog.text and forward.moves == moves
+            assert "devices: all back" not in caplog.text and forward.moves == moves
             forward.there = True
             until(lambda: not engine.snapshot().degraded)
-            assert "all devices are back" in caplog.text
+            assert "devices: all back" in caplog.text
             assert client.result.tokens == alone(req(text(20), 1500)) and forward.moves == moves + 1
         forward.die()  # and back before anything went elsewhere
         engine._recovery._failover = None
         caplog.clear()
         assert ask(engine, req(text(9), 9)).tokens == alone(req(text(9), 9))
-        assert "all devices are back after" in caplog.text and "continuing without" not in caplog.text
+        assert "devices: all back after" in caplog.text and "continuing without" not in caplog.text
+        assert not [one for one in caplog.records if one.levelname == "WARNING"], "that all is well is no warning"
     finally:
         forward.end()
         engine.close()

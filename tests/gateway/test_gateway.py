@@ -277,7 +277,9 @@ def test_backups_are_used_while_no_other_is_up(stand_in: Make, start_gateway: St
     assert gateway.ask(messages=talk("new")).json()["name"] == "a"
 
 
-def test_loading_is_not_ready(stand_in: Make, start_gateway: Start) -> None:
+def test_loading_is_not_ready(stand_in: Make, start_gateway: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """And no fault either: a replica that starts is no warning."""
+    caplog.set_level("INFO", "llamado.gateway")
     a = stand_in("a")
     a.health = (503, {"error": {"code": 503, "message": "Loading model"}})
     gateway = start_gateway(a, ready=False)
@@ -290,6 +292,8 @@ def test_loading_is_not_ready(stand_in: Make, start_gateway: Start) -> None:
     a.health = (200, {"status": "ok"})
     assert waiting.answer().json()["name"] == "a"  # it waited for the model
     assert gateway.http.get("/health").json() == {"status": "ok"}
+    assert "replica a: Loading model" in caplog.text
+    assert not [one for one in caplog.records if one.levelname == "WARNING"]
 
 
 def test_without_any_replica_a_request_is_told_why(stand_in: Make, start_gateway: Start) -> None:

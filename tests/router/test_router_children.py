@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from router_process import Start
 from tiny_models import make_llama
 from waiting import until
+
+from llamado.router.child import Child
 
 
 @pytest.mark.slow
@@ -62,3 +66,21 @@ def test_our_own_servers(start_router: Start, tmp_path: Path, caplog: pytest.Log
     names = {m["id"] for m in router.http.get("/models?reload=1").json()["data"]}
     assert names == {"one", "two"}
     until(lambda: not router.running())
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "says"),
+    [
+        (137, ["context of 1024 tokens"], "ended by SIGKILL"),
+        (128 + 99, [], "ended by signal 99"),
+        (3, ["error: no room"], "exit code 3: error: no room"),
+        (1, [], "exit code 1"),
+    ],
+)
+def test_the_end_of_a_process_in_words(code: int, lines: list[str], says: str) -> None:
+    """A signal is its own reason; what the process printed before is none."""
+    child = Child.__new__(Child)
+    child.exit = asyncio.Future(loop=asyncio.new_event_loop())
+    child.exit.set_result(code)
+    child._process = SimpleNamespace(last_lines=lines, last_words=lambda: "")  # type: ignore[assignment]
+    assert child.end() == says

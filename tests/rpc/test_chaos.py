@@ -484,12 +484,12 @@ def test_back_after_its_layers_went_elsewhere(worker: Start, serve: Start, expec
     assert workers[1].endpoint in away["device"] and away["why"] and abs(away["since"] - time.time()) < 60
     assert away["layers"].startswith("layer") and away["device"] not in away["now"]
     said = server.process.said()
-    assert "continuing without" in said and "all devices are back" not in said
+    assert "continuing without" in said and "devices: all back" not in said
     workers[1].start(wait=False)
     until(lambda: server.health() == (200, {"status": "ok"}), "all is as it was")
     streams.finish(expected)
     assert "back, has its layers again" in server.process.said()
-    assert "all devices are back" in server.process.said()
+    assert "devices: all back" in server.process.said()
     workers[0].kill()
     noticed(server, workers[0])
     streams = Streams(server, LONG)

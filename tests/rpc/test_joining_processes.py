@@ -164,7 +164,7 @@ def test_a_worker_that_is_announced_is_taken_in(model: Path, start: Callable[...
     assert "are taken in, whoever runs them" in server.said()
     worker_port = free_port()
     worker = start("worker", "-t", "1", "-p", str(worker_port), "--announce")
-    server.expect(rf"\[127.0.0.1:{worker_port}\] joined")
+    server.expect(rf"\[127.0.0.1:{worker_port}\]: joined")
     assert states(url)[f"127.0.0.1:{worker_port}"]["state"] == "ready"
     assert worker.end() == 0
     until(lambda: set(states(url)) == {None})

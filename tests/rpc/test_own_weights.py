@@ -119,7 +119,7 @@ def test_nothing_is_sent_of_a_model_that_is_there(
         lines = Path("/proc/self/maps").read_text().splitlines()
         inside = [line for line in lines if address <= int(line.split("-")[0], 16) < address + region.size]
         assert any("renamed.gguf" in line for line in inside), "the file is mapped, not read"
-    assert sent == [] and "come from this machine's own disk" in caplog.text
+    assert sent == [] and "from this machine's own disk" in caplog.text
 
 
 @pytest.mark.full

@@ -13,6 +13,7 @@ from waiting import until
 from wire_client import Client, layout, request, running, wire_of
 
 from llamado.devices.cpu.device import CpuDevice
+from llamado.devices.split import measure
 from llamado.ggml import graph as g
 from llamado.ggml.graph import Graph
 from llamado.gguf.types import TensorType as T
@@ -71,11 +72,31 @@ def test_from_the_first_byte_to_the_last(
     messages = [record.getMessage() for record in caplog.records]
     shown = [m for m in messages if not m.startswith("in ")]
     assert not any(" -" in m for m in messages), "what was done for those who left stays done"
-    assert re.fullmatch(rf"{peer} is connected \(RPC 7\.0\.0\) and takes memory", shown[0])
-    assert re.fullmatch(rf"{peer} holds 0\.0 MB", shown[1])
-    assert re.fullmatch(rf"{peer} left after \d s, 5 graphs and 15 tokens: 0\.0 MB freed", shown[2])
-    assert [line.split(" ", 1)[1].split()[0] for line in shown[3:]] == ["is", "holds", "left"]
+    assert re.fullmatch(rf"{peer}: connected \(RPC 7\.0\.0\)", shown[0])
+    assert re.fullmatch(rf"{peer}: holds 0\.0 MB", shown[1])
+    assert re.fullmatch(rf"{peer}: left after \d s \(graphs=5 tokens=15\), 0\.0 MB freed", shown[2])
+    assert [line.split(" ", 1)[1].split()[0] for line in shown[3:]] == ["connected", "holds", "left"]
     assert sum(" connected " in line for line in shown) == 2, "who only asks is not worth a line"
+
+
+def test_a_measurement_of_speed_computes_no_clients_tokens(
+    device: CpuDevice, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server measures its workers when it starts, before any client has asked for a token."""
+    monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(activity, "BEAT_SECONDS", 0.0)
+    trial = measure._Measurement(device, T.F32, 32, 1 << 20)
+    assert activity.tokens_of(trial.one) == activity.tokens_of(trial.many) == 0
+    trial.free()
+    weights, x = g.new_tensor(T.F32, 32, 8, name=f"{measure.TRIAL}0"), g.new_tensor(T.F32, 32, N_TOKENS, name="x")
+    graph = Graph()
+    graph.output("y", g.mul_mat(weights, x, name="y"))
+    places, size = layout([weights, x, graph.nodes[-1]])
+    with running(device) as worker, Client(worker) as client:
+        ptr, base = client.alloc(size)
+        client.send(request(graph, ptr, base, places))
+        client.get(wire_of(x, ptr, base + places[x]), x.nbytes)
+        until(lambda: "1 graphs, 0 tokens" in caplog.text)
 
 
 def test_what_a_client_holds_is_said_when_it_changes(

@@ -148,7 +148,7 @@ def test_an_answer_that_is_not_finished_in_time_ends_with_the_reason(fake_server
     assert "shutting down" in text.strip().splitlines()[-1], text[-200:]
     assert process.wait(60) == 0
     log = process.log()
-    assert "1 answer(s) are not finished after 2 s: they end here" in log
+    assert "1 answer(s) unfinished after 2 s; ending them with an error" in log
     assert "error:" not in log and "went away" not in log
 
 

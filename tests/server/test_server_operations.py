@@ -383,7 +383,7 @@ def test_overview() -> None:
     engine.close()
     for part in (
         "fake",
-        "4096 tokens, 4 slots each",
+        "4096 tokens for each of 4 slots",
         "http://127.0.0.1:1/llama/ (open",
         "/metrics",
         "2 keys",

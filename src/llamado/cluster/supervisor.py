@@ -264,7 +264,7 @@ class Supervisor:
             await self._keep(one)
         except StartFailed as error:
             one.drained = True
-            self._set(one, DRAINED, f"{FAILED}: {error}")
+            self._set(one, DRAINED, f"{FAILED}: {' '.join(str(error).split())}")
 
     async def _tell_gateway(self, one: Standing, *, drain: bool) -> str:
         """Drain a server at the gateway and wait until it is idle, or take it back; return why that failed, or ""."""
@@ -416,7 +416,7 @@ class Supervisor:
                 other.knows[name] = now
                 return
             if loop.time() - began > _TELL:
-                log.warning("%s does not go on with %s at %s: it is started again", other.service.name, name, now)
+                log.warning("%s: did not take %s at its new address %s; restarting it", other.service.name, name, now)
                 await self._end(other)
                 return
             await asyncio.sleep(_TELL_PAUSE)

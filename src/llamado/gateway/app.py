@@ -107,7 +107,7 @@ class Gateway:
         try:
             await asyncio.to_thread(self._limits.save)
         except OSError as error:
-            log.error("quotas are not kept: %s", error)
+            log.error("quotas: not saved: %s", error)
 
     # To a replica
 
@@ -227,7 +227,7 @@ class Gateway:
     async def _remove(self, scope: Scope, receive: Receive, send: Send) -> None:
         replica, _ = await self._named(scope, receive)
         self.balancer.remove(replica)
-        log.info("replica %s: removed; %d request(s) under way are finished", replica.name, replica.in_flight)
+        log.info("replica %s: removed (requests still under way=%d)", replica.name, replica.in_flight)
         await answer(send, orjson.dumps(replica.shown))
 
     async def _drain(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -239,7 +239,7 @@ class Gateway:
         if not isinstance(wait, (int, float)) or isinstance(wait, bool) or not 0 <= wait <= 86400:
             raise invalid("wait: expected seconds, at most 86400")
         replica.draining = drain
-        log.info("replica %s: %s", replica.name, "gets no new requests" if drain else "gets requests again")
+        log.info("replica %s: %s", replica.name, "draining" if drain else "taken back")
         if not drain:
             self.balancer.wake()
         elif wait:

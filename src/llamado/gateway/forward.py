@@ -133,7 +133,7 @@ class Forwarding:
             return None
         reason = "frozen" if exchange.was_cut else "lost" if exchange.sent else "refused"
         replica.losses[reason] += 1
-        log.warning("replica %s: %s; the request goes elsewhere", replica.name, error)
+        log.warning("replica %s: request not answered: %s; trying another replica", replica.name, error)
         return reason
 
     def _unavailable(self, asked: Mapping[str, str]) -> ApiError:

@@ -183,7 +183,7 @@ class KeyLimits:
                 said = ""
             except OSError as error:
                 if str(error) != said:
-                    log.error("quotas are not kept: %s: %s", self._file, error.strerror or error)
+                    log.error("quotas: %s: not saved: %s", self._file, error.strerror or error)
                 said = str(error)
 
     @property

@@ -163,7 +163,7 @@ class Replica:
         self.since = time.time()
         if state.ready and not before.ready:
             self.breaker.reset()
-        log.log(logging.INFO if state.ready else logging.WARNING, "replica %s: %s", self.name, state.message)
+        log.log(logging.INFO if state.alive else logging.WARNING, "replica %s: %s", self.name, state.message)
         if before.ready and not state.ready and state.phase is not Phase.BUSY and self._silent_since is None:
             self.number = next(_numbers)  # whatever it had in its cache is probably gone
         self._changed()

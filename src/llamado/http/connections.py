@@ -105,7 +105,7 @@ class ConnectionLimits:
         for connection, size in waiting.items():
             if total <= MOST_UNREAD:
                 return
-            log.warning("a connection is closed: its client leaves %d bytes of its answer unread", size)
+            log.warning("connection closed: its client left %d bytes of an answer unread", size)
             connection.transport.abort()
             total -= size
 

@@ -20,6 +20,8 @@ from llamado.server.live.log_tail import MODELS
 
 log = logging.getLogger("llamado.router")
 
+_SIGNALED = 128
+"""Exit codes above it tell of a signal, as a shell shows them."""
 _CHECK_TIMEOUT = 5.0  # seconds a health check may take
 IDLE_STOP = 2.0  # seconds that an idle process of ours gets between SIGTERM and SIGKILL
 PORT_WAIT = 5.0  # seconds an earlier process may take to leave its port
@@ -123,9 +125,19 @@ class Child:
                 f"{' '.join(self.args[:3])} … did not answer {self.pool.address}{launch.check} with 200 within "
                 f"{launch.ready_timeout:g} s"
             ) from None
+        raise LoadFailed(self.end(), self.exit_code)
+
+    def end(self) -> str:
+        """Return how the process ended, and its reason if it gave one."""
+        code = self.exit_code or 0
+        if code > _SIGNALED:
+            try:
+                return f"ended by {signal.Signals(code - _SIGNALED).name}"
+            except ValueError:
+                return f"ended by signal {code - _SIGNALED}"
         lines = () if self._process is None else self._process.last_lines
         words = self.last_words() or (lines[-1] if lines else "")
-        raise LoadFailed(f"exit code {self.exit_code}{': ' + words if words else ''}", self.exit_code)
+        return f"exit code {code}{': ' + words if words else ''}"
 
     async def _healthy(self, progress: Progress) -> bool:
         check = self.model.launch.check

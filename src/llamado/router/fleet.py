@@ -497,7 +497,7 @@ class Fleet:
         instance.reason = str(error)
         instance.crashes += 1
         self._back_off(instance, instance.crashes)
-        log.error("model %s failed to load: %s", instance.model.name, error)
+        log.error("model %s: failed to load: %s", instance.model.name, error)
         self._notify("status_change", instance.model.name, {"status": UNLOADED, "exit_code": instance.exit_code})
         self._refuse(instance, _failed(instance))
         self._schedule()
@@ -534,8 +534,7 @@ class Fleet:
             self._notify("status_change", name, {"status": UNLOADED, "exit_code": 0})
             self._schedule()
             return
-        words = child.last_words()
-        log.error("model %s died with exit code %d%s", name, code, f": {words}" if words else "")
+        log.error("model %s: died: %s", name, child.end())
         instance.exit_code = code
         instance.reason = f"it died with exit code {code}"
         instance.crashes = 1 if lived > self.limits.stable else instance.crashes + 1

@@ -74,7 +74,7 @@ class Passage:
                 if lost == SENDS:
                     message = f"model '{name}' gave no answer: its connection was closed {SENDS} times"
                     raise ApiError("server_error", message, status=502)
-            log.warning("model %s: %s; the request is sent again", name, reason)
+            log.warning("model %s: request not answered: %s; sending it again", name, reason)
         raise ApiError("server_error", f"model '{name}' took no request in {TRIES} tries: {reason}", status=502)
 
     async def _lease(self, instance: Instance, count: bool, autoload: bool) -> Lease | None:

@@ -807,7 +807,7 @@ def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket]
 
 
 def _log_models(models: list[RoutedModel]) -> None:
-    log.info("a router for %d model(s); each is loaded when a request names it", len(models))
+    log.info("router: %d model(s), each loaded when a request names it", len(models))
     for model in models:
         aliases = f" (aliases: {', '.join(model.aliases)})" if model.aliases else ""
         tags = f" [tags: {', '.join(model.tags)}]" if model.tags else ""

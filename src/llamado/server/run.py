@@ -87,7 +87,7 @@ class _Server(EndingServer):
         """Have what is not finished in time end with an error of its own, instead of a connection that breaks off."""
         await asyncio.sleep(GRACE - _LAST_WORDS)
         if count := len(self.server_state.tasks):
-            log.warning("%d answer(s) are not finished after %d s: they end here", count, GRACE)
+            log.warning("shutdown: %d answer(s) unfinished after %d s; ending them with an error", count, GRACE)
             await asyncio.to_thread(self._cut_off)
 
     def _watch_parent(self, text: str) -> None:
@@ -107,12 +107,12 @@ class _Server(EndingServer):
                 except OSError:
                     pass
                 loop.remove_reader(fd)
-                log.info("whoever started this server has ended: so does this")
+                log.info("parent process ended: shutting down")
                 self.should_exit = True
 
             loop.add_reader(fd, readable)
         except (ValueError, OSError) as error:
-            log.warning("%s=%s is no open file to read from (%s): nobody is watched", PARENT, text, error)
+            log.warning("%s=%s: not an open file (%s); the parent process is not watched", PARENT, text, error)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
@@ -121,7 +121,7 @@ class _Server(EndingServer):
         self.should_exit = True
         count = len(self.server_state.tasks)
         if count:
-            log.info("finishing %d running answer(s), up to %d s; interrupt again to stop at once", count, GRACE)
+            log.info("shutdown: finishing %d answer(s), up to %d s; interrupt again to stop at once", count, GRACE)
 
 
 def _load(
@@ -144,7 +144,7 @@ def _load(
         log.error("failed to load model: %s", error.as_logged())
     except Exception as error:
         state.failure = f"{type(error).__name__}: {error}"
-        log.exception("failed to load model, unexpectedly")
+        log.exception("failed to load model: unexpected error")
     except BaseException as error:  # SystemExit of a library must not leave the server loading for ever
         state.failure = repr(error)
         log.error("failed to load model: %r", error)

@@ -20,6 +20,8 @@ from llamado.ggml.graph import Graph, mul_mat, new_tensor, view_1d
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 
+TRIAL = "speed."
+"""Names of a measurement's weights begin so: the tokens that they are multiplied with belong to no client."""
 WEIGHTS = 64 << 20
 """Bytes of weights read for one token: more than most caches hold."""
 _PROMPT = 512
@@ -105,12 +107,12 @@ class _Measurement:
         self._device = device
         row = type.row_bytes(width)
         rows = max(32, min(2 * width, size // row) // 32 * 32)
-        self._weights = [new_tensor(type, width, rows, name=f"speed.{i}") for i in range(max(1, size // (rows * row)))]
-        few = new_tensor(type, width, 32, name="speed.few")
+        self._weights = [new_tensor(type, width, rows, name=f"{TRIAL}{i}") for i in range(max(1, size // (rows * row)))]
+        few = new_tensor(type, width, 32, name=f"{TRIAL}few")
         prompt_rows = max(32, min(rows, int(_PROMPT_WORK / (2 * width * _PROMPT))) // 32 * 32)
         n_prompt = max(1, min(len(self._weights), int(_PROMPT_WORK / (2 * width * _PROMPT * prompt_rows))))
-        partial = [new_tensor(type, width, prompt_rows, name=f"speed.prompt.{i}") for i in range(n_prompt)]
-        self._raw = new_tensor(TensorType.I8, _LARGEST_WRITE, name="speed.raw")
+        partial = [new_tensor(type, width, prompt_rows, name=f"{TRIAL}prompt.{i}") for i in range(n_prompt)]
+        self._raw = new_tensor(TensorType.I8, _LARGEST_WRITE, name=f"{TRIAL}raw")
         self.none, none_bound = _graph([few], 1)
         self.one, one_bound = _graph(self._weights, 1)
         self.many, many_bound = _graph(partial, _PROMPT)

@@ -83,7 +83,7 @@ class Membership:
                 for device in new.values():
                     device.close()
                 raise
-            log.warning("%s joined", names)
+            log.info("%s: joined", names)
             for number, device in new.items():
                 self._recovery.events.add(
                     "joined", device.name, f"it has {describe_parts(placement).get(number, 'nothing')}"
@@ -106,7 +106,7 @@ class Membership:
             sent = self._recovery.send_ahead(placement, {})
             self._change(placement, {}, numbers, sent)
             self._pool.take_away(endpoint, numbers)
-            log.warning("%s: drained, holds nothing any more", names)
+            log.info("%s: drained, holds nothing any more", names)
             for number in numbers:
                 self._recovery.events.add("drained", self._pool.figures[number].name, "its layers are elsewhere")
             self._pool.log_placement(placement)
@@ -129,7 +129,7 @@ class Membership:
             sent = self._recovery.send_ahead(placement, {})
             self._change(placement, {}, (), sent)
             self._pool.by_hand = placement
-            log.warning("layers: new layout in use")
+            log.info("layers: new layout in use")
             self._pool.log_placement(placement)
 
     def measure(self) -> None:

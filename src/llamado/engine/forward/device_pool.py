@@ -121,7 +121,7 @@ class DevicePool:
             if number not in self.left:
                 log.info("%s: %s", self.figures[number].name, text)
         for number, why in self.idle(placement).items():
-            log.warning("%s: gets no layers: %s", self.figures[number].name, why)
+            log.info("%s: gets no layers: %s", self.figures[number].name, why)
 
     @property
     def _options(self) -> SplitOptions:

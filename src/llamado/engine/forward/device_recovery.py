@@ -198,7 +198,7 @@ class DeviceRecovery:
                 self._lost = error
             raise
         for number in sorted(set(self._away) & set(alive)):
-            log.warning("%s: back, has its layers again", self._devices[number].name)
+            log.info("%s: back, has its layers again", self._devices[number].name)
             self.events.add("back", self._devices[number].name, "it has its layers again")
         self._away = {number: away for number, away in self._away.items() if number not in alive}
         self._note_moves(before[0])

@@ -91,7 +91,7 @@ class EngineRecovery:
     def _log_outcome(self, seconds: float) -> None:
         away = self._forward.away()
         if not away:
-            log.warning("all devices are back after %.1f s", seconds)
+            log.info("devices: all back after %.1f s", seconds)
             return
         names = " and ".join(device.device for device in away)
         log.warning("continuing without %s after %.1f s; its layers move back when it returns", names, seconds)
@@ -111,11 +111,11 @@ class EngineRecovery:
             self._forward.move_back()
             moved = True
         except LlamadoError as error:
-            log.warning("layers not moved back: %s", error)
+            log.warning("layers: not moved back: %s", error)
         except Exception:
-            log.exception("moving layers back failed")
+            log.exception("layers: moving back failed")
         if moved and not self._forward.away():
-            log.warning("all devices are back: moving layers took %.1f s", time.monotonic() - began)
+            log.info("devices: all back; moving layers took %.1f s", time.monotonic() - began)
         self._returning.finish_move(moved)
 
     def _idle_until(self, over: Callable[[], bool], began: float, changed: Callable[[], None]) -> None:

@@ -57,11 +57,11 @@ class RemoteLink:
         where = str(target.connection.endpoint).encode()
         number = source.connection.call(ConnectNext(inlet.ticket, where), Number).value
         if number:
-            log.info("%s passes what it computes straight to %s", source.name, target.name)
+            log.info("%s: passes its results straight to %s", source.name, target.name)
             return cls(source, target, number, inlet)
         target.connection.send(write_request(CloseInlet(inlet.ticket)))
         log.warning(
-            "%s cannot reach %s as %s (its log says why): what goes there goes through this machine",
+            "%s: cannot reach %s at %s (its log has the reason); passing its results on from here",
             source.name, target.name, target.connection.endpoint,
         )  # fmt: skip
         return None

@@ -86,7 +86,7 @@ class Workers:
         if gone:
             for device in devices:
                 device.close()
-            raise WorkersUnreachable("\n".join(worker.why for worker in gone))
+            raise WorkersUnreachable("; ".join(worker.why for worker in gone))
         return devices
 
     def reach(
@@ -130,7 +130,7 @@ class Workers:
                 arrivals = [_Arrival(self, one.endpoint, deadline) if one.lost else one for one in arrivals]
                 missing = [arrival for arrival in arrivals if not arrival.done.is_set()]
                 if refused := [arrival.why for arrival in arrivals if arrival.refused]:
-                    raise WorkersUnreachable("\n".join(refused))
+                    raise WorkersUnreachable("; ".join(refused))
                 now = time.monotonic()
                 if not missing or now >= deadline:
                     break

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 
+from llamado.devices.split.measure import TRIAL
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op
 
@@ -32,9 +33,14 @@ class WorkDone:
 
 
 def tokens_of(graph: Graph) -> int:
-    """Tokens that a graph of a model computes: the columns of its first product with a matrix of weights."""
+    """Return the tokens that a graph of a model computes: the columns of its first product with a matrix of weights.
+
+    Measurements of a device's speed compute none.
+    """
     for node in graph.nodes:
         if node.op in (Op.MUL_MAT, Op.MUL_MAT_ID) and node.src[1] is not None:
+            if node.src[0] is not None and node.src[0].name.startswith(TRIAL):
+                return 0
             return int(node.src[1].ne[1 if node.op is Op.MUL_MAT else 2])
     return 0
 

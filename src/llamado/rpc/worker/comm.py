@@ -94,10 +94,13 @@ def meet(
             with dialling.attempt(client):
                 sock = _reach(Endpoint(host, request.port), dialling, gone)
     except (LlamadoError, OSError, ValueError) as error:
-        log.warning("no way to the other worker of a divided matrix: %s; its client adds up", printable(str(error)))
+        log.warning(
+            "cannot reach the peer worker: %s; falling back to summation on the client",
+            printable(str(error)),
+        )
         time.sleep(max(0.0, began + REFUSAL_SECONDS - time.monotonic()))
         return None
-    log.info("%s: adds up tensors as rank %d of %d", client, request.rank, request.world)
+    log.info("%s: tensor parallel, rank %d of %d", client, request.rank, request.world)
     return Comm(sock, request.rank)
 
 

@@ -86,7 +86,7 @@ class Dialling:
             with self.attempt(client):
                 return self._reach(Endpoint.parse(request.endpoint.decode()), request.ticket)
         except (LlamadoError, OSError, ValueError) as error:
-            log.warning("no link to %s: %s; its client carries what goes there", where, printable(str(error)))
+            log.warning("cannot reach worker %s: %s; falling back to the client", where, printable(str(error)))
             time.sleep(max(0.0, began + REFUSAL_SECONDS - time.monotonic()))
             return None
 
@@ -235,7 +235,7 @@ class Inlet:
                     receive(sock, reader, region, start, size)
                     return request.computed
                 except LlamadoError as error:
-                    log.warning("an inlet is closed: %s", error)
+                    log.warning("link from another worker closed: %s", error)
                 except OSError as error:
                     log.debug("an inlet is closed: %s", error)
         self.end()

@@ -229,15 +229,15 @@ class Worker:
             except BlockingIOError:
                 return
             except OSError as error:  # gone again already, or no more descriptors
-                log.warning("a connection could not be accepted: %s", error.strerror or error)
+                log.warning("cannot accept a connection: %s", error.strerror or error)
                 time.sleep(0.1)
                 return
             peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             if not self._may_enter(host):
-                log.warning("%s is not in a network of --allow: refused", peer)
+                log.warning("%s: refused, not in a network of --allow", peer)
                 sock.close()
             elif not self._has_room(identity(host)):
-                log.warning("%s is one too many: %d connections are open", peer, len(self._sessions))
+                log.warning("%s: refused, too many connections (open=%d)", peer, len(self._sessions))
                 sock.close()
             else:
                 self._begin(sock, host, peer)
@@ -260,7 +260,7 @@ class Worker:
         if not idle:
             return False
         *_, one = min(idle, key=lambda entry: entry[:2])
-        log.info("%s is let go for another: it owns nothing and asks for nothing", one.peer)
+        log.info("%s: closed to make room for another client (idle, holds nothing)", one.peer)
         self._let_go.add(one)
         one.shut()
         return True
@@ -285,7 +285,7 @@ class Worker:
         try:
             thread.start()
         except RuntimeError as error:
-            log.warning("%s cannot be served: %s", peer, error)
+            log.warning("%s: cannot be served: %s", peer, error)
             with self._lock:
                 del self._sessions[session]
             sock.close()
@@ -310,7 +310,7 @@ class Worker:
         for session, thread in sessions.items():
             thread.join(_END_SECONDS)
             if thread.is_alive():
-                log.warning("%s: its graph still runs; not waiting any longer", session.peer)
+                log.warning("%s: graph still runs; ending without it", session.peer)
         if self.shared.cache is not None:
             self.shared.cache.close()
         if self.shared.files is not None:

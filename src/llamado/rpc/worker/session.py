@@ -216,9 +216,9 @@ class Session:
             log.debug("%s: %s", self.peer, error)
             left = "is gone"
         except MemoryError:
-            log.warning("%s: connection closed: no memory is left for its request", self.peer)
+            log.warning("%s: connection closed: out of memory for its request", self.peer)
         except Exception:
-            log.exception("%s: connection closed: a fault of this program", self.peer)
+            log.exception("%s: connection closed by a bug of this program", self.peer)
         finally:
             size, work = self.held, self.work
             self._release()
@@ -226,7 +226,7 @@ class Session:
             self._sock.close()
             if size:
                 log.info(
-                    "%s %s after %.0f s, %d graphs and %d tokens: %.1f MB freed",
+                    "%s: %s after %.0f s (graphs=%d tokens=%d), %.1f MB freed",
                     self.peer, left, time.monotonic() - began, work.graphs, work.tokens, size / 1e6,
                 )  # fmt: skip
 
@@ -415,7 +415,7 @@ class Session:
             self._answer(Command.ALLOC_BUFFER, Allocated(0, 0))
             return
         if not self._regions and not self.work.graphs:
-            log.info("%s is connected (RPC %d.%d.%d) and takes memory", self.peer, *self.protocol.version)
+            log.info("%s: connected (RPC %d.%d.%d)", self.peer, *self.protocol.version)
         self._regions[region.ptr] = region
         self._answer(Command.ALLOC_BUFFER, Allocated(region.ptr, region.size))
 
@@ -594,7 +594,7 @@ class Session:
             raise ConnectionAbortedError("gone while its graph was computed")
         if self._told[1] < self._served - _TELL_SECONDS and self._told[0] != (held := self.held):
             self._told = held, self._served
-            log.info("%s holds %.1f MB", self.peer, held / 1e6)
+            log.info("%s: holds %.1f MB", self.peer, held / 1e6)
         self.work.graphs += 1
         self.work.tokens += graph.n_tokens
 
@@ -683,7 +683,7 @@ class Session:
             outlet.send(request.sequence, self._computed, region, start, request.size)
             self.work.sent += request.size
         except OSError as error:
-            log.warning("%s: link %d is broken: %s", self.peer, request.link, error.strerror or error)
+            log.warning("%s: link %d broken: %s", self.peer, request.link, error.strerror or error)
             self._outlets.pop(request.link).close()
 
     def _await(self, request: Await) -> None:
@@ -744,7 +744,7 @@ class Session:
             done = files.bind(placed, lambda: self._gone or self._shut)
             n = sum(want.size for want, there in zip(request.weights, done, strict=True) if there)
             if n:
-                log.info("%s: %d weights, %.1f MB, come from this machine's own disk", self.peer, sum(done), n / 1e6)
+                log.info("%s: read %d weights (%.1f MB) from this machine's own disk", self.peer, sum(done), n / 1e6)
         self._send(write_response(Command.BIND, TensorData(request.size)), memoryview(bytes(done)))
 
     def _deliver(self, request: Deliver) -> None:

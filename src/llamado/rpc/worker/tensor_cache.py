@@ -272,7 +272,7 @@ def _entry(path: Path, file: BinaryIO, hash: int, size: int) -> _FileStamp | Non
     """What an open entry says of itself; None, and it is deleted, where that cannot be true."""
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode) or (reason := foreign(status)) is not None:
-        log.warning("cache entry %s is not used: %s", path, reason if stat.S_ISREG(status.st_mode) else "it is no file")
+        log.warning("cache entry %s: not used: %s", path, reason if stat.S_ISREG(status.st_mode) else "it is no file")
         return None
     digest = b""
     if status.st_size == size + _TRAILER.size:
@@ -289,6 +289,6 @@ def _entry(path: Path, file: BinaryIO, hash: int, size: int) -> _FileStamp | Non
 
 
 def _drop(path: Path) -> None:
-    log.warning("cache entry %s is corrupt: deleted", path)
+    log.warning("cache entry %s: corrupt, deleted", path)
     with contextlib.suppress(OSError):
         path.unlink()

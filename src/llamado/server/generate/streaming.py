@@ -98,7 +98,7 @@ class Mailbox:
         self._unread[generation] = self._unread.get(generation, 0) + weight
         self._total += weight
         if self._total > MOST_UNREAD:
-            log.warning("an answer is given up: its client does not read it, and too much waits for it")
+            log.warning("answer aborted: its client reads too slowly, and too many bytes wait for it")
             max(self._unread, key=self._unread.__getitem__).give_up()
 
     def forget(self, generation: Generation) -> None:

@@ -15,11 +15,11 @@ def overview(settings: Settings, served: Served, addresses: list[str]) -> list[s
     info, engine, switches = served.info, settings.engine, settings.switches
     size = f"{info.size / 1e9:.1f} GB" if info.size >= 1e9 else f"{info.size / 1e6:.0f} MB"
     parameters = f"{info.n_params / 1e9:.1f} B" if info.n_params >= 1e9 else f"{info.n_params / 1e6:.0f} M"
-    share = "sharing them" if engine.unified and served.n_slots > 1 else "each"
-    slots = "1 slot" if served.n_slots == 1 else f"{served.n_slots} slots {share}"
+    share = "shared by" if engine.unified else "for each of"
+    slots = "1 slot" if served.n_slots == 1 else f"{share} {served.n_slots} slots"
     lines = [
         f"  model    {info.name}: {parameters} parameters, {info.ftype}, {size}",
-        f"  context  {info.n_ctx} tokens, {slots}",
+        f"  context  {info.n_ctx} tokens{', ' if served.n_slots == 1 else ' '}{slots}",
     ]
     for address in addresses:
         lines.append(f"  address  {address}{switches.api_prefix}")

@@ -45,7 +45,7 @@ class LanWorkers:
         self._state = state
         self._closed = False
         self._discovery = listen(self._found, self._gone)
-        log.warning("workers that announce themselves in this network are taken in, whoever runs them: --discover")
+        log.warning("--discover: every worker that announces itself in this network is taken in, whoever runs it")
 
     def _found(self, endpoint: str, share: float) -> bool:
         return self._change(f"{endpoint} announces itself", lambda cluster: cluster.join(endpoint, share))

@@ -110,7 +110,7 @@ class StdioServer:
                     if message is not None:
                         await to_session.send(message)
         except Flooded as error:
-            log.warning("MCP server %s: %s: it is ended", self._name, error)
+            log.warning("MCP server %s: ended: %s", self._name, error)
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError):
             pass
         self.over.set()
