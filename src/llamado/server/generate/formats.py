@@ -321,6 +321,8 @@ class CompletionsFormat(_OpenAIFormat):
         if not result.request.prompt_probs:
             return None
         shown = [*result.prompt_probs, *result.probs]
+        if not shown:  # an empty prompt has no answer
+            return {name: [] for name in ("content", "tokens", "token_logprobs", "top_logprobs", "text_offset")}
         tokens = [one.token.piece.decode("utf-8", "ignore") for one in shown]
         content = probs_json(shown, self._asked.engine.post_sampling_probs)
         return {
