@@ -551,7 +551,7 @@ async def cluster(port: int, tally: Tally) -> None:
         for path in ("/cluster/layers", "/cluster/predict"):
             for token in ("", "x", TOKEN[:-1]):
                 more = {"X-Forwarded-For": "10.0.0.9", "X-Cluster-Token": token}
-                if await ask(path, {"devices": []}, **more) != 401:
+                if await ask(path, {"devices": []}, **more) != 403:
                     tally.bad.append(f"{path} was served for another machine without the token")
         for body in joins():
             await ask("/cluster/join", body, **MEMBER)

@@ -457,7 +457,8 @@ SPLIT = _group(
           "goes through this machine", type="str", default="auto", choices="auto off", metavar="auto|off",
           env="LLAMA_ARG_RPC_RING", commands=_ENGINE, needs="rpc"),
     _secret("--cluster-token",
-          "workers that know this token may join and leave while the server runs (POST /cluster/join, /cluster/drain)",
+          "workers that know this token may join and leave while the server runs (POST /cluster/join, /cluster/drain), "
+          "and other machines may move layers",
           metavar="TOKEN", env="LLAMADO_CLUSTER_TOKEN"),
     _used("--discover", "take in workers that announce themselves in this network (`llamado worker --announce`)",
           default=False, env="LLAMADO_DISCOVER"),

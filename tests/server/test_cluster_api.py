@@ -269,11 +269,11 @@ def test_layers_are_moved(engine: FakeEngine) -> None:
     ("cluster_token", "token", "client", "forwarded", "status"),
     [
         ("secret", "secret", "10.0.0.9", None, 200),
-        ("secret", "wrong", "10.0.0.9", None, 401),
-        ("secret", None, "10.0.0.9", None, 401),
+        ("secret", "wrong", "10.0.0.9", None, 403),
+        ("secret", None, "10.0.0.9", None, 403),
         ("secret", None, "127.0.0.1", None, 200),
         ("secret", None, "::1", "127.0.0.1", 200),  # through a router
-        ("secret", None, "127.0.0.1", "127.0.0.1, 10.0.0.9", 401),
+        ("secret", None, "127.0.0.1", "127.0.0.1, 10.0.0.9", 403),
         (None, None, "127.0.0.1", None, 200),
         (None, None, "10.0.0.9", None, 403),
         (None, "", "10.0.0.9", None, 403),

@@ -182,6 +182,15 @@ def test_a_stream_begins_with_the_prompt_and_its_probabilities() -> None:
     assert choices[0]["logprobs"]["tokens"] == ["a", "b"] and choices[1]["finish_reason"]
 
 
+def test_echo_of_an_empty_prompt() -> None:
+    body = {"prompt": ["", "a"], "echo": True, "logprobs": 2, "max_tokens": 2}
+    status, answer = post("/v1/completions", body, FakeEngine("yz"))
+    assert status == 200, answer
+    first, second = answer["choices"]
+    assert first["text"] == "" and first["logprobs"]["tokens"] == first["logprobs"]["content"] == []
+    assert second["logprobs"]["tokens"] == ["a", "y", "z"]
+
+
 def test_echo_without_probabilities() -> None:
     assert post("/v1/completions", {"prompt": "ab", "echo": True}, FakeEngine("y"))[1]["choices"][0]["text"] == "aby"
     _, text = post("/v1/completions", {"prompt": "ab", "echo": True, "stream": True}, FakeEngine("yz"))

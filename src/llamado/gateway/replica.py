@@ -18,6 +18,7 @@ from llamado.gateway.breaker import Breaker
 from llamado.gateway.options import GatewayOptions, ReplicaOptions
 from llamado.http.exchange import Exchange
 from llamado.http.upstream import Pool, UpstreamAddress, UpstreamLost, UpstreamRefused, get
+from llamado.outgoing import Maybe, fit
 
 log = logging.getLogger("llamado.gateway")
 
@@ -26,6 +27,7 @@ LOOK_SECONDS = 2.0
 METRICS_TIMEOUT = 2.0
 _numbers = itertools.count(1)
 _REQUESTS = re.compile(r"^llamacpp:requests_(?:processing|deferred)(?:{[^}]*})? (\d[\d.e+]*)$", re.MULTILINE)
+_MOST_REQUESTS = 1e9
 _LARGEST = 64 << 20  # bytes of `/slots`, `/metrics`
 
 NOT_ASKED = State(Phase.CONNECTING, "not asked yet")
@@ -187,22 +189,20 @@ class Replica:
         _, body = await get(self.pool, "/v1/models", timeout=timeout, key=self.key)
         told = orjson.loads(body)
         listed = told.get("data") if isinstance(told, dict) else None
-        self.models = [m for m in listed or [] if isinstance(m, dict) and isinstance(m.get("id"), str)]
-        names = [[m["id"], *(a for a in m.get("aliases") or [] if isinstance(a, str))] for m in self.models]
-        self.model_names = frozenset(name for group in names for name in group)
+        given = listed if isinstance(listed, list) else []
+        self.models = [m for m in given if isinstance(m, dict) and isinstance(m.get("id"), str)]
+        names = [[m["id"], *fit(m, {"aliases": [""]})["aliases"]] for m in self.models]
+        self.model_names = frozenset(name for group in names for name in group if name)
         _, body = await get(self.pool, "/props", timeout=timeout, key=self.key)
-        told = orjson.loads(body)
-        if isinstance(told, dict):
-            slots, build = told.get("total_slots"), told.get("build_info")
-            self.n_slots = slots if isinstance(slots, int) else None
-            self.build = build if isinstance(build, str) else ""
+        props = fit(orjson.loads(body), {"total_slots": Maybe(0), "build_info": ""})
+        self.n_slots, self.build = props["total_slots"], props["build_info"]
         self._changed()
 
     async def _count(self) -> None:
         slots = await self.slots()
         busy = sum(bool(slot.get("is_processing")) for slot in slots)
         if not slots and (text := await self.metrics()) is not None:  # --no-slots
-            busy = sum(int(float(count)) for count in _REQUESTS.findall(text))
+            busy = int(min(sum(map(float, _REQUESTS.findall(text))), _MOST_REQUESTS))
         self.others = max(0, busy - self.in_flight)
 
     async def slots(self) -> list[dict[str, Any]]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
-_LABEL = r'[a-zA-Z_]\w*[ \t]*=[ \t]*"(?:\\.|[^"\\])*"'
+# Possessive: labels that are none would be tried in as many ways as there are to divide the blanks between them.
+_LABEL = r'[a-zA-Z_]\w*+[ \t]*+=[ \t]*+"(?:\\.|[^"\\])*+"'
 _SAMPLE = re.compile(
-    rf"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*(?:\{{[ \t]*((?:{_LABEL}[ \t]*,?[ \t]*)*)\}})?([ \t]+\S.*)", re.ASCII
+    rf"([a-zA-Z_:][a-zA-Z0-9_:]*+)(?:[ \t]*+\{{[ \t]*+((?:{_LABEL}[ \t]*+,?+[ \t]*+)*+)\}})?([ \t]+\S.*)", re.ASCII
 )
 _ABOUT = re.compile(r"#[ \t]+(HELP|TYPE)[ \t]+(\S+)")
 _PARTS = ("_bucket", "_sum", "_count", "_total", "_created")

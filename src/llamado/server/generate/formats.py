@@ -325,7 +325,7 @@ class CompletionsFormat(_OpenAIFormat):
                 "text": self._echo(index) + result.content,
                 "index": index,
                 "logprobs": self._lists(index, [*result.prompt_probs, *result.probs])
-                if result.prompt_probs
+                if result.request.prompt_probs
                 else _logprobs(result.probs, self._asked),
                 "finish_reason": finish_reason(result),
             }

@@ -189,16 +189,16 @@ def _may_move(state: ServerState, request: Request) -> None:
     """Raise ApiError if a request may not move layers: one from another machine needs the token, as workers do."""
     if comes_from_this_machine(request.scope):
         return
-    if state.switches.cluster_token is None:
-        text = "layers are moved from the server's own machine only; start it with `--cluster-token` to allow others"
+    token = state.switches.cluster_token
+    if token is None or not _has_token(token, request):
+        # Not 401: the page would ask its user for another key.
+        text = f"layers are moved from the server's own machine, or with the header {TOKEN} (--cluster-token)"
         raise ApiError("permission_error", text)
-    _check_token(state.switches.cluster_token, request)
 
 
-def _check_token(token: str, request: Request) -> None:
+def _has_token(token: str, request: Request) -> bool:
     given = request.headers.get(TOKEN, "").encode("latin-1")
-    if not hmac.compare_digest(digest(given), digest(token.encode())):
-        raise ApiError("authentication_error", f"the header {TOKEN} does not hold the token of --cluster-token")
+    return hmac.compare_digest(digest(given), digest(token.encode()))
 
 
 def _divided(state: ServerState) -> ServedCluster:
@@ -230,7 +230,8 @@ def _members(state: ServerState, request: Request) -> ServedCluster:
     token = state.switches.cluster_token
     if token is None:
         raise not_supported("Workers cannot join this server. Start it with `--cluster-token`")
-    _check_token(token, request)
+    if not _has_token(token, request):
+        raise ApiError("authentication_error", f"the header {TOKEN} does not hold the token of --cluster-token")
     if state.sleep is not None and state.sleep.asleep:
         raise ApiError("unavailable_error", "the model is asleep; a request wakes it", retry_after=RETRY_AFTER)
     cluster = state.loaded().cluster

@@ -1,0 +1,79 @@
+"""Replicas that answer anything about themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import re._parser as sre  # type: ignore[import-not-found]
+import sys
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from odd_json import HTML, TOO_DEEP, bent
+
+from llamado.gateway import replica
+from llamado.gateway.options import GatewayOptions, ReplicaOptions
+from llamado.gateway.replica import Replica
+from llamado.http.exposition import merge
+from llamado.http.upstream import UpstreamLost
+
+BODIES: dict[str, Any] = {
+    "/v1/models": {"data": [{"id": "m", "aliases": ["a"]}]},
+    "/props": {"total_slots": 4, "build_info": "b1"},
+    "/slots": [{"is_processing": True}],
+}
+METRICS = "llamacpp:requests_processing 3\n"
+
+
+@pytest.mark.parametrize("path", [*BODIES, "/metrics"])
+def test_no_answer_of_a_replica_ends_the_looks_at_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {path: json.dumps(body).encode() for path, body in BODIES.items()} | {"/metrics": METRICS.encode()}
+
+    async def get(pool: object, asked: str, **_: object) -> tuple[int, bytes]:
+        return 200, answers[asked]
+
+    async def look() -> None:
+        one = Replica(ReplicaOptions(name="r", url="http://127.0.0.1:9"), GatewayOptions(), lambda: None)
+        odd = [json.dumps(body).encode() for body in bent(BODIES.get(path))]
+        if path == "/metrics":
+            answers["/slots"] = b"[]"
+            odd = [METRICS.replace("3", text).encode() for text in ("1e999", "9" * 400, "1.1.1", "1e", "-1", "NaN")]
+        for body in (HTML, TOO_DEEP, b"", b"\xff", *odd):
+            answers[path] = body
+            for ask in (one._describe, one._count):
+                with suppress(UpstreamLost, TimeoutError, ValueError):  # as the looks do
+                    await ask()
+            json.dumps(one.shown)
+            assert 0 <= one.others <= 1e9 and one.load >= 0
+
+    monkeypatch.setattr(replica, "get", get)
+    asyncio.run(look())
+
+
+def test_labels_of_samples_are_kept() -> None:
+    text = 'm {a="1" , b = "x\\"} y",} 5 7\nn 1\no{} 2\nm{a="1"  b="2"  x\nm{a  =  "1'
+    assert merge([({"r": "1"}, text)]) == 'm{r="1",a="1",b="x\\"} y"} 5 7\nn{r="1"} 1\no{r="1"} 2\n'
+
+
+def test_no_pattern_tries_ways_without_end() -> None:
+    """A repetition in a repetition, divided in many ways, takes exponential time for text that does not fit."""
+    for module in [one for name, one in sys.modules.items() if name.startswith(("llamado.http", "llamado.gateway"))]:
+        for name, pattern in vars(module).items():
+            if isinstance(pattern, re.Pattern):
+                assert not repeats_repetitions(sre.parse(pattern.pattern)), f"{module.__name__}.{name}"
+
+
+def repeats_repetitions(parts: Any, inside: bool = False) -> bool:
+    """Whether a repetition without end is in another one, and both may give back what they took."""
+    for kind, given in parts:
+        if kind in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+            endless = given[1] is sre.MAXREPEAT
+            if (endless and inside) or repeats_repetitions(given[2], inside or endless):
+                return True
+        elif (kind is sre.SUBPATTERN and repeats_repetitions(given[-1], inside)) or (
+            kind is sre.BRANCH and any(repeats_repetitions(branch, inside) for branch in given[1])
+        ):
+            return True
+    return False
