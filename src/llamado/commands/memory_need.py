@@ -1,4 +1,4 @@
-"""Memory that a model's process needs, from its command: what `llamado plan` says of these flags."""
+"""Memory that a model's process needs, from its command: as `llamado plan` counts it for these flags."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _BESIDE_DISK = 256 << 20
 
 
 class BaseLlamaCache:
-    """Where a model keeps prompts and answers that its slots hold no more; see `Llama.set_cache`."""
+    """A place for prompts and answers that a model's slots no longer hold; see `Llama.set_cache`."""
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         self.capacity_bytes = capacity_bytes

@@ -36,7 +36,7 @@ class Evaluation:
         """Tokens of the sequence; a smaller number takes it back to a beginning of it."""
         self._rows: NDArray[np.float32] = np.zeros((n_ctx if logits_all else 0, n_vocab), np.float32)
         self._last: tuple[int, Logits] | None = None
-        """How many tokens there are before the token of these logits."""
+        """The logits of the next token, and the number of tokens before it."""
         self._grammar: tuple[LlamaGrammar, int, int, Matcher] | None = None
         """A grammar, the place where its text begins, the one where the matcher is, and the matcher."""
 

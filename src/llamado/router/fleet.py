@@ -649,7 +649,7 @@ def _need(instances: Iterable[Instance]) -> int:
 
 
 def _fits(instance: Instance, used: int, budget: float) -> bool:
-    """Whether a model may have the memory it needs beside that of others."""
+    """Return True if a model may have the memory it needs beside the `used` bytes of others."""
     return not used or used + (instance.need or 0) <= budget
 
 

@@ -91,7 +91,7 @@ class Peers:
     async def run(
         self, found: PeerModel, scope: Scope, receive: Receive, send: Send, told: dict[str, Any], body: bytes
     ) -> None:
-        """Answer a request with a peer's answer. `told`: what the body says. Raises ApiError."""
+        """Answer a request with a peer's answer. `told`: the parsed body. Raises ApiError."""
         peer = found.peer
         hops = next((value for name, value in scope["headers"] if name == HOPS), b"0")
         passed = int(hops) if hops.isdigit() and len(hops) < 4 else MAX_HOPS

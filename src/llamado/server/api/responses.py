@@ -179,9 +179,9 @@ def _offered(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _strict_tools(body: Mapping[str, Any]) -> StrictTools:
-    """The tools that are strict because the client says so: templates are shown `strict` for others, too.
+    """Return the tools that the client marked as strict, and the custom tools that have a grammar.
 
-    The grammar of a custom tool says so. Raises ApiError.
+    Templates are shown `strict` for other tools, too. Raises ApiError.
     """
     strict = {text(tool, "name"): None for tool in _offered(body) if tool.get("strict") is True}
     custom = {text(tool, "name"): enforced_input(tool) for tool in _offered(body) if tool.get("type") == "custom"}

@@ -22,7 +22,7 @@ MAX_LENGTH = 100_000
 
 _MAX_STEPS = 20_000
 _MOST_NESTED = 6
-"""How often a rule may stand inside of itself; less where the expression would be too long."""
+"""Times that a rule may stand inside of itself; fewer if the expression would be too long."""
 
 _COMMON = {
     "DIGIT": "[0-9]", "HEXDIGIT": "[0-9a-fA-F]", "INT": "[0-9]+", "SIGNED_INT": "[+-]?[0-9]+",

@@ -68,7 +68,7 @@ class FiniteSchemas:
             raise UndecidedError
 
     def _is_hard(self, node: object, depth: int) -> bool:
-        """Whether a keyword that llguidance lacks holds for the same instances."""
+        """Return True if a keyword that llguidance lacks holds for the same instances."""
         self._step(depth)
         if not isinstance(node, dict):
             return False
