@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiers import first_of
+from tiers import chosen, first_of
 from waiting import until
 
 from llamado.engine.cache import blocks, disk_cache
@@ -44,7 +44,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "_LOOK_SECONDS", 0.01)
 
 
-@pytest.fixture(params=["all", *KINDS])
+@pytest.fixture(params=chosen(["all", *KINDS], ("all", "windows", "hybrid")))
 def layers(request: pytest.FixtureRequest) -> Layers:
     return {"all": (ALL,), **KINDS}[request.param]
 

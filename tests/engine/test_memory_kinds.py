@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiers import chosen
 from waiting import until
 
 from llamado.engine.cache.prompt_cache import CellReader
@@ -40,7 +41,7 @@ Layers = tuple[LayerMemory, ...]
 Make = Callable[..., tuple[Engine, FakeForward]]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=chosen(KINDS, ("only windows", "hybrid")))
 def layers(request: pytest.FixtureRequest) -> Layers:
     return KINDS[request.param]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiers import chosen
 
 from llamado.engine.cache.prompt_cache import CellReader, ReadRate, Store
 from llamado.engine.cache.snapshots import NEAR, Snapshots, drop, points, thinned
@@ -53,7 +54,7 @@ def reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadRate, "pays", lambda self, n_bytes, n, pace: True)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=chosen(KINDS, ("states", "hybrid")))
 def layers(request: pytest.FixtureRequest) -> Layers:
     return KINDS[request.param]
 
