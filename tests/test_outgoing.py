@@ -85,6 +85,7 @@ def test_redirects_are_bounded() -> None:
         client.get("http://x/")
 
 
+@pytest.mark.slow
 def test_all_clients_are_bounded() -> None:
     """Exceptions: a client library of its own, the demo's own server, and the proxy, which passes pieces on."""
     own = {"outgoing.py", "client/asynchronous.py", "client/synchronous.py", "commands/demo.py", "tools/proxy.py"}

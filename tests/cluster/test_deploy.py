@@ -151,6 +151,7 @@ def plain(value: Any) -> Any:
     return json.loads(expanded(json.dumps(value)))
 
 
+@pytest.mark.slow
 def test_compose(what: Deployment, compose_schema: Any) -> None:
     files = files_for("compose", what)
     content = yaml.safe_load(files["compose.yaml"])
@@ -188,6 +189,7 @@ def test_compose(what: Deployment, compose_schema: Any) -> None:
         assert set(services["gateway"]["depends_on"]) == set(servers)
 
 
+@pytest.mark.slow
 def test_the_probe_of_a_server_finds_out() -> None:
     content = yaml.safe_load(files_for("compose", Deployment(serve=SERVE))["compose.yaml"])
     _, _, *rest = content["services"]["server"]["healthcheck"]["test"]

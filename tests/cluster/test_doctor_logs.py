@@ -131,6 +131,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 def test_a_healthy_system(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text(HEALTHY)

@@ -421,6 +421,7 @@ class Known(DraftKind, Drafter):
         return Proposal(tokens, [0] * len(tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [10**9, 23, 7])
 def test_several_windows_are_on_their_way(every: int) -> None:
     """Where drafts are right, windows follow each other before the first is known; a wrong tail is thrown away."""
@@ -517,6 +518,7 @@ def test_lengths_that_were_asked_for_are_kept_to() -> None:
 # -- a model that drafts -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_that_is_the_same_is_always_right() -> None:
     """It draws by the same random numbers, in its own memory, whatever becomes of the sequences."""
     draft = FakeForward(768, max_batch=32)  # room for few sequences at a time

@@ -105,6 +105,7 @@ def test_products_are_observed() -> None:
         assert sums["blk.0.e.weight"].rows[expert] == len(went)
 
 
+@pytest.mark.slow
 def test_a_text_is_read_in_chunks_whatever_their_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Sums over chunks of 100 tokens, which no one batch fits, and what is added to them."""
     model = make_llama(tmp_path / "m.gguf", wtype="F32", n_embd=64, n_ff=128)

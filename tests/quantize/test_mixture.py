@@ -86,6 +86,7 @@ def test_pieces_and_threads_change_nothing(path: Path, tmp_path: Path, monkeypat
     assert seen[0] == seen[1]
 
 
+@pytest.mark.slow
 def test_each_expert_is_quantized_by_its_own_importance(tmp_path: Path) -> None:
     name, n = "blk.0.ffn_up_exps.weight", 128
     importance = np.random.default_rng(4).random((8, n), np.float32) ** 4
@@ -102,6 +103,7 @@ def test_each_expert_is_quantized_by_its_own_importance(tmp_path: Path) -> None:
         assert (found[i] == own.reshape(-1)).all() and (own != other).any()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_done_is_said(path: Path, tmp_path: Path) -> None:
     small = tmp_path / "small.gguf"
     with GGUFFile.open(path) as file:

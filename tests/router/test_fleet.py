@@ -47,6 +47,7 @@ def run(models: list[RoutedModel], work: Callable[[Fleet], Coroutine[Any, Any, N
     asyncio.run(all_of_it())
 
 
+@pytest.mark.slow
 def test_waiting_is_bounded() -> None:
     async def work(fleet: Fleet) -> None:
         a, b = fleet.instances["a"], fleet.instances["b"]

@@ -155,6 +155,7 @@ def test_what_is_not_the_same_is_sent(device: CpuDevice, model: Path, theirs: Pa
     assert sent == ["blk.1.ffn_up.weight"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["in place", "another file", "gone"])
 def test_a_file_that_has_changed_is_hashed_again(
     device: CpuDevice, model: Path, theirs: Path, sent: list[str], how: str
@@ -191,6 +192,7 @@ def test_a_file_that_has_changed_is_hashed_again(
             assert client.data(bind) == b"\0"
 
 
+@pytest.mark.slow
 def test_a_client_gets_nothing_that_it_does_not_know(device: CpuDevice, model: Path, theirs: Path) -> None:
     """Neither by a name, nor by a hash of other bytes, nor of another size, nor from elsewhere."""
     (theirs / "model.gguf").write_bytes(model.read_bytes())
@@ -217,6 +219,7 @@ def test_a_client_gets_nothing_that_it_does_not_know(device: CpuDevice, model: P
         assert client.is_closed()
 
 
+@pytest.mark.slow
 def test_what_is_mapped_can_be_written_to(device: CpuDevice, model: Path, theirs: Path) -> None:
     """The file stays as it is."""
     path = theirs / "model.gguf"

@@ -112,6 +112,7 @@ def test_keys_and_origins_of_every_route(locked: tuple[Wire, httpx.Client], path
         assert outside.status_code == 404 and outside.headers[ALLOWED] == LOCAL
 
 
+@pytest.mark.slow
 def test_no_route_is_answered_while_the_model_is_loaded() -> None:
     """503 before any question for a key, so that the page, which is there already, can show how far it is."""
     with (
