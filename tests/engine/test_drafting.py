@@ -18,7 +18,7 @@ from llamado.engine.drafts.ahead import Ahead
 from llamado.engine.drafts.chances import Chances
 from llamado.engine.drafts.contract import Draft, Drafter, DraftKind, Proposal
 from llamado.engine.drafts.cost import Cost, Windows
-from llamado.engine.drafts.drafts import Drafts
+from llamado.engine.drafts.drafts import Drafts, _worth
 from llamado.engine.drafts.model import Ask, ModelKind
 from llamado.engine.drafts.ngram_cache import NgramCache, read_lookup_cache
 from llamado.engine.drafts.ngram_map import NgramMap
@@ -280,6 +280,11 @@ def test_windows_are_as_short_as_they_may_be() -> None:
     for _ in range(200):
         windows.note(0.08)  # links have become slower
     assert windows.length == 1
+
+
+def test_a_draft_is_worth_what_its_tokens_gain_beyond_their_cost() -> None:
+    assert _worth([0.9, 0.5, 0.4, 0.8], 0.4) == (2, pytest.approx(0.6))
+    assert _worth([0.3, 0.9], 0.4) == (0, 0.0)
 
 
 def test_what_it_would_be_without_is_known_of_one_sequence() -> None:
