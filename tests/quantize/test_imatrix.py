@@ -30,6 +30,13 @@ def example(seed: int = 0) -> Imatrix:
     return Imatrix(Path("x.gguf"), entries, ("text.txt",), 2, 32)
 
 
+def test_a_chunk_that_has_begun_counts_in_the_older_format(tmp_path: Path) -> None:
+    sums = Sums(np.full((1, 4), 1000, np.float32), np.array([1000]))
+    write_imatrix(tmp_path / "i.dat", Imatrix(Path("x"), {"w": sums}, chunk_size=512), legacy=True)
+    found = read_imatrix(tmp_path / "i.dat").entries["w"]
+    assert found.counts.tolist() == [2] and found.squares.tolist() == [[2] * 4]
+
+
 @pytest.mark.parametrize("legacy", [False, True])
 def test_what_is_written_is_read(tmp_path: Path, legacy: bool) -> None:
     path, given = tmp_path / "i", example()
