@@ -27,11 +27,11 @@ import llamado.commands.bench.perplexity
 import llamado.commands.bench.speed
 import llamado.commands.files.imatrix
 import llamado.commands.files.quantize
-import llamado.commands.gateway
+import llamado.commands.gateway.gateway
 import llamado.commands.plan
 import llamado.commands.up.start
 import llamado.commands.verify
-import llamado.commands.wait
+import llamado.commands.wait.wait
 import llamado.devices.split.measure
 import llamado.engine.forward.device_pool
 import llamado.engine.forward.runner
@@ -554,7 +554,9 @@ class Commands:
         up = "llamado.commands.up.start"
         self._patch.setattr(f"{up}.run_here", lambda config: note("up", config=config, detach=False))
         self._patch.setattr(f"{up}.run_behind", lambda config, *_: note("up", config=config, detach=True))
-        self._patch.setattr("llamado.commands.wait.run_wait", lambda url, **options: note("wait", url=url, **options))
+        self._patch.setattr(
+            "llamado.commands.wait.wait.run_wait", lambda url, **options: note("wait", url=url, **options)
+        )
 
 
 class _Late:

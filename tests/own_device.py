@@ -215,10 +215,16 @@ class OwnBackend:
         type(self).made.append(new)
         return new
 
-    def add(self, place: str) -> list[OwnDevice]:
+    def expect_answers(self, seconds: float | None) -> None:
+        pass
+
+    def open(self, place: str) -> list[OwnDevice]:
         new = [OwnDevice(f"OWN[{place}]", Place(place))]
         type(self).made += new
         return new
+
+    def add(self, place: str, devices: Sequence[OwnDevice]) -> None:
+        pass
 
     def remove(self, place: str) -> None:
         pass

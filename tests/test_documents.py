@@ -29,7 +29,7 @@ from llamado.cluster.deploy.deployment import Deployment
 from llamado.cluster.deploy.targets import files_for
 from llamado.cluster.file import read_cluster
 from llamado.commands.cli import COMMANDS, PROGRAMS, _divided, _parser
-from llamado.commands.wait import run_wait
+from llamado.commands.wait.wait import run_wait
 from llamado.flags import FLAGS, parse
 from llamado.gateway.options import read_config
 from llamado.gguf.sources.resolve import cache_dir
@@ -346,6 +346,7 @@ def test_every_block_has_who_runs_it() -> None:
         assert (ROOT / file).exists()
 
 
+@pytest.mark.slow
 def test_what_is_not_run_has_a_reason_that_still_holds() -> None:
     shown = [command for page in PAGES for b in blocks(page) if b.language in SHELL for command in b.commands()]
     commands = [bare(command) for command in shown]
@@ -378,6 +379,7 @@ def test_flags_exist_wherever_a_command_is_shown() -> None:
                 assert not re.match(r"--?[a-z]", word) or word.partition("=")[0] in known, f"{page}: {span}"
 
 
+@pytest.mark.slow
 def test_flags_named_in_prose_exist() -> None:
     ours = {name for flag in FLAGS for name in (*flag.names, *flag.off_names)}
     ours |= {name for command in COMMANDS for name in _parser(command)._option_string_actions}

@@ -145,6 +145,7 @@ def test_answers_are_read_as_json_in_one_way() -> None:
             read_json(httpx.Response(200, content=body))
 
 
+@pytest.mark.slow
 def test_all_clients_are_bounded() -> None:
     """Exceptions: a client library of its own, the demo's own server, and the proxy, which passes pieces on."""
     own = {"outgoing.py", "client/asynchronous.py", "client/synchronous.py", "commands/demo.py", "tools/proxy.py"}

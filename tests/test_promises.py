@@ -76,6 +76,7 @@ def names_of(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_tests_that_are_named_are_there() -> None:
     for row in ROWS:
         for check in row.checks:

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn
 
 from llamado.engine.parameters import BY_NAME, PARAMETERS, Parameter
@@ -57,7 +58,7 @@ class Flag:
     group: str = ""
     commands: frozenset[str] = field(default_factory=lambda: frozenset({"serve"}))
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Attribute of the parsed namespace."""
         longest = next((n for n in self.names if n.startswith("--")), self.names[0])
@@ -1140,7 +1141,9 @@ def add_flags(parser: FlagParser, command: str) -> None:
     for flag in FLAGS:
         if command not in flag.commands:
             continue
-        group = groups.setdefault(flag.group, parser.add_argument_group(flag.group))
+        if flag.group not in groups:
+            groups[flag.group] = parser.add_argument_group(flag.group)
+        group = groups[flag.group]
         help = flag.help
         if flag.kind is not Kind.USED:
             help = argparse.SUPPRESS

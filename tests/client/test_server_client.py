@@ -35,8 +35,8 @@ from llamado.client import (
 )
 from llamado.client.health import Backoff, StartupWatch, judge
 from llamado.cluster.greeting import greet
-from llamado.commands import wait as waiting
-from llamado.commands.wait import run_wait
+from llamado.commands.wait import wait as waiting
+from llamado.commands.wait.wait import run_wait
 
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
 OURS = {**LOADING, "progress": 0.25, "stage": "reading weights"}

@@ -2,8 +2,8 @@
 
 `worker` answers HELLO, `server` answers /health. It appends a line "NAME event" to the file of FAKE_EVENTS when it
 begins and when SIGTERM ends it. Options: `stubborn` (SIGTERM does not end it), `fails` (exit code 3 at once, with a
-word about it), `loading` (a server that stays at 503), `full` (a server that cannot let a worker go). SIGUSR1 makes it
-crash with exit code 3. A server writes what POST /cluster/drain was asked with, too.
+word about it), `killed` (by SIGKILL at once), `loading` (a server that stays at 503), `full` (a server that cannot let
+a worker go). SIGUSR1 makes it crash with exit code 3. A server writes what POST /cluster/drain was asked with, too.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def crash(*_: object) -> None:
 if "fails" in options:
     print("error: nothing works", flush=True)
     raise SystemExit(3)
+if "killed" in options:
+    os.kill(os.getpid(), signal.SIGKILL)
 signal.signal(signal.SIGTERM, signal.SIG_IGN if "stubborn" in options else end)
 signal.signal(signal.SIGUSR1, crash)
 with socket.create_server(("127.0.0.1", port)) as listener:

@@ -189,6 +189,7 @@ def plain(value: Any) -> Any:
     return json.loads(expanded(json.dumps(value)))
 
 
+@pytest.mark.slow
 def test_compose(what: Deployment, compose_schema: Any) -> None:
     files = files_for("compose", what)
     content = yaml.safe_load(files["compose.yaml"])

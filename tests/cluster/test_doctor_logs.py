@@ -126,6 +126,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 def test_a_healthy_system(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text(HEALTHY)
@@ -206,21 +207,26 @@ def test_speeds_are_measured_and_compared(capsys: pytest.CaptureFixture[str], mo
         (["plan", "-m", "tiny.gguf", "--rpc", "tls://127.0.0.1:@plain"], "worker-no-tls"),
     ],
 )
-def test_logs_of_ours(words: list[str], symptom: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_of_ours(
+    words: list[str], symptom: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     files_with_faults(tmp_path)
     log = tmp_path / "ours.log"
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         ScriptedWorker(version=(9, 0, 0)) as newer,
         ScriptedWorker() as older,
-        log.open("wb") as out,
+        log.open("w") as out,
     ):
         ports = {"@taken": taken.getsockname()[1], "@free": free_port(), "@newer": newer.endpoint.port,
                  "@plain": older.endpoint.port}  # fmt: skip
         for mark, port in ports.items():
             words = [word.replace(mark, str(port)) for word in words]
-        command = [sys.executable, "-m", "llamado", *words]
-        subprocess.run(command, stdout=out, stderr=out, cwd=tmp_path, timeout=300, check=False)
+        monkeypatch.chdir(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", out)
+            assert cli.main(words)
     code, said, _ = run(capsys, log, "--json")
     assert code == 1 and symptom in [one["symptom"] for one in json.loads(said)["findings"]], log.read_text()[-3000:]
 

@@ -226,6 +226,19 @@ def test_one_that_never_works_ends_all(run_fakes: Run) -> None:
         run_fakes(make, test)
 
 
+def test_one_that_is_always_killed_before_it_works_ends_all(run_fakes: Run) -> None:
+    """A signal may be another program's doing: it is tried again, but not for ever."""
+
+    def make(fakes: Fakes) -> list[Service]:
+        return [fakes.service("worker", "killed")]
+
+    async def test(fakes: Fakes) -> None:
+        await fakes.until(lambda: fakes.supervisor.standings["worker"].state.restarts > QUICK.crashes)
+
+    with pytest.raises(StartFailed, match="worker was ended by SIGKILL before it was ready"):
+        run_fakes(make, test)
+
+
 def test_a_program_that_is_not_there(run_fakes: Run) -> None:
     def make(fakes: Fakes) -> list[Service]:
         return [

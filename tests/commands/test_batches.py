@@ -63,6 +63,7 @@ def test_rates_are_of_all_sequences() -> None:
     assert Batched.of(0, 16, 4, 0.0, 8.0).speed_pp == 0.0
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(make_llama(tmp_path / "m.gguf"))
     given = ["bench", "-m", path, "-npl", "1,3,9", "-p", "5", "-n", "3", "-r", "1", "-t", "1"]

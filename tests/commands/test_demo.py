@@ -369,6 +369,7 @@ def told(clone: Path, tmp_path: Path) -> Path:
     return tmp_path / "told"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "variables", "expected"),
     [
@@ -408,6 +409,7 @@ def test_the_latency_proxy(clone: Path, tmp_path: Path, told: Path) -> None:
     assert done.returncode == 1 and "./demo.sh install" in done.stderr and not told.exists()
 
 
+@pytest.mark.slow
 def test_it_only_installs(run: Run, told: Path) -> None:
     done = run("install")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "") and not told.exists()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from llamado.commands import listeners
-from llamado.commands.listeners import ListenerError, listener_of
-from llamado.commands.wait import run_wait
+from llamado.commands.wait import listeners
+from llamado.commands.wait.listeners import ListenerError, listener_of
+from llamado.commands.wait.wait import run_wait
 from llamado.installation import own_command
 from llamado.rpc.worker.server import Worker, WorkerOptions
 

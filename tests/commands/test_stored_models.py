@@ -225,6 +225,7 @@ def test_the_default_model_is_known_by_its_name(machine: Path) -> None:
     assert find_stored("smollm2").path == path
 
 
+@pytest.mark.slow
 def test_models_are_divided_and_quantized_by_their_names(
     capsys: pytest.CaptureFixture[str], machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,6 +224,7 @@ def test_masks_with_holes_windows_and_rows_that_see_nothing(device: CpuDevice) -
             attention.check(device, mask, n)
 
 
+@pytest.mark.slow
 def test_sequences_in_one_pool(device: CpuDevice) -> None:
     attention = Attention(32, 6, 2, 1024)
     rows = [causal(1, 1024, 77, 0), causal(3, 1024, 0, 256), causal(1, 1024, 255, 512), causal(12, 1024, 30, 768)]
@@ -348,6 +349,7 @@ def test_any_number_of_queries_reads_keys_together(best: CpuDevice, group: int) 
         Attention(24, 2 * group, 2, 300).check(best, causal(n, 300, 280), n)
 
 
+@pytest.mark.slow
 def test_a_sequence_gives_the_same_wherever_it_lies(best: CpuDevice) -> None:
     """Bits: in one run of cells, in two far apart, in three; also where segments meet in the middle of a run."""
     n_kv, own = 4 * SEGMENT_CELLS, SEGMENT_CELLS + 700

@@ -78,6 +78,7 @@ def test_another_system_has_kernels_of_its_own(tmp_path: Path, monkeypatch: pyte
     assert Jit(folder=tmp_path)._path(KERNEL, {"stages": STAGES}) != here
 
 
+@pytest.mark.slow
 def test_what_kernels_import_is_among_their_sources() -> None:
     """Else a kernel from before its edit would be found in the cache; `jit.py` loads kernels, and imports more."""
     package = Path(llamado.__file__).parent
@@ -236,6 +237,7 @@ def test_a_folder_that_somebody_prepared_where_all_may_write(tmp_path: Path, mon
     assert again.compiled == 0
 
 
+@pytest.mark.slow
 def test_a_link_or_another_kernels_object_is_not_run(tmp_path: Path) -> None:
     jit = Jit(folder=tmp_path / "kernels")
     double(jit)
@@ -442,6 +444,7 @@ def test_an_arm_processor_can_be_limited() -> None:
     assert choose(features).name == "neon" and [name for name, on in features.items() if not on] == ["i8mm", "sve2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["Q4_K", "Q6_K", "Q4_1"])
 def test_lines_are_asked_for_a_few_at_a_time(weights: str) -> None:
     """All at once, most would wait for a place, and what is to be multiplied behind them."""

@@ -81,6 +81,7 @@ def test_pages_given_back_are_zeros() -> None:
     assert not allocate_pages(10)[:].strip(b"\0")
 
 
+@pytest.mark.slow
 @linux
 def test_weights_in_a_file_are_shown_in_large_pages_where_they_fit(
     best: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -291,6 +291,7 @@ def test_weights_lie_where_the_threads_are_that_read_them(tmp_path: Path, monkey
     assert not taken
 
 
+@pytest.mark.slow
 def test_programs_outlive_a_larger_one(best: CpuDevice) -> None:
     """A graph that needs more working memory moves all programs; what was compiled before still runs."""
     device = CpuDevice(2, jit=best.jit)

@@ -99,6 +99,7 @@ def test_products_have_the_bits_of_the_formula(device: CpuDevice, columns: int) 
     assert found.tobytes() == product(made, x).tobytes()
 
 
+@pytest.mark.slow
 def test_its_rows_are_a_table(device: CpuDevice) -> None:
     made, ids = blocks(7, 64), np.array([[6, 0, 3]])
     w, b = new(64, 7, type=T["MADE_UP"]), new(3, type=T.I32)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiers import first_of
+from tiers import chosen, first_of
 from waiting import until
 
 from llamado.engine.cache import blocks, disk_cache
@@ -44,7 +44,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache, "_LOOK_SECONDS", 0.01)
 
 
-@pytest.fixture(params=["all", *KINDS])
+@pytest.fixture(params=chosen(["all", *KINDS], ("all", "windows", "hybrid")))
 def layers(request: pytest.FixtureRequest) -> Layers:
     return {"all": (ALL,), **KINDS}[request.param]
 
@@ -176,6 +176,7 @@ def test_damage(start: Start, plain: Plain, tmp_path: Path, how: str, caplog: py
     assert ask(engine, req(prompt, 9)).tokens == result.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
 def test_numbers_that_are_none_are_not_used(
     start: Start, plain: Plain, layers: Layers, caplog: pytest.LogCaptureFixture
@@ -229,6 +230,7 @@ def test_devices_that_do_not_say_what_they_are(start: Start, tmp_path: Path, cap
     assert caplog.text.count("does not report its numerics") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["all", "hybrid"], indirect=True)
 @pytest.mark.parametrize("after", ["made up", "others", None])
 def test_another_device_in_the_place_of_one(start: Start, layers: Layers, plain: Plain, after: str | None) -> None:

@@ -17,7 +17,7 @@ from llamado.devices.device import DeviceError
 from llamado.engine.drafts.acceptance import AcceptanceRates
 from llamado.engine.drafts.contract import Draft, Drafter, DraftKind, Proposal
 from llamado.engine.drafts.cost import Cost, DraftWindow
-from llamado.engine.drafts.drafts import DraftManager
+from llamado.engine.drafts.drafts import DraftManager, _worth
 from llamado.engine.drafts.model import DraftQuery, ModelKind
 from llamado.engine.drafts.ngram_cache import NgramCache, read_lookup_cache
 from llamado.engine.drafts.ngram_map import NgramMap
@@ -282,6 +282,11 @@ def test_windows_are_as_short_as_they_may_be() -> None:
     assert windows.length == 1
 
 
+def test_a_draft_is_worth_what_its_tokens_gain_beyond_their_cost() -> None:
+    assert _worth([0.9, 0.5, 0.4, 0.8], 0.4) == (2, pytest.approx(0.6))
+    assert _worth([0.3, 0.9], 0.4) == (0, 0.0)
+
+
 def test_what_it_would_be_without_is_known_of_one_sequence() -> None:
     """Nothing is tried then that is known to be worse."""
     cost, now = Cost(), 0.0
@@ -421,6 +426,7 @@ class Known(DraftKind, Drafter):
         return Proposal(tokens, [0] * len(tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [10**9, 23, 7])
 def test_several_windows_are_on_their_way(every: int) -> None:
     """Where drafts are right, windows follow each other before the first is known; a wrong tail is thrown away."""
@@ -517,6 +523,7 @@ def test_lengths_that_were_asked_for_are_kept_to() -> None:
 # -- a model that drafts -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_that_is_the_same_is_always_right() -> None:
     """It draws by the same random numbers, in its own memory, whatever becomes of the sequences."""
     draft = FakeForward(768, max_batch=32)  # room for few sequences at a time

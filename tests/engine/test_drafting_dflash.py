@@ -72,6 +72,7 @@ def dflash(w: dict[str, Array], embedding: Array, features: Array, tokens: list[
 ALL = ("post_attention_norm.weight", "post_ffw_norm.weight", "attn_sinks.weight", "layer_output_scale.weight")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"more": ALL, "own": True}, {"more": ("-attn_v.weight",)}, {"attention.causal": True}],
@@ -117,6 +118,7 @@ def test_answers_are_the_same_with_and_without(tmp_path: Path) -> None:
         assert counts.name == "draft-dflash" and counts.n_drafted > 400 and counts.n_accepted > 0
 
 
+@pytest.mark.slow
 def test_a_file_says_what_it_is(tmp_path: Path) -> None:
     target, path = make_target(tmp_path / "t.gguf"), make_dflash(tmp_path / "d.gguf")
     drafts = DraftOptions(model=ModelSource(spec=str(path)))

@@ -60,6 +60,7 @@ def eagle(w: dict[str, Array], embedding: Array, tokens: list[int], states: Arra
     return norm(y, w["output_norm.weight"]) @ w["output.weight"].T, y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"norm_before_residual": True, "norm_before_fc": True}, {"own": True}])
 def test_it_computes_the_published_formula(options: dict[str, Any], tmp_path: Path) -> None:
     target = make_target(tmp_path / "t.gguf")
@@ -132,6 +133,7 @@ def test_answers_are_the_same_with_and_without(tmp_path: Path) -> None:
         assert [count.name for count in counts] == ["draft-eagle3"] and counts[0].n_drafted > 100
 
 
+@pytest.mark.slow
 def test_a_file_says_what_it_is(tmp_path: Path) -> None:
     from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
 

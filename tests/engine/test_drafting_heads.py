@@ -214,6 +214,7 @@ def test_after_a_shift_the_head_begins_where_states_are_known(tmp_path: Path) ->
         assert timings.cache_n > 200 and (timings.draft_n_accepted or 0) > 60
 
 
+@pytest.mark.slow
 def test_a_chat_goes_on_with_what_the_head_has_read(tmp_path: Path) -> None:
     path = make_headed(tmp_path / "m.gguf", "glm4moe")
     with load(path, "draft-mtp", n_ctx=1024) as model:

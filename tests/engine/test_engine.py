@@ -319,6 +319,7 @@ def test_prefix_of_another_slot_is_shared(make: Make) -> None:
     assert result.tokens == alone(req([*system, 9, 9], 4)).tokens
 
 
+@pytest.mark.slow
 def test_a_busy_slot_lends_its_prefix(make: Make) -> None:
     """Two clients with one long system prompt: it is computed once."""
     engine, forward = make(n_slots=3, max_batch=64)

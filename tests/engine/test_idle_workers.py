@@ -141,6 +141,9 @@ def pool(
         def devices(self, *_: Any) -> list[Any]:
             return [SimpleNamespace(name=found[1].name, close=lambda: None)]
 
+        def expect_answers(self, seconds: float | None) -> None:
+            pass
+
     def measured(devices: Sequence[Any], **_: Any) -> list[DeviceFigures]:
         return found
 

@@ -228,6 +228,7 @@ def test_tokens_wait_for_nothing_that_takes_long(make: Make, monkeypatch: pytest
     assert launched and not any(launched)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cancelled", "fails"])
 def test_a_request_that_is_dropped_in_between(make: Make, how: str) -> None:
     """It is told nothing more; its neighbour, and who has its cells next, get what they get anyway."""

@@ -97,6 +97,7 @@ def test_tokens_and_text(llama: LoadedModel) -> None:
     assert llama.detokenize(tokens) == "The quick brown fox"
 
 
+@pytest.mark.slow
 def test_many_threads(llama: LoadedModel) -> None:
     expected = {i: llama.generate("Hello", seed=i) for i in range(8)}
     got: dict[int, str] = {}

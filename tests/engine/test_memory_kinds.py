@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiers import chosen
 from waiting import until
 
 from llamado.engine.cache.prompt_cache import CellReader
@@ -40,7 +41,7 @@ Layers = tuple[LayerMemory, ...]
 Make = Callable[..., tuple[Engine, FakeForward]]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=chosen(KINDS, ("only windows", "hybrid")))
 def layers(request: pytest.FixtureRequest) -> Layers:
     return KINDS[request.param]
 
@@ -298,6 +299,7 @@ SHARED = len(SYSTEM) // BLOCK * BLOCK
 """Cells that sequences with the same beginning have together: all its whole blocks."""
 
 
+@pytest.mark.slow
 def test_what_sequences_begin_with_is_there_once(make: Make, plain: Plain, layers: Layers) -> None:
     engine, _ = make()
     prompts = [SYSTEM + tokens(i, 20) for i in range(N_SLOTS)]
@@ -311,6 +313,7 @@ def test_what_sequences_begin_with_is_there_once(make: Make, plain: Plain, layer
         assert engine.snapshot().kv_cells_shared == SHARED
 
 
+@pytest.mark.slow
 def test_who_goes_back_into_what_is_shared_leaves_it_to_the_others(make: Make, plain: Plain) -> None:
     engine, _ = make(cache_ram=0)
     prompts = [SYSTEM + tokens(i, 20) for i in range(N_SLOTS)]
@@ -348,6 +351,7 @@ def test_slot_files_of_sequences_that_share(make: Make, plain: Plain, tmp_path: 
         assert result.tokens == plain(longer) and result.n_cached >= len(prompt) + 7
 
 
+@pytest.mark.slow
 def test_a_worker_is_lost_while_sequences_share(make: Make, plain: Plain, layers: Layers) -> None:
     forward = new(layers, FragileForward, seed=3, depth=3)
     assert isinstance(forward, FragileForward)

@@ -404,6 +404,7 @@ def test_a_loss_that_only_a_batch_speaks_of(make: Make) -> None:
     assert restored == [False]
 
 
+@pytest.mark.slow
 def test_lost_again_while_it_comes_back(make: Make) -> None:
     """The attempt succeeds, but by then the device is gone again."""
     engine, forward = make(n_slots=2)
@@ -427,6 +428,7 @@ def test_lost_again_while_it_comes_back(make: Make) -> None:
 # -- waiting -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_requests_wait_so_long_and_no_longer(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     engine, forward = make(n_slots=1, wait=400.0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiers import chosen
 
 from llamado.engine.cache.prompt_cache import CellReader, PromptStore, ReadRate
 from llamado.engine.cache.snapshots import NEAR, Snapshots, drop, points, thin_out
@@ -53,7 +54,7 @@ def reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadRate, "pays", lambda self, n_bytes, n, pace: True)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=chosen(KINDS, ("states", "hybrid")))
 def layers(request: pytest.FixtureRequest) -> Layers:
     return KINDS[request.param]
 
@@ -131,6 +132,7 @@ def test_they_have_half_of_the_memory() -> None:
     assert other.make_room(200) and sorted(one.tails) == [60, 100] and store.reserved == 240
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [0, 4])
 def test_few_snapshots(layers: Layers, plain: Plain, most: int) -> None:
     """With none, or few, more is read, and answers are the same."""
@@ -148,6 +150,7 @@ def test_few_snapshots(layers: Layers, plain: Plain, most: int) -> None:
         engine.close()
 
 
+@pytest.mark.slow
 def test_where_two_prompts_parted(layers: Layers, plain: Plain) -> None:
     """Nothing tells that the beginning they share ends there: the third one finds it."""
     engine = engine_of(new(layers, n_cells=8192, n_sequences=2))
@@ -172,6 +175,7 @@ def test_what_comes_slowly_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [rate.pays(510_000, 100, 200.0) for _ in range(17)].count(True) == 2, "now and then it is tried again"
 
 
+@pytest.mark.slow
 def test_slot_files_have_snapshots(layers: Layers, plain: Plain, tmp_path: Path) -> None:
     """Where the one that was saved could go back to, the one that was restored can."""
     one, other = (engine_of(new(layers, n_cells=8192, n_sequences=2)) for _ in range(2))

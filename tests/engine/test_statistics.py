@@ -129,6 +129,7 @@ def test_waiting_counts(make: Make) -> None:
     assert counters.queue_seconds.sum >= 0.05 and counters.first_token_seconds.sum >= 0.1
 
 
+@pytest.mark.slow
 def test_drafts(make: Make) -> None:
     engine, _ = make(n_vocab=3, drafts=DraftManager([Suffix()]))
     results = [ask(engine, req([1, 2, 1, 2, 1], 200, cache_prompt=False)) for _ in range(3)]

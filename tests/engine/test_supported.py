@@ -129,6 +129,7 @@ def fetched_bytes(site: loopback.Site) -> int:
 SAYS = "'zebra' is not supported. All "
 
 
+@pytest.mark.slow
 def test_serving(site: loopback.Site) -> None:
     for source in (ModelSource(spec=f"{site.url}/big.gguf"), ModelSource(hf_repo="me/big")):
         with pytest.raises(UnsupportedModel, match=SAYS):

@@ -124,6 +124,7 @@ def test_one_token_after_the_other_among_others(start: Open, right: Array) -> No
         other.used += 1
 
 
+@pytest.mark.slow
 def test_going_back(start: Open, right: Array) -> None:
     runner = start()
     memory, handle = runner.memory, allocated(runner)
@@ -152,6 +153,7 @@ def test_a_beginning_is_shared(start: Open, right: Array) -> None:
         memory.free(forked)
 
 
+@pytest.mark.slow
 def test_bytes_that_were_read_are_written_elsewhere(start: Open, right: Array) -> None:
     runner, other = start(), start()
     memory, handle = runner.memory, allocated(runner)

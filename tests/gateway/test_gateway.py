@@ -103,6 +103,7 @@ def test_a_cache_that_is_gone_attracts_nothing(stand_in: Make, start_gateway: St
     assert {ask.answer().status_code for ask in held} == {200}
 
 
+@pytest.mark.slow
 def test_a_conversation_stays_where_its_prompt_is(stand_in: Make, start_gateway: Start) -> None:
     replicas = [stand_in(name) for name in "abc"]
     gateway = start_gateway(*replicas)

@@ -156,6 +156,7 @@ def test_a_large_model_with_a_short_name(
         resolve("glm")
 
 
+@pytest.mark.slow
 def test_a_large_model_that_arrives_damaged(hub_site: loopback.Site, home: Path) -> None:
     entry = LARGE["glm"]
     loopback.add_repo(hub_site, entry.repo, {entry.file_name: model()})

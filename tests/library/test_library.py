@@ -67,6 +67,7 @@ def test_nothing_is_imported_before_it_is_used() -> None:
 # --- completions ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_completion(llm: Llama) -> None:
     found = llm(PROMPT, max_tokens=8, seed=5)
     assert (found["object"], found["model"]) == ("text_completion", llm.model_path)

@@ -222,6 +222,7 @@ def run(snippet: str, **names: Any) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.slow
 def test_high_level(here: None, capsys: pytest.CaptureFixture[str]) -> None:
     output = run(HIGH_LEVEL)["output"]
     assert capsys.readouterr().out == f"{output}\n"

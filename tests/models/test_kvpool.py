@@ -130,6 +130,7 @@ def act(cells: Cells, action: int, a: int, b: int) -> None:
     cells.check()
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 12), st.lists(ACTIONS, max_size=60))
 def test_any_history(n_blocks: int, history: list[tuple[int, int, int]]) -> None:

@@ -227,6 +227,7 @@ def test_a_long_history(kind: str, seed: int) -> None:
     assert shared >= BLOCK or record.memory.has_states
 
 
+@pytest.mark.slow
 def test_marks_are_points_to_go_back_to() -> None:
     """The ends of the last prompts, however much is read behind them; older ones make room."""
     assert SNAPSHOTS == 2

@@ -278,6 +278,7 @@ def test_swa_pattern_as_a_list(tmp_path: Path) -> None:
     assert load(path).hparams.swa_layers == (False, True)
 
 
+@pytest.mark.slow
 def test_gemma3_without_a_window_sees_everything(tmp_path: Path) -> None:
     def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
         metadata["gemma3.attention.sliding_window"] = 0

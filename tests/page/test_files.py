@@ -42,6 +42,7 @@ def test_kept_by_the_browser_and_packed() -> None:
     assert len(gzip.compress(plain.content)) >= int(packed.headers["content-length"]) * 0.9
     start = client.get("/")
     assert start.headers["cache-control"] == "no-cache"
+    assert {plain.headers["vary"], start.headers["vary"]} == {"Accept, Accept-Encoding"}
     again = client.get("/", headers={"if-none-match": start.headers["etag"]})
     assert again.status_code == 304 and again.content == b""
 

@@ -30,6 +30,13 @@ def example(seed: int = 0) -> Imatrix:
     return Imatrix(Path("x.gguf"), entries, ("text.txt",), 2, 32)
 
 
+def test_a_chunk_that_has_begun_counts_in_the_older_format(tmp_path: Path) -> None:
+    sums = ColumnSums(np.full((1, 4), 1000, np.float32), np.array([1000]))
+    write_imatrix(tmp_path / "i.dat", Imatrix(Path("x"), {"w": sums}, chunk_size=512), legacy=True)
+    found = read_imatrix(tmp_path / "i.dat").entries["w"]
+    assert found.counts.tolist() == [2] and found.squares.tolist() == [[2] * 4]
+
+
 @pytest.mark.parametrize("legacy", [False, True])
 def test_what_is_written_is_read(tmp_path: Path, legacy: bool) -> None:
     path, given = tmp_path / "i", example()
@@ -105,6 +112,7 @@ def test_products_are_observed() -> None:
         assert sums["blk.0.e.weight"].rows[expert] == len(went)
 
 
+@pytest.mark.slow
 def test_a_text_is_read_in_chunks_whatever_their_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Sums over chunks of 100 tokens, which no one batch fits, and what is added to them."""
     model = make_llama(tmp_path / "m.gguf", wtype="F32", n_embd=64, n_ff=128)

@@ -88,6 +88,19 @@ def test_pieces_and_threads_change_nothing(path: Path, tmp_path: Path, monkeypat
     assert seen[0] == seen[1]
 
 
+def test_tensors_of_odd_sizes_are_padded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamado.quantize.write._BYTES", 100)
+    given = request("COPY")
+    with GGUFFile.open(make_llama(tmp_path / "m.gguf", n_embd=20, n_ff=36, wtype="F32")) as file:
+        assert any(tensor.nbytes % 32 for tensor in file.tensors.values())
+        write(file, plan(file, given), given, [tmp_path / "o.gguf"])
+        with GGUFFile.open(tmp_path / "o.gguf") as found:
+            assert {name: found.data(name).tobytes() for name in found.tensors} == {
+                name: file.data(name).tobytes() for name in file.tensors
+            }
+
+
+@pytest.mark.slow
 def test_each_expert_is_quantized_by_its_own_importance(tmp_path: Path) -> None:
     name, n = "blk.0.ffn_up_exps.weight", 128
     importance = np.random.default_rng(4).random((8, n), np.float32) ** 4
@@ -104,6 +117,7 @@ def test_each_expert_is_quantized_by_its_own_importance(tmp_path: Path) -> None:
         assert (found[i] == own.reshape(-1)).all() and (own != other).any()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_done_is_said(path: Path, tmp_path: Path) -> None:
     small = tmp_path / "small.gguf"
     with GGUFFile.open(path) as file:

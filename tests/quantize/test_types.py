@@ -68,6 +68,7 @@ def test_every_type_that_is_written_has_a_digest() -> None:
     assert {type_.name for type_ in QUANTIZERS} == DIGESTS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_", [T.F16, T.BF16, T.Q8_0, T.Q5_1, T.Q4_K, T.Q6_K, T.IQ4_XS, T.TQ2_0])
 def test_what_was_written_is_read(type_: T) -> None:
     """Rows come back to what few bits leave of them."""

@@ -52,6 +52,7 @@ def run(
     asyncio.run(all_of_it())
 
 
+@pytest.mark.slow
 def test_waiting_is_bounded() -> None:
     async def work(fleet: Fleet) -> None:
         a, b = fleet.instances["a"], fleet.instances["b"]

@@ -80,6 +80,7 @@ def test_configured_changes_of_bodies(start_router: Start) -> None:
         )
 
 
+@pytest.mark.slow
 def test_errors_are_the_real_routers(start_router: Start) -> None:
     router = start_router(config({"a": fake("A")}), "--no-models-autoload")
 

@@ -113,6 +113,7 @@ def test_only_own_names_are_served_without_a_key(start_router: Start) -> None:
         assert ask(here.http, "GET", path, {"Host": "my.router:80"})[0] == 200
 
 
+@pytest.mark.slow
 def test_the_model_that_answered_tells_what_was_used(start_router: Start) -> None:
     here = start_router(config({"a": fake("A"), "b": fake("B")}))
     id = "0" * 32
@@ -136,6 +137,7 @@ def test_one_model_and_an_unknown_one(start_router: Start) -> None:
     assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.slow
 def test_models_are_unloaded_by_llama_swaps_paths(start_router: Start) -> None:
     here = start_router(config({"a": fake("A"), "b": fake("B")}))
 

@@ -58,6 +58,7 @@ def test_models_are_listed_and_shown_without_being_loaded(start_router: Start, t
     assert router.running() == {} and router.http.get("/api/ps").json() == {"models": []}
 
 
+@pytest.mark.slow
 def test_requests_go_to_the_model_they_name(start_router: Start) -> None:
     router = start_router(config({"a": fake("A"), "b:7b": fake("B")}))
     for name, path, answers in (
@@ -110,6 +111,7 @@ def test_how_long_a_model_stays(start_router: Start) -> None:
     assert chat(keep_alive="soon") == {"error": "keep_alive: invalid duration 'soon'"}
 
 
+@pytest.mark.slow
 def test_a_stream_of_lines_that_breaks_off_says_so(start_router: Start) -> None:
     router = start_router(config({"a": fake("A")}))
     body = {"model": "a", "messages": HELLO, "stream": 5, "die": "2", "type": "application/x-ndjson"}

@@ -26,6 +26,7 @@ def devices() -> Iterator[list[CpuDevice]]:
         device.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen3moe"])
 def test_the_sums_are_those_of_one_machine(
     tmp_path: Path, devices: list[CpuDevice], monkeypatch: pytest.MonkeyPatch, kind: str

@@ -168,6 +168,7 @@ def test_what_does_not_fit_ends_the_inlet(linked: Linked, sequence: int, size: i
     assert linked.a.number(DeviceCount()) == linked.b.number(DeviceCount()) == 1
 
 
+@pytest.mark.slow
 def test_more_than_a_connection_holds_waits_in_the_sender(pair: tuple[Worker, Worker]) -> None:
     """TCP holds it back: the worker that is to take it holds nothing of it."""
     linked = Linked(*pair, size=LARGE)

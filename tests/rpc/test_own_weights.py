@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,7 @@ def test_what_is_not_the_same_is_sent(device: CpuDevice, model: Path, theirs: Pa
     assert sent == ["blk.1.ffn_up.weight"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["in place", "another file", "gone"])
 def test_a_file_that_has_changed_is_hashed_again(
     device: CpuDevice, model: Path, theirs: Path, sent: list[str], how: str
@@ -191,6 +193,7 @@ def test_a_file_that_has_changed_is_hashed_again(
             assert client.data(bind) == b"\0"
 
 
+@pytest.mark.slow
 def test_a_client_gets_nothing_that_it_does_not_know(device: CpuDevice, model: Path, theirs: Path) -> None:
     """Neither by a name, nor by a hash of other bytes, nor of another size, nor from elsewhere."""
     (theirs / "model.gguf").write_bytes(model.read_bytes())
@@ -217,6 +220,7 @@ def test_a_client_gets_nothing_that_it_does_not_know(device: CpuDevice, model: P
         assert client.is_closed()
 
 
+@pytest.mark.slow
 def test_what_is_mapped_can_be_written_to(device: CpuDevice, model: Path, theirs: Path) -> None:
     """The file stays as it is."""
     path = theirs / "model.gguf"
@@ -282,6 +286,32 @@ def test_a_folder_full_of_other_things(theirs: Path, model: Path) -> None:
     with GGUFFile.open(model) as file:
         size = file.tensors["token_embd.weight"].nbytes
     assert files.offer([Offered(b"token_embd.weight", size)]) == [True]
+    files.close()
+
+
+def test_new_files_are_found_after_a_while(model: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 100.0
+    monkeypatch.setattr(own_files, "time", SimpleNamespace(monotonic=lambda: clock))
+    monkeypatch.setattr(own_files, "_LOOK_SECONDS", 5.0)
+    files = OwnFiles([theirs])
+    with GGUFFile.open(model) as file:
+        offered = [Offered(b"token_embd.weight", file.tensors["token_embd.weight"].nbytes)]
+    (theirs / "other.gguf").write_bytes(make_llama(model.with_name("other.gguf"), n_embd=32).read_bytes())
+    assert files.offer(offered) == [False]
+    (theirs / "model.gguf").write_bytes(model.read_bytes())
+    assert files.offer(offered) == [False]
+    clock += 5.0
+    assert files.offer(offered) == [True]
+    files.close()
+
+
+def test_nothing_is_bound_for_a_client_that_left(model: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnFiles, "_bind", lambda *_: True)
+    files = OwnFiles([theirs])
+    region: Any = None
+    wanted = [own_files.PlacedWeight(region, 0, 1, b"", b"name")]
+    assert files.bind(wanted, lambda: True) == [False]
+    assert files.bind(wanted, lambda: False) == [True]
     files.close()
 
 

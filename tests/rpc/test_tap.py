@@ -295,6 +295,7 @@ def test_a_link_serialises_bytes_but_not_latency() -> None:
     assert free.due(1, 5.0, delayed=False) == 5.0
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(0, 100))
 def test_jitter_comes_on_top_of_the_latency(seed: int) -> None:
@@ -429,6 +430,7 @@ def test_garbage_is_not_held_back() -> None:
         assert read(client, 2) == b"\x16\x03"
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.lists(st.binary(max_size=40) | st.sampled_from([HELLO, COUNT, RECOMPUTE, graph(), set_tensor(b"xyz")])),

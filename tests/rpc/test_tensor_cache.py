@@ -300,6 +300,7 @@ def test_close_writes_what_waits(cache: TensorCache, lender: Lender) -> None:
     cache.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [300_000, 1 << 20, (1 << 20) + 1])
 def test_whole_pages_are_mapped_and_stay_the_process_s_own(cache: TensorCache, lender: Lender, size: int) -> None:
     data = noise(size)
@@ -333,6 +334,7 @@ def test_a_mapped_entry_that_is_corrupt_is_dropped(cache: TensorCache, lender: L
     region.free()
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_closes_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What clients sent last is on disk then."""
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path))

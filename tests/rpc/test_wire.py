@@ -230,6 +230,7 @@ def test_any_byte_may_be_the_last_of_a_read(command: Command) -> None:
     one()
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(sent=st.lists(answers, max_size=6), at=st.lists(st.integers(0, 2**16)))
 def test_responses_are_read_as_written(sent: list[tuple[Command, Response]], at: list[int]) -> None:
@@ -318,6 +319,7 @@ mutated = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(mutated, max_size=3), st.lists(st.integers(0, 4000), max_size=5))
 def test_messages_of_any_size_raise_nothing_but_wire_errors(

@@ -707,6 +707,7 @@ def test_tokens_outside_the_vocabulary_have_no_text(token: float) -> None:
     assert post("/detokenize", {"tokens": [97, 256]})[0] == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("biases", [[[97, 1.5], ["a", 2.0], [98, False]], {"97": 1.5, "a": 2.0, "b": False}])
 def test_biases_of_one_token_add_up(biases: Any) -> None:
     status, answer = post("/completion", {"prompt": "x", "logit_bias": biases})

@@ -166,6 +166,7 @@ def test_how_long_a_model_stays_on_its_own_server() -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_a_context_that_there_is_not_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         async with client() as http:

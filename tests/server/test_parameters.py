@@ -289,7 +289,8 @@ def test_flags_set_what_requests_get_that_do_not_say() -> None:
 
 def test_the_table_holds_all_that_the_engine_can_be_asked() -> None:
     fields = {f.name for kind in (Sampling, Request) for f in dataclasses.fields(kind)}
-    made_by_the_server = {"prompt", "sampling", "preserved", "constraint", "prompt_probs"}
+    hooks = {"processor", "until", "on_prompt_row"}
+    made_by_the_server = {"prompt", "sampling", "preserved", "constraint", "prompt_probs"} | hooks
     functions_of_a_program = {"processor", "until", "on_prompt_row"}
     named = fields - made_by_the_server - functions_of_a_program
     assert {row.name for row in PARAMETERS if row.of != "server"} == named

@@ -95,6 +95,7 @@ def test_a_file_is_read_once_and_again_when_it_has_changed(model: Path, monkeypa
     assert receipt.file_hash(model) is None  # gone, and still served from memory
 
 
+@pytest.mark.slow
 def test_seeds_of_jobs() -> None:
     assert seed_of("job-1") == 40547897 == seed_of(b"job-1")
     assert seed_of(17) == seed_of("17") != seed_of("18")

@@ -109,6 +109,7 @@ def test_defaults_tell_a_layout() -> None:
         assert not guidance._has_expected_layout(other)
 
 
+@pytest.mark.slow
 def test_other_threads_run_while_a_vocabulary_is_read() -> None:
     rng = random.Random(0)
     pieces = [bytes(rng.choices(b"abcdefghij klmnop", k=rng.randrange(2, 12))) for _ in range(60_000)]

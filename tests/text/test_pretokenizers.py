@@ -55,7 +55,7 @@ def test_what_else_a_name_decides(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+@pytest.mark.parametrize("name", sorted({rule: name for name, rule in PRE_TOKENIZERS.items()}.values()))
 def test_every_rule_keeps_every_character(name: str) -> None:
     rule = pre_tokenizer(name)
 

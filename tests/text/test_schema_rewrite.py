@@ -148,6 +148,7 @@ def test_alternatives_that_are_apart_are_accepted(vocabulary: Vocabulary, schema
     assert len(accepted) >= 2 and all(map(check.is_valid, accepted))
 
 
+@pytest.mark.slow
 def test_texts_other_than_some(vocabulary: Vocabulary) -> None:
     texts = ["", "a", "ab", "a/b]", "é", "abc", "ac"]
     for n in range(1, 4):

@@ -90,6 +90,7 @@ def test_tools_work_there(place: Path, runtime: str) -> None:
     assert (place.parent / "notes").read_text()
 
 
+@pytest.mark.slow
 def test_a_container_that_ends_is_made_again(place: Path) -> None:
     async def test(use: Any) -> None:
         notes = place.parent / "notes"
@@ -140,6 +141,7 @@ def test_what_a_container_could_not_be_made_for_is_said(place: Path, monkeypatch
         Toolbox(ToolSettings(builtin=("all",), folder=str(place), runtime="docker:there"))
 
 
+@pytest.mark.slow
 def test_a_program_that_is_not_installed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(place))
     with pytest.raises(ToolsError, match="docker cannot be run: No such file or directory; is it installed"):

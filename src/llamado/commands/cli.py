@@ -82,7 +82,7 @@ def _wait(flags: Parsed, namespace: argparse.Namespace) -> int:
     if namespace.url and flags.pid is not None:
         raise FlagError("a URL and --pid: give one of them")
 
-    from llamado.commands.wait import run_wait
+    from llamado.commands.wait.wait import run_wait
 
     return run_wait(namespace.url, timeout=flags.timeout, interval=flags.interval, pid=flags.pid)
 
@@ -311,7 +311,7 @@ def _doctor(flags: Parsed, namespace: argparse.Namespace) -> int:
 
 
 def _gateway(flags: Parsed, _: argparse.Namespace) -> int:
-    from llamado.commands.gateway import run_gateway
+    from llamado.commands.gateway.gateway import run_gateway
 
     return run_gateway(flags)
 
@@ -366,7 +366,7 @@ def _logs(_: Parsed, namespace: argparse.Namespace) -> int:
 
 def _drain(flags: Parsed, namespace: argparse.Namespace) -> int:
     if namespace.gateway:
-        from llamado.commands.replicas import drain_replica
+        from llamado.commands.gateway.replicas import drain_replica
 
         return drain_replica(namespace.gateway, namespace.service, flags.admin_key, undo=namespace.undo)
     from llamado.commands.up.running import run_drain

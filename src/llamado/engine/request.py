@@ -13,15 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
-import numpy as np
-from numpy.typing import NDArray
-
 from llamado.engine.errors import ContextExceeded, EngineClosed, InvalidRequest
 from llamado.engine.sampling.params import Sampling, sampler_names
 from llamado.engine.sampling.rng import Seed
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `--help` imports this module, without numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
     from llamado.text.grammar.compiler import Constraint
+
+    TokenArray = NDArray[np.intc]
+    Logits = NDArray[np.float32]
+    LogitsProcessor = Callable[[TokenArray, Logits], Logits]
 
 __all__ = [
     "ContextExceeded",
@@ -46,9 +50,6 @@ __all__ = [
 ]
 
 StopType = Literal["none", "eos", "limit", "word"]
-TokenArray = NDArray[np.intc]
-Logits = NDArray[np.float32]
-LogitsProcessor = Callable[[TokenArray, Logits], Logits]
 """Gets the sequence so far and a copy of its next token's logits."""
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamado.engine.request import Logits, TokenArray
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.sampling.rng import seed_key
 from llamado.engine.scheduler.output import EngineVocabulary
 from llamado.library.errors import LibraryError
 from llamado.library.grammar import LlamaGrammar
+from llamado.library.hooks import Logits, TokenArray
 from llamado.text.grammar.compiler import Matcher
 
 Evaluate = Callable[[Sequence[int], dict[str, Any]], None]

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from llamado.engine.request import Logits, TokenArray
 from llamado.library.errors import LibraryError
 
+TokenArray = NDArray[np.intc]
+Logits = NDArray[np.float32]
 LogitsProcessor = Callable[[TokenArray, Logits], Logits]
 """Gets the tokens so far and the logits of the next one, which it may change in place; returns logits."""
 StoppingCriteria = Callable[[TokenArray, Logits], bool]

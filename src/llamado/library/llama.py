@@ -26,7 +26,6 @@ from typing import Any, Literal, Self, Unpack, overload
 from llamado.engine.embedding.pooling import normalize as normalized
 from llamado.engine.engine import Engine
 from llamado.engine.loaded_model import LoadedModel
-from llamado.engine.request import Logits, TokenArray
 from llamado.engine.supported import check_supported
 from llamado.errors import LlamadoError
 from llamado.gguf.sources.hub import fetch_hub_model
@@ -36,7 +35,7 @@ from llamado.library.completion import Completion, Events, last
 from llamado.library.errors import LibraryError
 from llamado.library.evaluation import Evaluation
 from llamado.library.grammar import LlamaGrammar
-from llamado.library.hooks import Hooks
+from llamado.library.hooks import Hooks, Logits, TokenArray
 from llamado.library.options import (
     LlamaPromptLookupDecoding,
     SamplingOptions,

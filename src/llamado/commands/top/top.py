@@ -94,7 +94,7 @@ class _Gateway:
         """Return `/gateway/status`. Raises TopError."""
         try:
             answer = self._http.get(f"{self._url}/gateway/status")
-            body = answer.json()
+            body = read_json(answer)
         except (httpx.HTTPError, ValueError) as error:
             raise TopError(f"{self._url} cannot be asked: {error}") from None
         if answer.status_code != 200 or not isinstance(body, dict) or not isinstance(body.get("replicas"), list):

@@ -6,7 +6,7 @@ import sys
 
 import httpx
 
-from llamado.client.requests import base, failure
+from llamado.client.requests import base, failure, object_of
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError
 from llamado.outgoing import open_client
@@ -37,7 +37,7 @@ def drain_replica(url: str, replica: str, admin_key: str | None, *, undo: bool) 
         raise GatewayRefused(f"{url} cannot be asked: {error or type(error).__name__}") from None
     if answer.status_code != 200:
         raise GatewayRefused(str(failure(answer)))
-    left = answer.json()["in_flight"]
+    left = object_of(answer).get("in_flight")
     if undo:
         print(f"{replica} gets requests again")
     elif left:

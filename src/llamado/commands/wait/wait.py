@@ -28,7 +28,7 @@ def run_wait(url: str | None, *, timeout: float, interval: float, pid: int | Non
     """
     tls: ssl.SSLContext | None = None
     if url is None:
-        from llamado.commands.listeners import listener_of
+        from llamado.commands.wait.listeners import listener_of
 
         found = listener_of(pid)
         url, tls = found.url, found.tls

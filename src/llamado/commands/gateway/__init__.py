@@ -1,0 +1,1 @@
+"""`llamado gateway`, and draining its replicas."""
