@@ -120,6 +120,11 @@ def test_calls_are_held_to_it(family: str) -> None:
     assert [text for text in good + bad if fits(grammar, CALLS[family](text))] == good
 
 
+def test_long_grammars_are_read_in_linear_time() -> None:
+    """Quadratic time would be minutes."""
+    assert lark_expression("\n" * 50_000 + 'start: "a"' + "\n// x" * 20_000 + "\n" * 20_000 + '| "b"').count("a") == 1
+
+
 @pytest.mark.parametrize(
     ("grammar", "why"),
     [

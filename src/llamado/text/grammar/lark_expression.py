@@ -38,7 +38,7 @@ _COMMON |= {f"SIGNED_{name}": f"[+-]?{_COMMON[name]}" for name in ("FLOAT", "NUM
 
 _TOKEN = re.compile(
     r"""
-    (?P<space>(?:[ \t\r]|//[^\n]*|\n[ \t\r\n]*(?://[^\n]*\n[ \t\r\n]*)*(?=\|))+)
+    (?P<space>[ \t\r]+|//[^\n]*)
     | (?P<line>\n)
     | (?P<string>"(?:[^"\\\n]|\\.)*+"i?)
     | (?P<regex>/(?:[^/\\\n]|\\.)++/[a-z]*)
@@ -105,7 +105,22 @@ class _Reader:
                 self._lines.append(self._line)
             self._line += found[0].count("\n")
             at = found.end()
+        self._join_alternatives()
         self._at = 0
+
+    def _join_alternatives(self) -> None:
+        """Leave out the ends of lines before alternatives: these belong to the rule above."""
+        kept: list[int] = []
+        is_before_choice = False
+        for i in reversed(range(len(self._tokens))):
+            if self._tokens[i][0] == "line":
+                if is_before_choice:
+                    continue
+            else:
+                is_before_choice = self._tokens[i] == ("mark", "|")
+            kept.append(i)
+        self._tokens = [self._tokens[i] for i in reversed(kept)]
+        self._lines = [self._lines[i] for i in reversed(kept)]
 
     def _fail(self, why: str) -> GrammarError:
         line = self._lines[min(self._at, len(self._lines) - 1)] if self._lines else 1
