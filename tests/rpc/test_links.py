@@ -199,7 +199,7 @@ def test_the_one_that_takes_is_gone(linked: Linked, pair: tuple[Worker, Worker],
     for number in range(1, 20):  # the first may still find room in a buffer
         linked.push(bytes_of(number), number)
     assert linked.a.number(DeviceCount()) == 1
-    until(lambda: "link 1 is broken" in caplog.text)
+    until(lambda: "link 1 broken" in caplog.text)
 
 
 def test_a_client_that_waits_hangs_up(linked: Linked, pair: tuple[Worker, Worker]) -> None:
