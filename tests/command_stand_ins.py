@@ -380,7 +380,8 @@ class Commands:
         def make(catalogue: Any, settings: Any, *, limits: Any, autoload: bool, **others: Any) -> Any:
             note("router", models=tuple(catalogue.models), limits=limits, autoload=autoload)
             fleet = SimpleNamespace(find=lambda name: None, kill=lambda: None)
-            return SimpleNamespace(log_tail=logging.NullHandler(), fleet=fleet, page=frozenset(), peers=None)
+            parts = {"log_tail": logging.NullHandler(), "fleet": fleet, "page": frozenset()}
+            return SimpleNamespace(**parts, traffic=None, endpoint=None, peers=None)
 
         self._patch.setattr(router, "RouterServer", Server)
         self._patch.setattr(router, "Router", make)

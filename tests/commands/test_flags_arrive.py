@@ -443,7 +443,7 @@ ROWS: dict[str, Row] = {
     "worker --join": worker("join", "a:1,https://b:2", ("a:1", "https://b:2"), "--token t"),
     "worker --token": worker("token", "t", "t"),
     "worker --share": worker("share", "2.5", 2.5),
-    "worker --protocol": worker("protocol", "7", 7),
+    "worker --protocol": worker("protocol", "8", 8),
     "worker --models-dir": worker("models", "/", ("/",)),
     "worker --no-own-files": worker("own_files", None, False),
     "worker --no-ring": worker("ring", None, False),

@@ -842,7 +842,7 @@ def test_a_move_that_fails_is_not_tried_all_the_time(
         forward.die()
         until(lambda: forward.moves == 2)
         assert forward.moved[1] - forward.moved[0] >= 0.3
-        assert "layers not moved back: it has no room any more" in caplog.text
+        assert "layers: not moved back: it has no room any more" in caplog.text
         until(lambda: not engine.snapshot().degraded)
         assert client.result.tokens == alone(req(text(20), 2000))
     finally:

@@ -488,7 +488,7 @@ def test_back_after_its_layers_went_elsewhere(worker: Start, serve: Start, expec
     workers[1].start(wait=False)
     until(lambda: server.health() == (200, {"status": "ok"}), "all is as it was")
     streams.finish(expected)
-    assert "back, has its layers again" in server.process.said()
+    assert ": back, has its layers again" in server.process.said()
     assert "devices: all back" in server.process.said()
     workers[0].kill()
     noticed(server, workers[0])

@@ -583,7 +583,7 @@ def test_a_server_ends_with_its_parent(tmp_path: Path) -> None:
     finally:
         process.kill()
         _, errors = process.communicate()
-    assert "has ended" in errors
+    assert "parent process ended" in errors
 
 
 # -- traces ----------------------------------------------------------------------------------------------------------
