@@ -215,7 +215,7 @@ def _unhealthy(server: _Asked, response: httpx.Response, message: str) -> Findin
 def _degraded(server: _Asked, response: httpx.Response) -> Iterator[Finding]:
     for away in _json(response).get("degraded") or []:
         worker = str(away.get("device"))
-        text = f"{worker} is away ({away.get('why')}); its layers {away.get('layers')} are on others"
+        text = f"{worker} is away ({away.get('why')}); others have what it held: {away.get('layers')}"
         yield _worker_lost(server, "degraded", worker, text)
     date = response.headers.get("date")
     if date is not None:
