@@ -257,11 +257,12 @@ def test_a_worker_is_away() -> None:
 def test_others_have_the_layers_of_a_worker() -> None:
     engine = FakeEngine()
     engine.degraded = (
-        Away(device="RPC1", since=1.0, why="it closed the connection", layers="0-3", now={"CPU": "0-3"}),
+        Away(device="RPC1", since=1.0, why="it closed the connection", layers="layers 0 to 3", now={"CPU": "0-3"}),
     )
     with listening(engine=engine) as (url, _):
         found = one(url)
-    assert found.symptom == "degraded" and "0-3" in found.found and found.command.startswith("start the worker")
+    assert found.symptom == "degraded" and found.command.startswith("start the worker")
+    assert found.found == "RPC1 is away (it closed the connection); others have what it held: layers 0 to 3"
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])

@@ -223,7 +223,7 @@ def _unhealthy(server: _Asked, response: httpx.Response, message: str) -> Findin
 def _degraded(server: _Asked, response: httpx.Response) -> Iterator[Finding]:
     for away in _read(response, _HEALTH)["degraded"]:
         worker = away["device"]
-        text = f"{worker} is away ({away['why']}); its layers {away['layers']} are on others"
+        text = f"{worker} is away ({away['why']}); others have what it held: {away['layers']}"
         yield _worker_lost(server, "degraded", worker, text)
     date = response.headers.get("date")
     if date is not None:
