@@ -223,7 +223,7 @@ class Commands:
             def __init__(self, split: Any, here: Any, file: Any, model: Any, wanted: Any, progress: Any) -> None:
                 note("divided", split=split)
                 self.devices, self.fit = [here], fitting.fit(file, model, wanted, [figures_of(here)], None)
-                self.reconnect = self.without = None
+                self.reconnect = self.replace_lost = None
 
             def log_placement(self, placement: Any) -> None: ...
 

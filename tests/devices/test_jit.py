@@ -210,7 +210,7 @@ def test_what_others_may_have_written_is_not_run(
         jit.load(rows_kernel(SHORTER), stages=SHORTER)
     assert jit.compiled == 2
     (warning,) = caplog.messages
-    assert f"compiled kernels in {path} are not used" in warning and reason in warning
+    assert f"compiled kernels in {path}: ignored" in warning and reason in warning
     if what == "entry":  # replaced by our own
         again = Jit(folder=folder)
         double(again)

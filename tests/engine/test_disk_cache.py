@@ -172,7 +172,7 @@ def test_damage(start: Start, plain: Plain, tmp_path: Path, how: str, caplog: py
     assert result.tokens == plain(prompt, 9)
     if how != "gone":
         assert how == "late" or result.n_cached == 0
-        assert disk.counters.failures > 0 and "is removed" in caplog.text
+        assert disk.counters.failures > 0 and " removed: " in caplog.text
     assert ask(engine, req(prompt, 9)).tokens == result.tokens
 
 

@@ -105,7 +105,7 @@ def test_hidden_states_are_those_of_the_token_before(tmp_path: Path, monkeypatch
 
     def heard(self: HeadKind, asks: Sequence[DraftQuery], chance: Any) -> list[Proposal]:
         found = propose(self, asks, chance)
-        drafted.extend((ask.said[-1], proposal.tokens) for ask, proposal in zip(asks, found, strict=True))
+        drafted.extend((ask.history[-1], proposal.tokens) for ask, proposal in zip(asks, found, strict=True))
         return found
 
     monkeypatch.setattr(HeadKind, "propose", heard)

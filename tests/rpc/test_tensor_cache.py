@@ -215,7 +215,7 @@ def test_a_corrupt_entry_is_dropped(
     with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
         assert load(TensorCache(cache.folder) if fresh else cache, lender, hash, 5000) is None
     assert not path.exists()
-    assert f"{hash:016x}-5000 is corrupt" in caplog.text
+    assert f"{hash:016x}-5000: corrupt, deleted" in caplog.text
     assert kept(cache, lender, data) == hash
     assert load(cache, lender, hash, 5000) == data
 

@@ -618,7 +618,7 @@ def test_a_device_elsewhere(device: CpuDevice) -> None:
 
 def refused(caplog: pytest.LogCaptureFixture, client: Client) -> str:
     """Waits for the end of a connection; gives the one line that was logged about it."""
-    peer = f"127.0.0.1:{client.sock.getsockname()[1]}: connection closed: "
+    peer = f"127.0.0.1:{client.sock.getsockname()[1]}: connection closed"
 
     def lines() -> list[str]:
         return [r.getMessage() for r in list(caplog.records) if r.getMessage().startswith(peer)]
@@ -836,7 +836,7 @@ def test_a_fault_in_the_device_ends_one_connection(
     with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
         for error, message in (
             (DeviceError("no such thing"), "no such thing"),
-            (RuntimeError("oh"), "a fault of this"),
+            (RuntimeError("oh"), "a bug of this program"),
         ):
             with monkeypatch.context() as patch, Client(worker) as bad:
 

@@ -138,7 +138,7 @@ def test_what_a_template_can_be_given_is_found_out_within_the_limits() -> None:
     """One trial that takes too long is the last of its kind."""
     template = ChatTemplate(ENDLESS, bos="", eos="")
     before = os.times()
-    assert template.takes.strings and not template.caps["supports_tools"]
+    assert template.features.strings and not template.caps["supports_tools"]
     after = os.times()
     assert after.children_user + after.children_system - before.children_user - before.children_system < 5 * 0.3
 
@@ -154,7 +154,7 @@ def test_the_next_in_line_and_other_templates_go_on() -> None:
         except TemplateError as error:
             errors.append(str(error))
 
-    assert harmless.takes.strings and hostile.takes.strings
+    assert harmless.features.strings and hostile.takes.strings
     threads = [threading.Thread(target=render) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -171,7 +171,7 @@ RENDERS = """
 import sys
 from llamado.text.template.chat import ChatTemplate
 template = ChatTemplate(sys.argv[1], bos="", eos="")
-template.takes
+template.features
 print("compiled", flush=True)
 sys.stdin.readline()
 template.render([{"role": "user", "content": "hi"}])
@@ -321,7 +321,7 @@ def test_memory_is_limited_and_given_back() -> None:
 def test_the_largest_texts_that_are_allowed_fit_into_the_memory() -> None:
     text = "\U0001f600" * ((16 << 20) - 1)
     template = ChatTemplate("{{ messages[0].content }}", bos="", eos="")
-    assert template.takes.strings
+    assert template.features.strings
     assert template.render([{"role": "user", "content": text}]) == text
     with pytest.raises(TemplateError, match="text of more than 16,777,216 characters"):
         template.render([{"role": "user", "content": text + "ab"}])
