@@ -26,7 +26,7 @@ from sides import model_path
 
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions
-from llamado.engine.request import Done, Event, Failed, Request, Result
+from llamado.engine.request import Done, Event, Failure, Request, Result
 from llamado.engine.sampling.params import Sampling
 from llamado.text.grammar.compiler import Constraint, GrammarCompiler, Matcher
 from llamado.text.grammar.source import GrammarSource
@@ -83,9 +83,9 @@ def run(llama: LoadedModel, requests: list[Request]) -> tuple[list[Result], floa
     def emit_to(place: int, event: Event) -> None:
         if isinstance(event, Done):
             results[place] = event.result
-        elif isinstance(event, Failed):
+        elif isinstance(event, Failure):
             errors.append(event.error)
-        if isinstance(event, Done | Failed):
+        if isinstance(event, Done | Failure):
             waiting.release()
 
     began = time.perf_counter()

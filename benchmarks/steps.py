@@ -27,7 +27,7 @@ from llamado.devices.cpu.team import Team
 from llamado.engine.engine import Engine
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import Done, Event, Failed
+from llamado.engine.request import Done, Event, Failure
 
 _SKIPPED = 8
 """Steps at either end of a round that do not count: prompts are read, answers end."""
@@ -55,9 +55,9 @@ def generate(llama: LoadedModel, n_slots: int, n_tokens: int, options: dict[str,
     ended, left = threading.Event(), [n_slots]
 
     def take(event: Event) -> None:
-        if isinstance(event, Failed):
+        if isinstance(event, Failure):
             print(event.error)
-        if isinstance(event, (Done, Failed)):
+        if isinstance(event, (Done, Failure)):
             left[0] -= 1
             if not left[0]:
                 ended.set()

@@ -21,7 +21,7 @@ keys=/usr/share/keyrings/debian-archive-keyring.gpg
 arm="${LLAMADO_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llamado}/arm"
 python="$PWD/.venv/bin/python"
 versions="$("$python" -m pip --disable-pip-version-check freeze | grep -iE \
-  '^(numpy|llvmlite|pytest|pytest-timeout|hypothesis|sortedcontainers|iniconfig|packaging|pluggy|pygments|regex|jinja2|markupsafe|orjson|pyyaml|gguf|tqdm|requests)==')"
+  '^(numpy|llvmlite|pytest|pytest-timeout|hypothesis|sortedcontainers|iniconfig|packaging|pluggy|pygments|regex|jinja2|markupsafe|orjson|pyyaml|gguf|tqdm|requests|httpx|httpcore|h11|anyio|idna|certifi|sniffio|typing_extensions)==')"
 debian="python3.11-minimal libpython3.11-minimal libpython3.11-stdlib libc6 libgcc-s1 libstdc++6 zlib1g libexpat1 libssl3 libffi8
   libbz2-1.0 liblzma5 libsqlite3-0 libuuid1 libcrypt1"
 

@@ -17,7 +17,19 @@ import pytest
 import llamado
 
 SOURCE = Path(llamado.__file__).parent
-REWRITTEN = ("client", "page", "processes", "terminal")
+REWRITTEN = (
+    "client",
+    "devices",
+    "engine",
+    "ggml",
+    "gguf",
+    "models",
+    "page",
+    "processes",
+    "quantize",
+    "terminal",
+    "text",
+)
 
 _OPENING = re.compile(r"(What|Whether|Who|Whose|Whoever|How|Where|Which|Those|That which)\b")
 # Nobody in particular, and software that behaves like a person.
@@ -29,11 +41,15 @@ _RIDDLES = re.compile(
 _PARTICIPLE = re.compile(r"_?[A-Z][a-z]+(ed|ing)$|_?(Begun|Known|Made|Ran|Said|Told)$")
 NOUNS = {
     "Building",
+    "Drawing",
     "Embedding",
     "Encoding",
+    "Gating",
+    "Lowering",
     "Mapping",
     "Padding",
     "Pooling",
+    "Reasoning",
     "Sampling",
     "Setting",
     "String",

@@ -36,7 +36,7 @@ from llamado.commands.bench.latency import (
     table,
 )
 from llamado.engine.loaded_model import LoadedModel
-from llamado.engine.request import Done, Event, Failed, Request, Token
+from llamado.engine.request import Done, Event, Failure, Request, Token
 from llamado.flags import FlagError, parse
 from llamado.installation import install_command
 from llamado.rpc import wire
@@ -66,7 +66,7 @@ class FakeEngine:
             for i in range(request.n_predict):
                 time.sleep(0.0005)
                 emit(Token("x", [1], None, i))
-            emit(Failed(LatencyError("lost")) if self.fails else Done(None))  # type: ignore[arg-type]
+            emit(Failure(LatencyError("lost")) if self.fails else Done(None))  # type: ignore[arg-type]
 
 
 class FakeLlama:

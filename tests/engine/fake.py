@@ -19,7 +19,7 @@ from waiting import GUARD, until
 from llamado.devices.device import DeviceLost
 from llamado.engine.engine import Engine
 from llamado.engine.forward.contract import CellKind, Cells, Scales
-from llamado.engine.request import Away, Done, EngineSnapshot, Event, Failed, Progress, Request, Result, Token
+from llamado.engine.request import Away, Done, EngineSnapshot, Event, Failure, Progress, Request, Result, Token
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
 from llamado.models.memory import BatchPlacement, Latent, LayerMemory, Memory, RecurrentState, RowSpan, Span
@@ -267,7 +267,7 @@ class Client:
 
     def __call__(self, event: Event) -> None:
         self.events.append(event)
-        if isinstance(event, (Done, Failed)):
+        if isinstance(event, (Done, Failure)):
             self.over.set()
         if self.on_event is not None:
             self.on_event(event)

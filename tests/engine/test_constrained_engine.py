@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ConstraintFailed
-from llamado.engine.request import Failed, Request
+from llamado.engine.request import Failure, Request
 from llamado.engine.sampling.params import Sampling
 
 from .fake import FakeForward, FakeTokenizer, ask, send
@@ -115,7 +115,7 @@ def test_one_that_fails(engine: Engine, log: list[str], where: str, n: int) -> N
     expected = ask(engine, req(None)).tokens
     clients = [send(engine, req(None)), send(engine, req(Evens(log, n, where))), send(engine, req(Evens(log)))]
     bad = clients[1].wait().events[-1]
-    assert isinstance(bad, Failed) and isinstance(bad.error, ConstraintFailed)
+    assert isinstance(bad, Failure) and isinstance(bad.error, ConstraintFailed)
     assert str(bad.error) == "the constraint failed: RuntimeError: lost the thread"
     assert clients[0].result.tokens == expected
     assert clients[2].result.n_predicted == 6

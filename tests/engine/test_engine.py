@@ -19,7 +19,7 @@ from waiting import GUARD, until
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, ContextExceeded, EngineClosed, InvalidRequest
 from llamado.engine.forward.contract import ForwardError
-from llamado.engine.request import Done, Failed, Request, Result, Token
+from llamado.engine.request import Done, Failure, Request, Result, Token
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.stop_text import AnswerText
 
@@ -566,7 +566,7 @@ def test_a_failing_forward_pass_fails_its_requests_only(make: Make) -> None:
     bad[0] = True
     client = send(engine, req([1, 2, 3, 4], 3)).wait()
     last = client.events[-1]
-    assert isinstance(last, Failed) and isinstance(last.error, ComputeFailed)
+    assert isinstance(last, Failure) and isinstance(last.error, ComputeFailed)
     assert "no memory left on the device" in str(last.error)
     result = ask(engine, req([1, 2, 3, 4], 3))
     assert result.tokens == alone(req([1, 2, 3, 4], 3)).tokens, "nothing of the failed batch is reused"
@@ -576,7 +576,7 @@ def test_a_failing_forward_pass_fails_its_requests_only(make: Make) -> None:
 
     forward.before = named
     last = send(engine, req([1], 3)).wait().events[-1]
-    assert isinstance(last, Failed) and str(last.error) == "worker 10.0.0.7 went away"
+    assert isinstance(last, Failure) and str(last.error) == "worker 10.0.0.7 went away"
 
 
 def test_a_failing_copy_does_not_end_the_engine(make: Make) -> None:
@@ -589,7 +589,7 @@ def test_a_failing_copy_does_not_end_the_engine(make: Make) -> None:
 
     copy, forward.copy_rows = forward.copy_rows, broken  # type: ignore[method-assign]
     last = send(engine, req([*system, 1], 2, id_slot=1)).wait().events[-1]
-    assert isinstance(last, Failed)
+    assert isinstance(last, Failure)
     forward.copy_rows = copy  # type: ignore[method-assign]
     assert ask(engine, req([*system, 1], 2)).tokens == alone(req([*system, 1], 2)).tokens
 
@@ -618,7 +618,7 @@ def test_close_ends_what_takes_too_long(make: Make) -> None:
     running, waiting = send(engine, req([1], -1)), send(engine, req([2], -1))
     engine.close(0.05)
     for client in (running, waiting):
-        assert isinstance(client.wait().events[-1], Failed)
+        assert isinstance(client.wait().events[-1], Failure)
 
 
 def test_an_idle_engine_sleeps(make: Make) -> None:

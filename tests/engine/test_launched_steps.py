@@ -24,7 +24,7 @@ from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed
 from llamado.engine.forward.runner import ModelRunner
-from llamado.engine.request import Event, Failed, Request, Token
+from llamado.engine.request import Event, Failure, Request, Token
 from llamado.engine.sampling.params import Sampling
 from llamado.ggml.graph import Graph
 from llamado.gguf.reader import GGUFFile
@@ -278,7 +278,7 @@ def test_a_step_that_is_lost_on_its_way(make: Make) -> None:
     engine, device = make()
     device.fails = device.n + 5
     client = send(engine, req(40)).wait()
-    assert isinstance(client.events[-1], Failed) and isinstance(client.events[-1].error, ComputeFailed)
+    assert isinstance(client.events[-1], Failure) and isinstance(client.events[-1].error, ComputeFailed)
     assert [(event.text, event.tokens) for event in client.tokens] == [piece[:2] for piece in expected[:4]]
     assert told(send(engine, req(40)).wait()) == expected
 
@@ -301,7 +301,7 @@ def test_an_engine_that_is_closed_in_between(make: Make, where: str) -> None:
 
     closing = threading.Thread(target=engine.close)
     client = send(engine, req(40, 200), close).wait()
-    assert isinstance(client.events[-1], Failed) and isinstance(client.events[-1].error, EngineClosed)
+    assert isinstance(client.events[-1], Failure) and isinstance(client.events[-1].error, EngineClosed)
     engine._thread.join(60)
     assert not engine._thread.is_alive() and launched == [True] and not device.launched
     again = Engine(engine._forward, LETTERS, n_slots=4, n_ctx=256)

@@ -26,7 +26,7 @@ from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed, Unavailable
 from llamado.engine.forward.contract import ForwardError, Scales
-from llamado.engine.request import Away, Failed, Request
+from llamado.engine.request import Away, Failure, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import queue, recovery, slots
 from llamado.ggml.tensor import Tensor
@@ -251,7 +251,7 @@ class Clock:
 
 def failure(client: Client) -> Exception:
     last = client.wait().events[-1]
-    assert isinstance(last, Failed), last
+    assert isinstance(last, Failure), last
     return last.error
 
 
@@ -587,7 +587,7 @@ def test_nothing_that_follows_a_failed_batch_is_believed(make: Make, depth: int,
     forward.go_on()
     ended = 0
     for client, request in zip(clients, requests, strict=True):
-        if isinstance(client.wait().events[-1], Failed):
+        if isinstance(client.wait().events[-1], Failure):
             assert isinstance(failure(client), ComputeFailed)
             ended += 1
         else:
@@ -615,7 +615,7 @@ def test_nothing_is_kept_of_a_failed_batch_whose_request_is_gone(make: Make, dep
     forward.before = before
     forward.go_on()
     follow.wait()
-    if isinstance(follow.events[-1], Failed):
+    if isinstance(follow.events[-1], Failure):
         follow = send(engine, req(prompt, 20))
     assert follow.result.tokens == alone(req(prompt, 20))
     assert ask(engine, req([*prompt, 5], 20)).tokens == alone(req([*prompt, 5], 20))

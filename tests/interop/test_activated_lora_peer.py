@@ -13,7 +13,7 @@ from tiny_models import make_llama
 
 from llamado.engine.errors import InvalidRequest
 from llamado.engine.options import EngineOptions, ModelSource
-from llamado.engine.request import Defaults, Done, Failed, Request, Result
+from llamado.engine.request import Defaults, Done, Failure, Request, Result
 from llamado.engine.sampling.params import Sampling
 from llamado.server.load import load_served
 from llamado.server.loaded_model import Served
@@ -108,5 +108,5 @@ def answer(model: Served, prompt: list[int], scales: dict[int, float], *, cache_
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     model.engine.submit(request, events.put)
     while not isinstance(event := events.get(timeout=60), Done):
-        assert not isinstance(event, Failed), event.error
+        assert not isinstance(event, Failure), event.error
     return event.result

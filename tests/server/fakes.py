@@ -20,7 +20,7 @@ from llamado.engine.request import (
     Done,
     EngineSnapshot,
     Event,
-    Failed,
+    Failure,
     Fault,
     Progress,
     Request,
@@ -198,7 +198,7 @@ class FakeEngine:
             for i in range(self.fail_after):
                 emit(Token("x", [120], None, i, None))
             failed, self.fail = self.fail, None if self.fails_once else self.fail
-            emit(Failed(failed))
+            emit(Failure(failed))
             return
         n_prompt, n_cached = len(request.prompt), self.n_cached
         if request.return_progress:
@@ -222,7 +222,7 @@ class FakeEngine:
                 return
             self.before(i)
             if self._stop:
-                emit(Failed(EngineClosed("the server is shutting down")))
+                emit(Failure(EngineClosed("the server is shutting down")))
                 return
             if self.delay:
                 time.sleep(self.delay)

@@ -208,10 +208,11 @@ class Engine:
         """Queue a request; return its task id.
 
         `emit` is called on the engine thread, in order, and must be quick: Token and Progress events, then one Done or
-        Failed, while the step after theirs is computed, if there is one. The snapshot includes the end by then. `taken`
-        may wait, a moment at most, until the emitted events are handled: it is called after them, once a step, while
-        other threads compute and do this thread's share, if the forward pass has all cores. Receivers of events then
-        have this thread's core, and take none from a thread in the middle of its work, for which all others would wait.
+        Failure, while the step after theirs is computed, if there is one. The snapshot includes the end by then.
+        `taken` may wait, a moment at most, until the emitted events are handled: it is called after them, once a step,
+        while other threads compute and do this thread's share, if the forward pass has all cores. Receivers of events
+        then have this thread's core, and take none from a
+        thread in the middle of its work, for which all others would wait.
 
         Raises InvalidRequest, ContextExceeded, QueueFull or EngineClosed; nothing is emitted then.
         """
@@ -332,7 +333,7 @@ class Engine:
     def close(self, timeout: float = 0.0) -> None:
         """Accept no more requests, continue those accepted for up to `timeout` seconds, then end the rest.
 
-        Those that are cut off get Failed(EngineClosed). Returns when the engine thread has ended, which takes at most
+        Those that are cut off get Failure(EngineClosed). Returns when the engine thread has ended, which takes at most
         one forward pass longer than the timeout.
         """
         self._queue.close(timeout)

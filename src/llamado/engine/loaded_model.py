@@ -34,7 +34,7 @@ from llamado.engine.forward.fitting import Fit, before_reading, fit, memory_opti
 from llamado.engine.forward.graphs import FEW
 from llamado.engine.forward.lora_scales import DefaultScales, default_scales
 from llamado.engine.options import FETCHING, EngineOptions, ModelSource, Report
-from llamado.engine.request import Defaults, Done, Event, Failed, Result, Token
+from llamado.engine.request import Defaults, Done, Event, Failure, Result, Token
 from llamado.engine.scheduler.prefix import SnapshotOptions
 from llamado.engine.supported import check_supported, check_types, fetch_model
 from llamado.gguf.metadata import Metadata
@@ -320,7 +320,7 @@ class LoadedModel:
                     yield event
                 elif isinstance(event, Done):
                     return event.result
-                elif isinstance(event, Failed):
+                elif isinstance(event, Failure):
                     raise event.error
         finally:
             self.engine.cancel(task)

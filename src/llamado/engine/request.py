@@ -35,7 +35,7 @@ __all__ = [
     "EngineClosed",
     "EngineSnapshot",
     "Event",
-    "Failed",
+    "Failure",
     "InvalidRequest",
     "Progress",
     "Request",
@@ -316,14 +316,14 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failure:
     """The answer ended with an error."""
 
     error: Exception
     """A LlamadoError."""
 
 
-Event = Token | Progress | Done | Failed
+Event = Token | Progress | Done | Failure
 
 
 class SlotSnapshot(NamedTuple):

@@ -36,7 +36,7 @@ from llamado.commands.options import engine_options, model_source
 from llamado.commands.split_options import listed
 from llamado.devices.split.placement import SplitOptions
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
-from llamado.engine.request import Defaults, Done, Event, Failed, Token
+from llamado.engine.request import Defaults, Done, Event, Failure, Token
 from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.http import logs
@@ -99,7 +99,7 @@ def generation_rate(llama: LoadedModel, n_streams: int, n_predict: int, seed: in
     def emit(event: Event) -> None:
         if isinstance(event, Token):
             times.extend([time.perf_counter()] * len(event.tokens))
-        elif isinstance(event, Done | Failed):
+        elif isinstance(event, Done | Failure):
             ended.put(event)
 
     defaults = Defaults(cache_prompt=False)
@@ -109,7 +109,7 @@ def generation_rate(llama: LoadedModel, n_streams: int, n_predict: int, seed: in
         llama.engine.submit(request, emit)
     for _ in range(n_streams):
         event = ended.get()
-        if isinstance(event, Failed):
+        if isinstance(event, Failure):
             raise event.error
     return (len(times) - 1) / (max(times) - min(times))
 

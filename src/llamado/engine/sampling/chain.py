@@ -65,7 +65,7 @@ _CUTS = {"top_p": Cut.TOP_P, "min_p": Cut.MIN_P, "temperature": Cut.TEMPERATURE}
 _HARMLESS = frozenset({"top_k", "top_p", "min_p", "top_n_sigma"})
 
 
-class _Allowed(NamedTuple):
+class _AllowedTokens(NamedTuple):
     """The tokens that the constraint allows next."""
 
     mask: NDArray[np.uint32] | None
@@ -74,7 +74,7 @@ class _Allowed(NamedTuple):
     """The allowed tokens, ascending, if there are few."""
 
 
-_EVERYTHING = _Allowed(None)
+_EVERYTHING = _AllowedTokens(None)
 
 
 class Sampler:
@@ -110,7 +110,7 @@ class Sampler:
         self._processor = processor
         self._sequence = np.empty(0, np.intc)  # the sequence so far, for the processor
         self._row: F32 | None = None
-        self._allowed: _Allowed | None = None
+        self._allowed: _AllowedTokens | None = None
         bias = {token: value for token, value in s.logit_bias.items() if 0 <= token < n_vocab}
         if s.ignore_eos:
             bias |= {token: -math.inf for token in eog if 0 <= token < n_vocab}
@@ -316,7 +316,7 @@ class Sampler:
             self._candidates.restore()
             self._row = None
 
-    def _run(self, allowed: _Allowed, position: int, top: Top | None) -> int:
+    def _run(self, allowed: _AllowedTokens, position: int, top: Top | None) -> int:
         candidates, (mask, ids) = self._candidates, allowed
         if self._greedy:
             return self._best(ids, top)
@@ -356,20 +356,20 @@ class Sampler:
         named = places if ids is None else ids[places]
         return own, [(i, p / total) for i, p in zip(named.tolist(), top.tolist(), strict=True) if p > 0]
 
-    def _ask(self) -> _Allowed:
+    def _ask(self) -> _AllowedTokens:
         mask = None if self._matcher is None else self._matcher.mask()
         if mask is None:
             return _EVERYTHING
         words = np.flatnonzero(mask)
         if words.size > _FEW_WORDS:
-            return _Allowed(mask)
+            return _AllowedTokens(mask)
         bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(-1, 32)
         of, bit = np.nonzero(bits)
         ids = 32 * words[of] + bit
         ids = ids[ids < self._n_vocab]
         if not ids.size:
             raise ConstraintFailed("the constraint of this request allows no token at all; its grammar cannot be met")
-        return _Allowed(mask, ids)
+        return _AllowedTokens(mask, ids)
 
     def _best(self, ids: NDArray[np.intp] | None, top: Top | None) -> int:
         """Return the allowed token with the largest logit."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from llamado.devices.device import DeviceLost
 from llamado.engine.errors import EngineClosed, QueueFull
 from llamado.engine.forward.contract import Scales
-from llamado.engine.request import Event, Failed, Request
+from llamado.engine.request import Event, Failure, Request
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.rng import Seed
 from llamado.engine.scheduler.slots import Slot, Task
@@ -248,7 +248,7 @@ class Queue:
         task = slot.task
         assert task is not None
         self.release(slot)
-        task.queue_event(Failed(error))
+        task.queue_event(Failure(error))
 
     def drop_cancelled(self) -> bool:
         """Drop cancelled requests. Return True if there were any."""
@@ -271,7 +271,7 @@ class Queue:
         for task in [task for task in self.waiting if now - max(task.t_submit, since) >= seconds]:
             self.waiting.remove(task)
             self.tasks.pop(task.id, None)
-            task.queue_event(Failed(error))
+            task.queue_event(Failure(error))
         late = [slot_task for slot_task in self.slot_tasks if now - max(slot_task.t_submit, since) >= seconds]
         for slot_task in late:
             self.slot_tasks.remove(slot_task)
@@ -289,7 +289,7 @@ class Queue:
         self.waiting = []
         for task in waiting:
             self.tasks.pop(task.id, None)
-            task.queue_event(Failed(error))
+            task.queue_event(Failure(error))
         _fail_all(self.slot_tasks, error)
 
 

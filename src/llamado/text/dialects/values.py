@@ -254,7 +254,7 @@ def _type(value: Any) -> str:
 
 
 def resolve(reference: str, root: Any) -> Any:
-    """What a reference in a tool's schema leads to; None where that is nothing."""
+    """Return the target of a reference in a tool's schema, or None if there is none."""
     if not reference.startswith("#"):
         return None
     if reference[1:2] not in ("", "/"):

@@ -112,7 +112,7 @@ LIMITS: Mapping[str, Mapping[str, object]] = {
     "email": {"maxLength": 254, "pattern": "^[^@]{1,64}@"},
     "hostname": {"maxLength": 253},
 }
-"""What the expressions leave out, as a schema that must hold as well."""
+"""Schemas that must hold besides the expressions."""
 
 NOT_REGULAR = frozenset(("idn-email", "idn-hostname", "regex"))
 """Formats that no regular expression describes."""

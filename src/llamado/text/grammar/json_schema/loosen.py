@@ -74,12 +74,12 @@ def _loosened(text: str, name: str) -> tuple[str | None, tuple[str, ...]]:
 
 
 def _is_object(schema: Mapping[str, Any]) -> bool:
-    """Whether arguments that fit can only be objects, or the schema says so in a way of its own."""
+    """Return True if the schema restricts its instances itself, so that it needs no `type` of object."""
     return not schema.keys().isdisjoint(("type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"))
 
 
 def _error(schema: Mapping[str, Any]) -> GrammarError | None:
-    """Why a schema cannot be enforced."""
+    """Return the reason that a schema cannot be enforced, or None."""
     try:
         grammar = schema_grammar(json.dumps(schema))
         complaint = with_deep_stack(lambda: _complaint(grammar))

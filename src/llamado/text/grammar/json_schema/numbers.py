@@ -67,7 +67,7 @@ def multiple(value: Number) -> Decimal:
 
 
 def units(multiples: Collection[Decimal]) -> int:
-    """What numbers are multiples of that are multiples of all of these, in units of the last digit of any."""
+    """Return the least common multiple of decimals, in units of the last digit of any of them."""
     decimals = max((-int(each.as_tuple().exponent) for each in multiples), default=0)
     return math.lcm(*(int(each.scaleb(max(0, decimals))) for each in multiples))
 

@@ -69,7 +69,7 @@ def _both(node: Node, part: object) -> Node:
 
 
 def _only_forbids(part: Node, node: Node) -> bool:
-    """Whether a schema forbids properties of objects, and does nothing else that `node` does not."""
+    """Return True if `part` only forbids properties of objects, beyond what `node` requires already."""
     return (
         {"properties", "additionalProperties"} <= part.keys() <= {"type", "properties", "additionalProperties"}
         and part["additionalProperties"] == {}
@@ -285,7 +285,7 @@ _TAKEN = {
 
 
 def negated(schema: object, resolve: Resolve, depth: int = 0) -> object | None:
-    """What a schema excludes, as a schema; None where that has no exact form."""
+    """Return a schema of everything that `schema` excludes, or None if it has no exact form."""
     if isinstance(schema, bool):
         return not schema
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:

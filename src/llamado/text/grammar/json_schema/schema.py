@@ -107,13 +107,13 @@ _error = SchemaError
 
 
 def check_schema(schema: object) -> None:
-    """Raise SchemaError for a keyword that cannot be honoured, as far as that shows before llguidance compiles it."""
+    """Raise SchemaError for an unsupported keyword, as far as that is visible before llguidance compiles the schema."""
     _Schema(schema).prepared()
 
 
 @dataclass
 class _Seen:
-    """What is known of a schema in the document."""
+    """Properties of a schema in the document."""
 
     composed: bool = False
     """Other schemas hold for the same instances, so it must stay open."""
@@ -125,23 +125,23 @@ class _Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class _Face:
-    """What tells a schema from the alternatives to it."""
+    """The properties by which a schema differs from its alternatives."""
 
     types: set[str]
-    """Those of all its instances."""
+    """Types of all its instances."""
     written: set[str]
-    """Those of the instances that are written."""
+    """Types of the instances that the grammar generates."""
     values: set[str] | None
     properties: Mapping[str, object]
     tags: Mapping[str, list[str]]
     required: set[str]
     open: bool
-    """Whether objects are written with other properties than those that are listed."""
+    """True if the grammar generates objects with properties that are not listed."""
     forbids: bool
-    """Whether objects may have no other properties, written or not."""
+    """True if objects cannot have other properties at all."""
 
     def excludes(self, other: _Face) -> bool:
-        """Whether nothing that is written of this schema fits the other one."""
+        """Return True if no instance that the grammar generates for this schema is valid for the other one."""
         if self.values is not None and other.values is not None:
             return not self.values & other.values
         common = self.written & other.types
@@ -306,7 +306,7 @@ class _Schema:
             raise refuse("required", f"keyword 'required' cannot be {json.dumps(node['required'])[:50]}")
 
     def _resolve(self, reference: object, path: str, node: dict[str, Any] | None = None) -> object:
-        """What a reference of `node` leads to. Raises SchemaError."""
+        """Return the target of a reference of `node`. Raises SchemaError."""
         own = node, [key for key in ("$ref", "$dynamicRef", "$recursiveRef") if node is not None and key in node]
         if not isinstance(reference, str):
             raise _error(path, "keyword '$ref' must be a text", *own)
@@ -339,7 +339,7 @@ class _Schema:
                 return
 
     def _target(self, node: object) -> object:
-        """The schema behind references that stand alone."""
+        """Follow references that are the only keyword of their schema."""
         for _ in range(MAX_DEPTH):
             if not isinstance(node, dict) or "$ref" not in node or not _is_alone(node):
                 break
@@ -347,9 +347,9 @@ class _Schema:
         return self._node(node) if isinstance(node, dict) else node
 
     def _are_apart(self, options: Sequence[object], around: set[str], *, closing: bool = True) -> bool:
-        """Whether what is written of each alternative fits none of the others, as far as types and values tell.
+        """Return True if types and values prove that no generated instance of an alternative is valid for another.
 
-        `around`: the types that the schema around them allows; `closing`: whether objects among them may be closed.
+        `around`: types that the surrounding schema allows. `closing`: objects among them may be closed.
         """
         targets = [self._target(option) for option in options]
         faces = [self._face(target, around, closing) for target in targets if isinstance(target, dict)]
@@ -401,7 +401,7 @@ class _Schema:
         return types
 
     def _closes(self, node: dict[str, Any]) -> bool:
-        """Whether its objects get no properties beside those that are listed."""
+        """Return True if the grammar generates only the listed properties of its objects."""
         return (
             bool(node.get("properties"))
             and node.keys().isdisjoint(
@@ -564,14 +564,14 @@ def _parts(node: dict[str, Any], path: str) -> Iterator[tuple[object, str, dict[
 
 
 def _is_alone(node: dict[str, Any]) -> bool:
-    """Whether a single schema in place of this one says all there is."""
+    """Return True if the schema has a single restricting keyword."""
     limits = {*_MAPS, *_SINGLE, *_IN_PLACE, "$ref", "required", "minProperties", "maxProperties", "prefixItems"}
     given = [key for key in node if key in limits]
     return len(given) == 1 and (given[0] != "allOf" or len(node["allOf"]) == 1)
 
 
 def _says_nothing(key: str, node: dict[str, Any]) -> bool:
-    """Whether a keyword that is not supported rules nothing out here."""
+    """Return True if an unsupported keyword excludes nothing here."""
     value = node[key]
     if key == "not":
         return value is False

@@ -24,7 +24,7 @@ _FIRST = b"a 0A-b.1\\n:/@_"  # bytes to go on with, in turns
 
 
 def has_too_many_states(string: Mapping[str, Any]) -> bool:
-    """Whether texts of a string schema, of patterns and lengths alone, may run into the limits."""
+    """Return True if a string schema of patterns and lengths may exceed the limits while it generates."""
     return _probed(json.dumps({"type": "string", **string}))
 
 
@@ -39,7 +39,7 @@ def _fails(grammar: str) -> bool:
     for step in range(_STEPS):
         matcher.mask(mask)
         if matcher.error:
-            return step > 0  # what cannot even begin is told by compiling it
+            return step > 0  # compilation reports a grammar that cannot begin
         allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[:256]
         turned = _FIRST[step % len(_FIRST) :] + _FIRST[: step % len(_FIRST)]
         token = next((byte for byte in turned if allowed[byte]), None)
