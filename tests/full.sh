@@ -18,7 +18,7 @@ done
 tests 3600 "the long tests" "${pytest[@]}" -m "full and not interop and not browser" -n 2 --dist loadfile \
   -o timeout=1200
 step 1800 "the real llama.cpp" benchmarks/peer.sh
-tests 2400 "against the real llama.cpp" "${pytest[@]}" -m interop -n 2 --dist loadfile \
+tests 2400 "against the real llama.cpp" "${pytest[@]}" -m "interop and not browser" -n 2 --dist loadfile \
   -o timeout=1200 tests
 tests 1200 "the page in a browser" tests/page/run.sh full
 step 600 "the package by three installers" tests/package.sh
