@@ -6,7 +6,7 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from steps import steps
+from instruction_counts import steps
 
 from llamado.text.errors import TokenizerError
 from llamado.text.tokenizer.merging import LONGEST, merge, merge_long, merge_short

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from steps import calls, steps
+from instruction_counts import calls, steps
 from tiers import first_of
 
 from llamado.gguf.errors import GgufError
