@@ -93,7 +93,7 @@ def chosen(only: str, skip: str) -> list[Part]:
 
 
 def read_results() -> dict[str, dict[str, Any]]:
-    """Return what is kept, by part."""
+    """Return the stored results by part."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
 
 
@@ -147,7 +147,7 @@ def written(text: str, results: Results) -> str:
 
 
 def write() -> None:
-    """Make the tables of all pages of what is kept."""
+    """Write the tables of all pages from the stored results."""
     for page in PAGES:
         page.write_text(written(page.read_text(), read_results()))
 

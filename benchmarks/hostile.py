@@ -1,5 +1,5 @@
 """A server among clients that mean harm: 10,000 malformed requests, slow and many connections, huge bodies, bombs,
-answers that nobody reads, pages of other sites, tools, servers behind the proxy, workers that freeze or lie.
+answers that the client never reads, pages of other sites, tools, servers behind the proxy, workers that freeze or lie.
 
 `llamado serve` runs with a real model. One process asks for /health 20 times a second on new connections, another asks
 for the same greedy answer once a second and compares it; meanwhile the phases come one after the other. Printed for
@@ -87,7 +87,7 @@ CACHE = ["--cache-ram", "64"]
 TOKEN = "the token of the cluster"
 MEMBER = {"X-Cluster-Token": TOKEN}
 MOST_DRAIN_SECONDS = 5.0
-"""What a drain may take while workers that freeze are joining."""
+"""Most seconds of a drain while frozen workers are joining."""
 QUESTION = {"prompt": "The capital of France is", "n_predict": 12, "temperature": 0}
 
 
@@ -537,7 +537,7 @@ def liar(kind: type[Request], number: int) -> ScriptedWorker:
 
 
 async def cluster(port: int, tally: Tally) -> None:
-    """Layers moved by strangers; workers that join with odd fields, or freeze."""
+    """Unauthorized layer moves; workers that join with invalid fields, or freeze."""
     async with httpx.AsyncClient(base_url=f"http://{HOST}:{port}", timeout=90) as client:
 
         async def ask(path: str, body: dict[str, Any], **headers: str) -> int:

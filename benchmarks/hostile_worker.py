@@ -261,7 +261,7 @@ class Wire(Client):
         self.tensor = WireTensor(1, int(TensorType.I8), ptr, ne, nb, base, name=b"weight")
 
     def tell(self, request: Request, data: bytes = b"") -> None:
-        """Send what is not answered, and wait until it was taken."""
+        """Send a message that has no response, and wait until the worker has read it."""
         self.send(request, data)
         self.ask(DeviceCount())
 

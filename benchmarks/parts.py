@@ -200,4 +200,4 @@ PARTS = (
     Part("arm", ("arm.py",), 1.5),
     Part("depth-32k", _DEEPER, 8, table=speed_table),
 )
-"""In the order of what is wanted most; the first seven are what the project's first page has, and take 23 minutes."""
+"""Parts by importance. The README uses the first seven, which take 23 minutes."""

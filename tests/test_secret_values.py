@@ -84,7 +84,7 @@ def test_children_of_a_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("on", ["here", "ray"])
 def test_commands_of_a_cluster_hold_no_secrets(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of its file and of the environment: servers and gateway get theirs as variables."""
+    """Secrets of the file and the environment reach servers and gateway as variables."""
     monkeypatch.setenv("HF_TOKEN", "secret-hub")
 
     def given(command: str) -> dict[str, str]:

@@ -1,13 +1,13 @@
-"""Numbers in texts of strangers."""
+"""Numbers in untrusted text."""
 
 from __future__ import annotations
 
 _MOST_DIGITS = 18
-"""Digits that 64 bits hold in any case; from 4,300 on `int` raises ValueError."""
+"""Digits that always fit in 64 bits. `int` raises ValueError from 4,300 digits on."""
 
 
 def whole_number(text: str) -> int | None:
-    """Return the number that a text of ASCII digits stands for; None for any other text, or a longer one.
+    """Return the number in a text of ASCII digits, or None for any other or longer text.
 
     `str.isdigit` accepts digits that `int` does not, such as "²".
     """

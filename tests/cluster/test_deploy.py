@@ -443,7 +443,7 @@ def test_all_metrics_are_there() -> None:
 
 
 def test_no_alert_counts_a_start_as_an_error() -> None:
-    """Whatever asks for errors leaves out servers that load, for as long as its rate looks back."""
+    """Every error alert excludes servers that were loading within the window of its rate."""
     errors = [text for text in expressions().values() if "status=~'5" in text]
     assert errors
     for text in errors:

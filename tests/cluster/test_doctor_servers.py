@@ -272,7 +272,7 @@ def test_a_proxy_without_its_server(status: int, stack: ExitStack) -> None:
 
 @pytest.mark.parametrize(("waiting", "slots"), [([0], 1), ([3, 0], 4), ([3, 2], 4)])
 def test_no_slot_is_free(waiting: list[int], slots: int, stack: ExitStack) -> None:
-    """Only requests that go on waiting are a fault: slots that work are what they are for."""
+    """Only requests that stay queued are a finding; busy slots are normal."""
     left = itertools.chain(waiting, itertools.repeat(waiting[-1]))
 
     def answer(exchange: Exchange) -> None:
@@ -425,7 +425,7 @@ NO_BODIES = (HTML, TOO_DEEP, b"", b"\xff", b"x{ 1", b"llamacpp:requests_deferred
 
 
 def examined(path: str, body: bytes, status: int = 200, **headers: str) -> list[Finding]:
-    """What is found of a server whose only odd answer is that of a path."""
+    """Return the findings of a server that gives one path an unexpected response."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == path:

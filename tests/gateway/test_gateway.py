@@ -339,7 +339,7 @@ def test_a_replica_is_drained_and_comes_back_by_command(
 
 
 def test_status_of_replicas_for_everyone(stand_in: Make, start_gateway: Start) -> None:
-    """What each does and how fast, without the addresses, which are the administrator's."""
+    """State, load and rates of each replica, without addresses, which are for administrators only."""
     a, b = stand_in("a"), stand_in("b")
     gateway = start_gateway(a, b)
     b.kill()

@@ -66,7 +66,7 @@ def test_no_pattern_tries_ways_without_end() -> None:
 
 
 def repeats_repetitions(parts: Any, inside: bool = False) -> bool:
-    """Whether a repetition without end is in another one, and both may give back what they took."""
+    """Return True if an unbounded repetition is inside another one, and both can backtrack."""
     for kind, given in parts:
         if kind in (sre.MAX_REPEAT, sre.MIN_REPEAT):
             endless = given[1] is sre.MAXREPEAT

@@ -16,7 +16,7 @@ EVENT = b'event: x\ndata: {"type": "x", "sequence_number": 7}\n\n'
 
 
 def told(kind: str, path: str, *parts: bytes, whole: bool = False) -> list[bytes]:
-    """What a client gets of an answer whose process sends these parts, and is killed unless the answer is `whole`."""
+    """Return a client's response from a process that sends these parts and is killed unless it is `whole`."""
     sent: list[Any] = []
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % kind.encode()
 
@@ -79,7 +79,7 @@ def test_lines_of_ollama_end_with_an_error(cut: bytes) -> None:
 
 
 def test_a_stream_that_is_whole_comes_as_it_is() -> None:
-    """Whatever its ends of lines, with or without the last one, and however long its events."""
+    """Events of any length, with any line endings, with or without the last one."""
     long = b"data: " + b"x" * (_LONGEST_EVENT + 10)
     for parts in (
         [EVENT, EVENT],

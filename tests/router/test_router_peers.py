@@ -20,7 +20,7 @@ from llamado.router.swap_config import SwapConfigError, read_swap_config
 
 
 class Elsewhere:
-    """A server that answers every request with what it got."""
+    """A server that returns every request as its response."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))

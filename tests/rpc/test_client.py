@@ -637,7 +637,7 @@ LIES: dict[type[Request], Callable[[int], Response]] = {
     CopyTensor: lambda n: Number(n % 2**8),
     SetTensorHash: lambda n: Number(n % 2**8),
 }
-"""What a worker may answer to each question with a number."""
+"""Numbers that a worker may return for each request."""
 
 
 class LyingWorker(ScriptedWorker):

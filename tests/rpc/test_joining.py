@@ -197,7 +197,7 @@ def test_thousands_that_announce_themselves_hold_up_few_threads(monkeypatch: pyt
     network.answers.set()
     for _ in range(64):
         assert found.get(timeout=GUARD) == ("10.0.0.2:7", 1.0)
-    until(lambda: not discovery._known, "those that cannot be taken in make room")
+    until(lambda: not discovery._known, "rejected workers are not dropped")
     taken = True
     discovery._changed(None, "", "w", ServiceStateChange.Added)  # type: ignore[arg-type]
     assert found.get(timeout=GUARD)

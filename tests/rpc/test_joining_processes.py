@@ -161,7 +161,7 @@ def test_a_worker_that_is_announced_is_taken_in(model: Path, start: Callable[...
     url = f"http://127.0.0.1:{port}"
     server = start("serve", "-m", str(model), "--port", str(port), "-t", "1", "-ts", "1", "-c", "1024", "--discover")
     server.expect("all slots are idle")
-    assert "is taken in, whoever runs it" in server.said()
+    assert "accepting every worker that is announced" in server.said()
     worker_port = free_port()
     worker = start("worker", "-t", "1", "-p", str(worker_port), "--announce")
     server.expect(rf"\[127.0.0.1:{worker_port}\]: joined")

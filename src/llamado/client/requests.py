@@ -117,7 +117,7 @@ def failure(response: httpx.Response) -> RequestFailed:
 
 
 def object_of(response: httpx.Response) -> Json:
-    """The JSON object of an answer. Raises RequestFailed for anything else."""
+    """Return the JSON object of a response. Raises RequestFailed for anything else."""
     value = _parsed(response)
     if not isinstance(value, dict):
         where = f"{response.request.method} {response.request.url}"
@@ -126,13 +126,13 @@ def object_of(response: httpx.Response) -> Json:
 
 
 def list_of(response: httpx.Response) -> list[Json] | None:
-    """The JSON objects of an answer that is a list of them; None for anything else."""
+    """Return the objects of a response that is a JSON list of objects, else None."""
     value = _parsed(response)
     return value if isinstance(value, list) and all(isinstance(one, dict) for one in value) else None
 
 
 def _parsed(response: httpx.Response) -> Any:
-    """The JSON of an answer, None for what is none or is nested too deep."""
+    """Return the JSON of a response, or None if it is invalid or nested too deep."""
     try:
         return json.loads(response.content)
     except (ValueError, RecursionError):

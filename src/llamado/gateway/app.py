@@ -185,7 +185,7 @@ class Gateway:
         await answer(send, orjson.dumps([slot for slots in found for slot in slots]))
 
     async def _status(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """How each replica is, and what it does; without its address, which is the administrator's."""
+        """Return state and load of each replica. Addresses are for administrators only and left out."""
         await answer(send, orjson.dumps({"replicas": [r.status for r in self.balancer.replicas.values()]}))
 
     # Administration

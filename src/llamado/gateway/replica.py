@@ -250,7 +250,7 @@ class Replica:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What `/gateway/status` says of it."""
+        """Return its entry in `/gateway/status`."""
         return {
             "name": self.name,
             "ready": self.ready,

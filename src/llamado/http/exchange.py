@@ -54,7 +54,7 @@ _FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-p
 
 
 _LONGEST_EVENT = 1 << 20
-"""Bytes of an event of a stream that are held back at most until its end comes."""
+"""Most bytes of an incomplete stream event that are held back."""
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number":\s*(\d+)')
 
 _NONE: Headers = []
@@ -140,7 +140,7 @@ class Exchange:
         self._stream = self._lines = False
         self._path = ""
         self._held = b""
-        """The beginning of an event or a line of a stream whose end has not come."""
+        """The incomplete event or line at the end of a stream."""
         self._last = b"\n\n"
         """The last events or lines that were sent."""
         self.sent = False

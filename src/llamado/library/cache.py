@@ -13,7 +13,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.loaded_model import LoadedModel
 
 _BESIDE_DISK = 256 << 20
-"""Bytes of memory for prompts beside a cache on disk, at most."""
+"""Most bytes of memory for prompts besides a cache on disk."""
 
 
 class BaseLlamaCache:
@@ -25,16 +25,16 @@ class BaseLlamaCache:
 
     @property
     def cache_size(self) -> int:
-        """Bytes in it, of all models that use it."""
+        """Size in bytes, over all attached models."""
         return sum(self._size(model.engine) for model in self._models if isinstance(model.engine, Engine))
 
     def attach(self, model: LoadedModel) -> None:
-        """Have a model use this cache. Raises EngineError."""
+        """Attach a model to this cache. Raises EngineError."""
         self._use(model)
         self._models.add(model)
 
     def detach(self, model: LoadedModel) -> None:
-        """A model uses this cache no longer."""
+        """Detach a model from this cache."""
         self._models.discard(model)
 
     def _use(self, model: LoadedModel) -> None:

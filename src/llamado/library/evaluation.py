@@ -22,7 +22,7 @@ from llamado.library.hooks import Logits, TokenArray
 from llamado.text.grammar.compiler import Matcher
 
 Evaluate = Callable[[Sequence[int], dict[str, Any]], None]
-"""Has the engine read a prompt; the fields are those of its Request."""
+"""Evaluate a prompt on the engine; the dictionary holds fields of its Request."""
 
 
 class Evaluation:
@@ -33,16 +33,16 @@ class Evaluation:
         self._n_vocab, self._logits_all = n_vocab, logits_all
         self.input_ids: TokenArray = np.zeros(n_ctx, np.intc)
         self.n_tokens = 0
-        """Tokens of the sequence; a smaller number takes it back to a beginning of it."""
+        """Length of the sequence in tokens; assign a smaller number to truncate it."""
         self._rows: NDArray[np.float32] = np.zeros((n_ctx if logits_all else 0, n_vocab), np.float32)
         self._last: tuple[int, Logits] | None = None
         """The logits of the next token, and the number of tokens before it."""
         self._grammar: tuple[LlamaGrammar, int, int, Matcher] | None = None
-        """A grammar, the place where its text begins, the one where the matcher is, and the matcher."""
+        """A grammar, the position where its text begins, the position of the matcher, and the matcher."""
 
     @property
     def scores(self) -> NDArray[np.float32]:
-        """Logits by places: of all tokens with `logits_all`, else of the last one, the other rows being 0."""
+        """Logits by position: of all tokens with `logits_all`, else of the last one; other rows are 0."""
         if self._logits_all:
             return self._rows
         rows = np.zeros((self.n_tokens, self._n_vocab), np.float32)
@@ -51,19 +51,19 @@ class Evaluation:
         return rows
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Take tokens as the sequence without computing anything."""
+        """Set the sequence without computing anything."""
         self.n_tokens = min(len(tokens), self.input_ids.size)
         self.input_ids[: self.n_tokens] = tokens[: self.n_tokens]
         self._last = None
 
     def note(self, token: int) -> None:
-        """Take a token behind the sequence without computing anything."""
+        """Append a token without computing anything."""
         if self.n_tokens < self.input_ids.size:
             self.input_ids[self.n_tokens] = token
             self.n_tokens += 1
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Compute tokens behind the sequence. Raises LlamadoError."""
+        """Append tokens and evaluate them. Raises LlamadoError."""
         if not len(tokens):
             return
         first = self.n_tokens
@@ -73,7 +73,7 @@ class Evaluation:
         self.n_tokens = len(prompt)
 
     def row(self, place: int | None = None) -> Logits:
-        """The logits behind the sequence, or behind the token at a place. Raises LibraryError."""
+        """Return the logits after the sequence, or after the token at a position. Raises LibraryError."""
         n = self.n_tokens if place is None else place + 1
         if not 0 < n <= self.n_tokens:
             raise LibraryError(f"there are no logits at place {n - 1} of {self.n_tokens} evaluated tokens")
@@ -87,7 +87,7 @@ class Evaluation:
         return row
 
     def _compute(self, prompt: list[int], first: int) -> None:
-        """Have the logits of the tokens from place `first` on computed, or of the last one."""
+        """Compute the logits of the tokens from position `first` on, or of the last one."""
         found: dict[int, Logits] = {}
 
         def last(tokens: TokenArray, row: Logits) -> bool:
@@ -116,7 +116,7 @@ class Evaluation:
         grammar: tuple[LlamaGrammar, Callable[[], Matcher]] | None,
         place: int | None,
     ) -> int:
-        """Draw the token behind the sequence, or behind the token at a place. Raises LlamadoError."""
+        """Sample the token after the sequence, or after the token at a position. Raises LlamadoError."""
         row = self.row(place)
         tokens = self.input_ids[: self.n_tokens if place is None else place + 1]
         assert sampling.seed is not None
@@ -134,7 +134,7 @@ class Evaluation:
         return sampler.sample(row.copy(), tokens.size)
 
     def _matcher(self, grammar: LlamaGrammar, start: Callable[[], Matcher], n: int) -> Matcher:
-        """The matcher of a grammar whose text began where it was first asked for, at place `n` now."""
+        """Return the matcher of a grammar at position `n`; its text begins where it was first used."""
         if self._grammar is None or self._grammar[0] is not grammar or not self._grammar[1] <= self._grammar[2] <= n:
             self._grammar = grammar, n, n, start()
         _, first, at, matcher = self._grammar

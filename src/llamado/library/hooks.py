@@ -18,9 +18,9 @@ from llamado.library.errors import LibraryError
 TokenArray = NDArray[np.intc]
 Logits = NDArray[np.float32]
 LogitsProcessor = Callable[[TokenArray, Logits], Logits]
-"""Gets the tokens so far and the logits of the next one, which it may change in place; returns logits."""
+"""Return the logits of the next token, given the tokens so far and its logits, which may be changed in place."""
 StoppingCriteria = Callable[[TokenArray, Logits], bool]
-"""Gets the same; returns True if the answer ends before the next token."""
+"""Return True to end the answer before the next token, given the same arguments."""
 
 
 class LogitsProcessorList(list[LogitsProcessor]):

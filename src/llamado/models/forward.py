@@ -296,11 +296,7 @@ class Pass:
         """
         graph, layer_cache = self.graph, self._memory[layer]
         only_cache = self.is_cache_only(layer)
-        q, k, v = (
-            self._hadamard(q, layer_cache.rotations[0]),
-            self._hadamard(k, layer_cache.rotations[0]),
-            self._hadamard(v, layer_cache.rotations[1]),
-        )
+        q, k, v = self._rotate(layer_cache, q, k, v)
         # llama.cpp's order of expansion, which differs for models with sliding windows.
         wanted = (q, k, v) if self._hparams.n_swa else (q, v, k)
         for tensor in wanted[1:] if only_cache else wanted:
@@ -335,11 +331,7 @@ class Pass:
         """
         graph, layer_cache = self.graph, self._memory[layer]
         only_cache = self.is_cache_only(layer)
-        q, k, v = (
-            self._hadamard(q, layer_cache.rotations[0]),
-            self._hadamard(k, layer_cache.rotations[0]),
-            self._hadamard(v, layer_cache.rotations[1]),
-        )
+        q, k, v = self._rotate(layer_cache, q, k, v)
         if not only_cache:
             graph.expand(q)
         (dim_k, n_head_kv, n_tokens), (dim_v, group) = k.ne[:3], (v.ne[0], q.ne[1] // k.ne[1])
@@ -460,6 +452,11 @@ class Pass:
         )
         out = reshape(out, out.ne[0] * out.ne[1], out.ne[2], name=f"kqv_out-{layer}")
         return self._hadamard(self.graph.expand(out), layer_cache.rotations[1])
+
+    def _rotate(self, layer_cache: LayerCache, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotate the heads of queries, keys and values as the cache of a layer requires."""
+        keys, values = layer_cache.rotations
+        return self._hadamard(q, keys), self._hadamard(k, keys), self._hadamard(v, values)
 
     def _hadamard(self, x: Tensor, n: int) -> Tensor:
         """Apply the Hadamard rotation of a quantized cache; it is its own inverse. `n` 0: none."""

@@ -74,7 +74,7 @@ class Announcement:
 class Discovery:
     """Tells `found` (endpoint, share) and `gone` (endpoint) of workers, each on one thread of its own, in order.
 
-    `found` returns whether the worker was taken in; one that was not is forgotten.
+    `found` returns True if the worker was accepted; a rejected one is dropped.
     """
 
     def __init__(

@@ -269,7 +269,7 @@ class Deployment:
         return {variable("serve", "allowed_hosts"): ",".join(found)} if found else {}
 
     def written_folders(self, part: str) -> list[str]:
-        """Folders that a part's flags have it write to."""
+        """Return the folders that a part writes to, from its flags."""
         if part == "worker" or (part == "gateway" and self.gateway is None):
             return []
         flags = self.parsed if part == "server" else _parsed(self.gateway or (), "gateway")

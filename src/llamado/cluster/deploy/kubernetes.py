@@ -59,7 +59,7 @@ def manifests(what: Deployment) -> list[Manifest]:
 
 
 def scales(what: Deployment) -> bool:
-    """Servers can become more by themselves: those that share workers cannot, whose memory is for so many."""
+    """Return True if servers may be scaled automatically: shared workers have memory for a fixed number."""
     return not what.workers or what.leader_worker_set
 
 

@@ -261,7 +261,7 @@ def _ready(server: _Asked, client: httpx.Client, result: ServerExamination) -> I
 
 
 def _replicas(server: _Asked, client: httpx.Client, key: str | None) -> Iterator[Finding]:
-    """Yield what a gateway does without."""
+    """Yield a finding if replicas of a gateway are not ready."""
     response = _get(client, "/gateway/status", key)
     if response is None or response.status_code != 200:
         return
@@ -333,7 +333,7 @@ def _get(client: httpx.Client, path: str, key: str | None) -> httpx.Response | N
 
 
 def _read(response: httpx.Response | None, form: Any) -> Any:
-    """The JSON of an answer in a form (`fit`); of what is no JSON, nothing of it."""
+    """Return the JSON of a response in the form of an example (`fit`); the example's defaults if it is no JSON."""
     try:
         value = None if response is None else read_json(response)
     except ValueError:

@@ -28,7 +28,7 @@ _STEP = 64 << 20
 
 
 class PlannedMemory(NamedTuple):
-    """Sizes as `--memory` takes them, and what they are made of."""
+    """Sizes in the format of `--memory`, and their parts."""
 
     server: str
     worker: str

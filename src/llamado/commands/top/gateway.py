@@ -43,7 +43,7 @@ CELLS: dict[str, tuple[Cell, Callable[[Replica], Any], bool]] = {
     "tokens/s": (lambda _, rate: "" if rate is None else f"{rate:.1f}", lambda r: r["name"], True),
     "models": (lambda r, _: Text(", ".join(r["models"])), lambda r: r["models"], False),
 }
-"""Columns: what stands there, what it is sorted by, and if it is a number. Numbers are sorted from the largest down."""
+"""Columns: title, sort key, and True for numbers, which are sorted in descending order."""
 
 
 class TokenRates:
@@ -73,7 +73,7 @@ class TokenRates:
 def gateway_screen(
     replicas: Sequence[Replica], rates: Mapping[str, float], *, sort: str = "", reverse: bool = False
 ) -> RenderableType:
-    """Return what is shown of `/gateway/status`. `rates`: tokens a second by replica, as far as they are known."""
+    """Return the screen for `/gateway/status`. `rates`: tokens per second by replica, if known."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     shown = list(replicas)
     if sort in CELLS:

@@ -38,7 +38,7 @@ _CLUSTER = {
     ],
     "events": [{"at": 0.0, "kind": "?", "device": "?", "what": ""}],
 }
-"""Forms (`fit` of outgoing.py) of what is read of `/cluster`, `/live/requests` and `/slots`."""
+"""Expected forms (see `outgoing.fit`) of `/cluster`, `/live/requests` and `/slots`."""
 _REQUESTS = dict.fromkeys(("running", "waiting", "ended", "errors", "cancelled"), Maybe(0))
 _SLOT = {
     "id": 0,

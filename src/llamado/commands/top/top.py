@@ -117,7 +117,7 @@ class _Gateway:
 
 
 def _watched(http: httpx.Client, url: str) -> tuple[_Server | _Gateway, dict[str, Any]]:
-    """Return what is at an address, and the first part of its state. Raises TopError."""
+    """Return the server or gateway at an address, and its first response. Raises TopError."""
     server = _Server(http, url)
     try:
         return server, server.body()

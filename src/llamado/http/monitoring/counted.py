@@ -51,7 +51,7 @@ class Counted:
             self._count(method, path, status or CLIENT_GONE, time.perf_counter() - began, cancelled=not complete)
 
     def refused(self, scope: Scope, status: int) -> None:
-        """Count a request that was answered before it came here."""
+        """Count a request that was answered by an outer layer."""
         self._count(scope["method"], scope["path"], status, 0.0)
 
     def _count(self, method: str, path: str, status: int, seconds: float, *, cancelled: bool = False) -> None:

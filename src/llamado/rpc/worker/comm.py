@@ -115,7 +115,7 @@ def _wait(here: str, port: int, may_enter: Callable[[str], bool], gone: Callable
             if not may_enter(host):
                 sock.close()
                 continue
-            with suppress(OSError):  # a stranger that does not greet does not keep the other rank away
+            with suppress(OSError):  # an unknown client that sends no greeting must not block the other rank
                 return _greeted(sock, first=False, ends=min(ends, time.monotonic() + _GREETING_SECONDS))
     raise LinkRefused(f"nobody came to port {port} within {_SECONDS:g} s")
 

@@ -99,7 +99,7 @@ class Greetings:
             return {}
 
     def _save(self, host: str, protocol: Protocol, now: float) -> None:
-        """Bring the file up to date for one address that has shown what it speaks."""
+        """Store the protocol version of one address in the file."""
         if self._file is None or now < self._next_save or self._saved.get(host, self._default) is protocol:
             return
         self._next_save = now + _SAVE_INTERVAL

@@ -1,4 +1,4 @@
-"""Workers that announce themselves in the network are taken in, and let go when they say that they leave."""
+"""Discovery: workers that are announced in the network join, and are drained when their leaving is announced."""
 
 from __future__ import annotations
 
@@ -26,26 +26,29 @@ class Loading(Protocol):
 
 
 class Listening(Protocol):
-    """What listens to a network until it is closed."""
+    """A listener on the network; stops when closed."""
 
     def close(self) -> None: ...
 
 
 Listen = Callable[[Callable[[str, float], bool], Callable[[str], None]], Listening]
-"""Begins to listen: tells of workers that are found (endpoint, share; returns True for one that was taken in) and of
-those that are gone, on threads of its own that may take their time.
+"""Start a listener. It calls the first function for each worker found (endpoint, share), which returns True if the
+worker joined, and the second one for each worker that left, on threads that may block.
 """
 
 
 class LanWorkers:
-    """Listens to the network for the whole life of a server."""
+    """Joins and drains announced workers for the lifetime of a server."""
 
     def __init__(self, state: Loading, listen: Listen) -> None:
         """Raises what `listen` raises."""
         self._state = state
         self._closed = False
         self._discovery = listen(self._found, self._gone)
-        log.warning("--discover: every worker that announces itself in this network is taken in, whoever runs it")
+        log.warning(
+            "discovery: accepting every worker that is announced in this network; "
+            "use --discover in trusted networks only"
+        )
 
     def _found(self, endpoint: str, share: float) -> bool:
         return self._change(f"{endpoint} announces itself", lambda cluster: cluster.join(endpoint, share))
@@ -71,6 +74,6 @@ class LanWorkers:
         return False
 
     def close(self) -> None:
-        """Listens no more."""
+        """Stop listening."""
         self._closed = True
         self._discovery.close()

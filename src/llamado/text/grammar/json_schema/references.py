@@ -10,7 +10,7 @@ from llamado.numerals import whole_number
 
 
 def objects(root: object) -> Iterator[dict[str, Any]]:
-    """Every JSON object in a value, itself included."""
+    """Yield every JSON object in a value, including itself."""
     todo = [root]
     while todo:
         node = todo.pop()
@@ -22,12 +22,12 @@ def objects(root: object) -> Iterator[dict[str, Any]]:
 
 
 def anchors(root: object) -> dict[str, object]:
-    """The schemas that have names."""
+    """Return the named schemas by anchor."""
     return {node["$anchor"]: node for node in objects(root) if isinstance(node.get("$anchor"), str)}
 
 
 def follow(pointer: str, root: Any) -> Any:
-    """Return what a JSON pointer (`#/a/0`) leads to. Raises LookupError with the step that leads nowhere."""
+    """Return the target of a JSON pointer (`#/a/0`). Raises LookupError with the first step that does not exist."""
     at = root
     for step in pointer.split("/")[1:]:
         step = unquote(step).replace("~1", "/").replace("~0", "~")
