@@ -293,6 +293,20 @@ def test_those_used_longest_ago_make_room(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 30_000
 
 
+def test_the_writing_thread_waits_for_all_that_finish_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = cache(tmp_path)
+    put = disk.put
+
+    def late(stored: StoredSequence) -> None:
+        """Give the writing thread time to see that the cache closes and nothing waits."""
+        disk._thread.join(0.05)
+        put(stored)
+
+    monkeypatch.setattr(disk, "put", late)
+    disk.finish([sequence(1, 1000), sequence(2, 1000)], 60)
+    assert len(files(tmp_path)) == 8
+
+
 def test_the_end_of_a_sequence_goes_before_its_beginning(tmp_path: Path) -> None:
     disk = cache(tmp_path, 20_000)
     long, other = sequence(1, 2000), sequence(2, 1200)

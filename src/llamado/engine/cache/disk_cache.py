@@ -262,12 +262,11 @@ class DiskCache:
 
     def finish(self, stored: list[StoredSequence], seconds: float) -> None:
         """Write these sequences in order, then stop; after `seconds` the rest is skipped."""
-        with self._wake:
+        with self._wake:  # the writing thread ends once it sees that nothing waits and this is set
             self._closing = True
             self._deadline = time.monotonic() + seconds
-        for one in stored:
-            self.put(one)
-        with self._wake:
+            for one in stored:
+                self.put(one)
             self._wake.notify()
         self._thread.join()
 
