@@ -45,7 +45,7 @@ CODES = {T.MXFP4: 1, T.NVFP4: 4}
 """Bytes at the beginning of a block that each are a scale."""
 
 _CENTRED = {T.Q2_K: 1.5, T.Q4_K: 7.5, T.Q5_K: 15.5}
-"""The dmin / d that centres values of random bytes at 0."""
+"""The dmin / d that centers values of random bytes at 0."""
 
 
 def decode(data: Array, type: T) -> NDArray[np.float32]:

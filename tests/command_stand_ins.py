@@ -37,7 +37,7 @@ import llamado.engine.forward.device_pool
 import llamado.engine.forward.runner
 import llamado.gguf.sources.resolve
 import llamado.models
-import llamado.router.catalogue
+import llamado.router.catalog
 import llamado.rpc.tap.proxy
 import llamado.rpc.worker.server
 import llamado.text.grammar.compiler
@@ -259,7 +259,7 @@ class Commands:
         self._patch.setattr("llamado.devices.cpu.device.CpuDevice", Device)
         self._patch.setattr("llamado.engine.forward.runner.ModelRunner", Forward)
         self._patch.setattr("llamado.engine.forward.device_pool.DevicePool", House)
-        self._patch.setattr("llamado.engine.cluster.cluster.Cluster", lambda *_: None)
+        self._patch.setattr("llamado.engine.topology.topology.Topology", lambda *_: None)
         self._patch.setattr(
             loaded_model, "DiskCache", lambda folder, limit, *_: note("disk", folder=str(folder), limit=limit)
         )
@@ -377,15 +377,15 @@ class Commands:
             def run(self, sockets: Any) -> None:
                 self._config.app()
 
-        def make(catalogue: Any, settings: Any, *, limits: Any, autoload: bool, **others: Any) -> Any:
-            note("router", models=tuple(catalogue.models), limits=limits, autoload=autoload)
+        def make(catalog: Any, settings: Any, *, limits: Any, autoload: bool, **others: Any) -> Any:
+            note("router", models=tuple(catalog.models), limits=limits, autoload=autoload)
             fleet = SimpleNamespace(find=lambda name: None, kill=lambda: None)
             parts = {"log_tail": logging.NullHandler(), "fleet": fleet, "page": frozenset()}
             return SimpleNamespace(**parts, traffic=None, endpoint=None, peers=None)
 
         self._patch.setattr(router, "RouterServer", Server)
         self._patch.setattr(router, "Router", make)
-        self._patch.setattr("llamado.router.catalogue.cached_models", dict)
+        self._patch.setattr("llamado.router.catalog.cached_models", dict)
 
     def _measuring(self) -> None:
         """bench and perplexity."""

@@ -1,10 +1,10 @@
 """A slow interpreter of graphs in numpy: what every operation means, as plainly as it can be said.
 
-The oracle for kernels and models. Arithmetic is float64 (or float32 on request) on values de-quantised by the `gguf`
+The oracle for kernels and models. Arithmetic is float64 (or float32 on request) on values de-quantized by the `gguf`
 package; results are stored in each tensor's own type, so a graph of F32 tensors rounds once per operation. Arrays have
 ggml's dimensions in numpy's order: a tensor of ne [a, b, c, d] is an array of shape (d, c, b, a).
 
-Activations are not quantised, as real kernels do for quantised weights: compare with a tolerance.
+Activations are not quantized, as real kernels do for quantized weights: compare with a tolerance.
 """
 
 from __future__ import annotations
@@ -532,11 +532,11 @@ def soft_max_ext(device: ReferenceDevice, node: Tensor) -> Array:
 def mul_mat(device: ReferenceDevice, node: Tensor) -> Array:
     a, b = source(node, 0), device.get(source(node, 1))
     if a.ne[2] == a.ne[3] == 1:
-        # A weight is de-quantised some rows at a time: a head of 262,144 rows does not fit otherwise.
+        # A weight is de-quantized some rows at a time: a head of 262,144 rows does not fit otherwise.
         parts = [b @ device.get_rows(a, slice(r, r + 8192)).T for r in range(0, a.ne[1], 8192)]
         return np.concatenate(parts, axis=3)
     weights = device.get(a)
-    # Row i of dimension 2 of b meets row i // (n_b / n_a) of a: heads that share keys are neighbours.
+    # Row i of dimension 2 of b meets row i // (n_b / n_a) of a: heads that share keys are neighbors.
     weights = np.repeat(np.repeat(weights, b.shape[0] // a.ne[3], axis=0), b.shape[1] // a.ne[2], axis=1)
     return b @ weights.swapaxes(2, 3)
 

@@ -25,10 +25,10 @@ _STARTS = {
     "a model of the router": """
         import subprocess
         from llamado.commands.cli import _parser
-        from llamado.router import catalogue
+        from llamado.router import catalog
         from llamado.flags import parse
         flags, _ = parse(_parser("serve"), "serve", ["-m", "a.gguf", "-m", "b.gguf"])
-        for model in catalogue.load(flags).models.values():
+        for model in catalog.load(flags).models.values():
             subprocess.run([*model.launch.args, "--help"], check=True)
     """,
     "the watchdog of processes": """

@@ -171,7 +171,7 @@ _REMOVED = "llama-server has removed this flag, too; see --spec-type"
 MODEL = _group(
     "model",
     _used("-m --model",
-          "model: a GGUF path, a catalogue name (smollm2, gemma3), hf:user/repo[:quant], ollama:name[:tag]",
+          "model: a GGUF path, a catalog name (smollm2, gemma3), hf:user/repo[:quant], ollama:name[:tag]",
           type="str", metavar="MODEL", env="LLAMA_ARG_MODEL LLAMA_MODEL_PATH", many=True, commands=_ENGINE),
     _used("-hf -hfr --hf-repo", "model from Hugging Face: user/repo[:quant]", type="str", metavar="REPO",
           env="LLAMA_ARG_HF_REPO", commands=_ENGINE),
@@ -256,7 +256,7 @@ COMPUTE = _group(
           metavar="TYPE", env="LLAMA_ARG_CACHE_TYPE_K", commands=_ENGINE),
     _used("-ctv --cache-type-v", "type of the V cache", type="str", default="f16", choices=" ".join(KV_TYPES),
           metavar="TYPE", env="LLAMA_ARG_CACHE_TYPE_V", commands=_ENGINE),
-    _used("--attn-rot-disable", "keep keys and values in quantised caches as they are, not turned by a Hadamard matrix",
+    _used("--attn-rot-disable", "keep keys and values in quantized caches as they are, not turned by a Hadamard matrix",
           default=False, env="LLAMA_ATTN_ROT_DISABLE", commands=_ENGINE - {"plan"}),
     _used("--memory-f32", "older spelling of -ctk f32 -ctv f32", default=False),
     _used("--mmap", "map the file into memory instead of reading it", default=True, off_names="--no-mmap",
@@ -654,7 +654,7 @@ LOGGING = _group(
           env="LLAMA_ARG_LOG_TIMESTAMPS", commands=_HTTP | _WORKER | _TAP),
     _used("--log-prefix", "level of each line", default=False, off_names="--no-log-prefix",
           env="LLAMA_ARG_LOG_PREFIX", commands=_HTTP),
-    _used("--log-colors", "colours in the log: on, off, or auto (on a terminal)", type="str", default="auto",
+    _used("--log-colors", "colors in the log: on, off, or auto (on a terminal)", type="str", default="auto",
           choices="on off auto", bare="on", metavar="on|off|auto", env="LLAMA_ARG_LOG_COLORS", commands=_HTTP),
     _used("--otel", "send OpenTelemetry traces to $OTEL_EXPORTER_OTLP_ENDPOINT (also when only that is set)",
           default=False, env="LLAMADO_OTEL"),
@@ -713,7 +713,7 @@ WAIT = _group(
 
 UP = _group(
     "cluster",
-    _used("-m --model", "model: a GGUF path, a catalogue name (smollm2, gemma3), hf:user/repo[:quant], "
+    _used("-m --model", "model: a GGUF path, a catalog name (smollm2, gemma3), hf:user/repo[:quant], "
           "ollama:name[:tag] (default: smollm2)", type="str", metavar="MODEL", many=True, commands=_UP),
     _used("--nodes", "machines to play, the server's counted: 3 are two workers and a server that share the model "
           "evenly", type="int", default=1, metavar="N", commands=_UP),
@@ -814,7 +814,7 @@ QUANTIZE = _group(
 
 IMATRIX = _group(
     "imatrix",
-    _used("-m --model", "model: a GGUF path, a catalogue name (smollm2, gemma3), hf:user/repo[:quant]", type="str",
+    _used("-m --model", "model: a GGUF path, a catalog name (smollm2, gemma3), hf:user/repo[:quant]", type="str",
           default="smollm2", metavar="MODEL", commands=_IMATRIX),
     _used("-f --file", "text that the model reads", type="str", metavar="FILE", commands=_IMATRIX),
     _used("-o --output --output-file", "file to write", type="str", default="imatrix.gguf", metavar="FILE",

@@ -15,7 +15,7 @@ from terminals import Terminal
 import llamado
 from llamado.commands import cli
 from llamado.flags import FLAGS, Kind
-from llamado.gguf.sources.catalogue import CATALOGUE
+from llamado.gguf.sources.catalog import CATALOG
 from llamado.gguf.sources.ollama import MODEL_LAYER
 
 Complete = Callable[[str], set[str]]
@@ -34,10 +34,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     models = tmp_path / "cache" / "models"
     models.mkdir(parents=True)
     (models / "own.gguf").touch()
-    (models / CATALOGUE["smollm2"].file_name).touch()
-    with open(models / CATALOGUE["smollm2"].file_name, "wb") as file:
-        file.truncate(CATALOGUE["smollm2"].size)
-    (models / CATALOGUE["gemma3"].file_name).touch()  # broken off
+    (models / CATALOG["smollm2"].file_name).touch()
+    with open(models / CATALOG["smollm2"].file_name, "wb") as file:
+        file.truncate(CATALOG["smollm2"].size)
+    (models / CATALOG["gemma3"].file_name).touch()  # broken off
     for repo, name in (("me--tiny-GGUF", "tiny-Q4_0.gguf"), ("me--words", "words.bin")):
         snapshot = tmp_path / "hub" / f"models--{repo}" / "snapshots" / "abc"
         snapshot.mkdir(parents=True)

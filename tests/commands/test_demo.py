@@ -26,7 +26,7 @@ from llamado.devices.limits import MachineMemory
 from llamado.devices.split.placement import NotEnoughMemory
 from llamado.engine import supported
 from llamado.flags import parse
-from llamado.gguf.sources.catalogue import LARGE
+from llamado.gguf.sources.catalog import LARGE
 from llamado.gguf.sources.resolve import cache_dir
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "gguf"))

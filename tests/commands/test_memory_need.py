@@ -13,7 +13,7 @@ from llamado.commands.memory_need import memory_need
 from llamado.devices.limits import memory
 from llamado.flags import FlagError, parse
 from llamado.router import router
-from llamado.router.catalogue import Launch, RoutedModel
+from llamado.router.catalog import Launch, RoutedModel
 from llamado.router.fleet import Instance
 
 

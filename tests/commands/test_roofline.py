@@ -125,9 +125,9 @@ def test_rows_are_held_against_the_limits() -> None:
         ("F16 products", 1, pytest.approx(1e-4)),
         (REST, 1, 1.5),
     ]
-    quantised, plain, _ = rows
-    assert quantised.work == PassWork(100 * 68, 2 * 64 * 100 * 10, 0)
-    assert quantised.of_limit == pytest.approx(128e-6 / 5e-4)  # operations take longer than bytes
+    quantized, plain, _ = rows
+    assert quantized.work == PassWork(100 * 68, 2 * 64 * 100 * 10, 0)
+    assert quantized.of_limit == pytest.approx(128e-6 / 5e-4)  # operations take longer than bytes
     assert plain.work == PassWork(2 * 64 * 50, 0, 2 * 64 * 50 * 2)
     assert plain.of_limit == pytest.approx(32e-6 / 1e-4)  # here bytes do
     assert in_all(rows).least == pytest.approx(128e-6 + 32e-6)

@@ -21,7 +21,7 @@ from llamado.commands.up.servers import _rate
 from llamado.gguf.edit.parts import PartSize, plan_parts, write_parts
 from llamado.gguf.errors import SourceError
 from llamado.gguf.reader import GGUFFile
-from llamado.gguf.sources.catalogue import CATALOGUE
+from llamado.gguf.sources.catalog import CATALOG
 from llamado.gguf.sources.ollama import MODEL_LAYER
 from llamado.gguf.sources.stored import find_stored, remove, stored_models
 from llamado.http.access import AccessRules
@@ -69,7 +69,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (plain / "refs").mkdir()
     (plain / "refs" / "main").write_text("abc")
     make_llama(plain / "snapshots" / "abc" / "plain.gguf", seed=2)
-    (models / CATALOGUE["gemma3"].file_name).write_bytes(b"GGUF")  # broken off
+    (models / CATALOG["gemma3"].file_name).write_bytes(b"GGUF")  # broken off
     begun = tmp_path / "hf" / "hub" / "models--me--begun" / "blobs"
     begun.mkdir(parents=True)
     (begun / "0123.incomplete").write_bytes(b"x" * 10)
@@ -220,7 +220,7 @@ def test_tokens_a_second() -> None:
 
 
 def test_the_default_model_is_known_by_its_name(machine: Path) -> None:
-    path = machine / "cache" / "models" / CATALOGUE["smollm2"].file_name
+    path = machine / "cache" / "models" / CATALOG["smollm2"].file_name
     path.write_bytes(b"GGUF")
     assert find_stored("smollm2").path == path
 

@@ -153,7 +153,7 @@ def test_parameters_are_those_of_the_table(speaker: FakeSpeaker) -> None:
     assert not speaker.settings[1].keys() & {"top_k", "seed"}
     for wrong, reason in (
         ("temperature warm", "expected a number"), ("top_k 1.5", "expected a whole number"),
-        ("ignore_eos perhaps", "on or off"), ("samplers guess", "guess"), ("colour red", "no parameter colour"),
+        ("ignore_eos perhaps", "on or off"), ("samplers guess", "guess"), ("color red", "no parameter color"),
         ("n_keep -7", "n_keep must be -1"), ("temprature 1", "did you mean temperature?"),
     ):  # fmt: skip
         assert reason in hear(f"/set {wrong}")[0], wrong

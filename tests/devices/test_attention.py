@@ -430,7 +430,7 @@ def test_what_masks_show_is_found(best: CpuDevice, n_kv: int) -> None:
     assert (heads, key_heads) == (3, 1)
     assert [t for _, first, n, _, _ in found for t in range(first, first + n)] == list(range(6))
     together = found[:, 1:3].tolist()
-    assert [0, 1] in together  # sees nothing, its neighbour everything
+    assert [0, 1] in together  # sees nothing, its neighbor everything
     assert [4, 2] in together or n_kv == 20
 
 

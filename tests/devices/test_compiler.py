@@ -23,7 +23,7 @@ from llamado.gguf.types import TensorType as T
 
 
 def test_a_cache_is_written_after_what_stands_before_it_has_read_it(device: CpuDevice) -> None:
-    """x → silu → cpy'd over its neighbour's operand: graph order decides, not what could be fused."""
+    """x → silu → cpy'd over its neighbor's operand: graph order decides, not what could be fused."""
     cache, x = new(16, 4), new(16, 4)
     graph_order = Graph()
     a = g.silu(x)
@@ -54,7 +54,7 @@ def test_an_operand_that_a_copy_makes_is_waited_for(device: CpuDevice) -> None:
 
 
 def test_a_change_in_place_is_seen_by_later_products_only(device: CpuDevice) -> None:
-    """Quantised activations of a tensor are not those of what it becomes."""
+    """Quantized activations of a tensor are not those of what it becomes."""
     x, w = new(64, 5), new(64, 8, type=T.Q8_0)
     a = g.scale(x, 1.0)
     first = g.mul_mat(w, a)

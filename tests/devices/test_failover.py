@@ -53,7 +53,7 @@ def test_nobody_gives_up_what_it_has() -> None:
 
 
 def test_a_run_between_two_is_divided_as_the_fastest_would_have_it() -> None:
-    """Both neighbours get some where that keeps both within memory."""
+    """Both neighbors get some where that keeps both within memory."""
     sizes = model(6)
     figures = (cpu(free=0), rpc(0, free=350), rpc(1), rpc(2, free=500))
     before = Placement((1, 1, 2, 2, 2, 3), 3)

@@ -171,7 +171,7 @@ def test_two_threads_at_rows_that_overlap(teams: list[CpuDevice], type: T) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("type", each_type([*WEIGHTS, *PLAIN]))
 def test_a_column_is_the_same_in_any_company(teams: list[CpuDevice], type: T) -> None:
-    """Bits: any number of columns, any neighbours, any place among them, any number of threads."""
+    """Bits: any number of columns, any neighbors, any place among them, any number of threads."""
     n = 2304 if type.block_size == 256 else 2176  # more than one stretch of the product of many columns
     raw, x = weight_bytes(type, n, 27), values(n, 21, seed=1)
     alone = np.concatenate([multiply(teams[0], type, raw, n, x[i : i + 1]) for i in range(21)])

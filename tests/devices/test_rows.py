@@ -221,7 +221,7 @@ def test_one_embedding_for_every_product_and_a_residual(device: CpuDevice) -> No
     data |= {small: weight_bytes(T.Q4_0, 256, 16), big: weight_bytes(T.Q4_K, 256, 24)}
     case = Case({"a": g.mul_mat(small, h), "b": g.mul_mat(big, h), "r": g.add(h, x)}, data)
     case.check(device, rtol=0.05, atol=0.02)
-    # the numbers are exact where they are not quantised
+    # the numbers are exact where they are not quantized
     assert np.allclose(case.run(device)["r"], case.expected()["r"], rtol=1e-5, atol=1e-5)
 
 

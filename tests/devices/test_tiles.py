@@ -150,7 +150,7 @@ def test_products_that_share_columns_may_differ_in_their_kernels(tiled: list[Cpu
 
 
 def experts(type: T, n: int, rows: int, each: bool) -> Case:
-    """120 tokens that choose two of five experts: the first is the favourite, the last one's are few. `each`: a column
+    """120 tokens that choose two of five experts: the first is the favorite, the last one's are few. `each`: a column
     for each choice, as behind a gate; else one for all of a token.
     """
     rng = np.random.default_rng(7)

@@ -2,7 +2,7 @@
 
 Each cell holds a state made from its token, its position and the states of all cells its token saw, as the K and V of a
 deep layer are. Logits are a hash of all states the last token sees. So a wrong cell, a stale one, a token that was
-skipped or a neighbour's cell changes every later logit.
+skipped or a neighbor's cell changes every later logit.
 """
 
 from __future__ import annotations

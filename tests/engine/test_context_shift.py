@@ -81,7 +81,7 @@ def req(prompt: list[int], n_predict: int, **kw: Any) -> Request:
 def test_as_a_plain_loop(
     seed: int, n_ctx: int, n_keep: int, n_discard: int, max_batch: int, bos: bool, drafting: bool
 ) -> None:
-    """Whatever is kept and dropped, alone or with neighbours that lose cells to each other, with drafts and without."""
+    """Whatever is kept and dropped, alone or with neighbors that lose cells to each other, with drafts and without."""
     rng = random.Random(seed)
     tokenizer = FakeTokenizer()
     tokenizer.add_bos = bos

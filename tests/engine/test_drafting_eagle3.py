@@ -30,7 +30,7 @@ def norm(x: Array, weight: Array) -> Array:
 
 
 def rotated(x: Array, positions: NDArray[Any]) -> Array:
-    """Heads [n, heads, dim], neighbouring elements turned together."""
+    """Heads [n, heads, dim], neighboring elements turned together."""
     dim = x.shape[-1]
     angles = positions[:, None, None] * 10000.0 ** (-np.arange(0, dim, 2) / dim)
     pairs = (x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)

@@ -231,7 +231,7 @@ def test_tokens_wait_for_nothing_that_takes_long(make: Make, monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["cancelled", "fails"])
 def test_a_request_that_is_dropped_in_between(make: Make, how: str) -> None:
-    """It is told nothing more; its neighbour, and who has its cells next, get what they get anyway."""
+    """It is told nothing more; its neighbor, and who has its cells next, get what they get anyway."""
     plain, _ = make(AtOnce)
     expected = [told(send(plain, request).wait()) for request in (req(60), req(40, 30))]
     engine, device = make()
@@ -246,9 +246,9 @@ def test_a_request_that_is_dropped_in_between(make: Make, how: str) -> None:
             engine.cancel(dropped.id)
 
     dropped.on_event = drop
-    neighbour = send(engine, req(60))
+    neighbor = send(engine, req(60))
     dropped.id = engine.submit(req(40, 200), dropped)
-    assert told(neighbour.wait()) == expected[0]
+    assert told(neighbor.wait()) == expected[0]
     until(lambda: not engine.snapshot().requests_processing)
     assert at == [True] and [event.index for event in dropped.tokens] == [0, 1, 2, 3] and not dropped.over.is_set()
     assert told(send(engine, req(40, 30)).wait()) == expected[1]

@@ -33,7 +33,7 @@ from llamado.ggml.role import ModelPart
 from llamado.gguf.header import Header, TensorInfo
 from llamado.gguf.metadata import Metadata
 from llamado.gguf.reader import GGUFFile
-from llamado.gguf.sources.catalogue import LARGE
+from llamado.gguf.sources.catalog import LARGE
 from llamado.gguf.types import TensorType
 from llamado.models import ARCHITECTURES, UnsupportedModel, load_model
 from llamado.router.downloads import Downloads

@@ -18,7 +18,7 @@ import stand_in_sites as loopback
 from llamado.gguf.errors import GgufError, SourceError
 from llamado.gguf.header import Header
 from llamado.gguf.sources import fetch, header
-from llamado.gguf.sources.catalogue import LARGE
+from llamado.gguf.sources.catalog import LARGE
 from llamado.gguf.sources.fetch import ATTEMPTS
 from llamado.gguf.sources.resolve import read_header, resolve
 from llamado.gguf.types import TensorType

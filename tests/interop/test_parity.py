@@ -1,10 +1,10 @@
 """Our numbers against the real llama.cpp's, with real models: distributions along its greedy answers, and perplexity.
 
-With quantised weights both round the activations of every matrix product to 8 bits. A difference in the last bit of a
+With quantized weights both round the activations of every matrix product to 8 bits. A difference in the last bit of a
 float, such as another order of additions makes, turns some roundings over, those turn over more in the next layer, and
 after a few layers the two are as far apart as rounding is from no rounding: the real server is that far from itself
 when one norm's weights change by their last bit. So distributions are held to the strict bar where nothing is rounded
-(all weights in float32), and with the quantised weights to the distance the real server keeps from itself.
+(all weights in float32), and with the quantized weights to the distance the real server keeps from itself.
 """
 
 from __future__ import annotations

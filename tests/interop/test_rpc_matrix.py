@@ -4,7 +4,7 @@ Ten prompts go to a server at once and are continued greedily by 64 tokens. Who 
 
 - Our server on our workers: the very bytes, and the very probabilities, it gives without workers.
 - llama-server on our workers: our numbers again; it only converts them to probabilities and prints them.
-- Wherever a real worker computes: what `test_parity` demands of quantised weights. Our forward pass without workers,
+- Wherever a real worker computes: what `test_parity` demands of quantized weights. Our forward pass without workers,
   teacher-forced along the answer, must not be farther from the reported probabilities than llama.cpp is from itself
   when one norm changes by its last bit. The same holds for the probabilities in the answer and those of llama.cpp on
   its own worker, as long as both say the same.
@@ -357,7 +357,7 @@ def chance(*comparisons: Comparison) -> float:
 
 
 def assert_close(comparison: Comparison, itself: Comparison, slack: float) -> None:
-    """As `test_parity` has it for quantised weights."""
+    """As `test_parity` has it for quantized weights."""
     assert comparison.mean_difference <= max(MEAN_DIFFERENCE, 1.25 * itself.mean_difference)
     assert comparison.agreement >= min(AGREEMENT, itself.agreement - slack), comparison.disagreements
 

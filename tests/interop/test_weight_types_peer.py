@@ -37,7 +37,7 @@ def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("floats") / "m.gguf", wtype="F32", **SHAPE)
 
 
-def quantised(programs: Path, floats: Path, out: Path, name: str) -> Path:
+def quantized(programs: Path, floats: Path, out: Path, name: str) -> Path:
     """All matrices of the model in one type."""
     options = ["--pure", "--token-embedding-type", name.lower(), "--output-tensor-type", name.lower()]
     options += ["--tensor-type", f"blk={name.lower()}"]
@@ -53,7 +53,7 @@ def test_the_real_one_says_the_same(peer_bin: Path, floats: Path, tmp_path: Path
     if name in RANDOM:
         make_llama(path, wtype=name, **SHAPE)
     else:
-        quantised(peer_bin, floats, path, name)
+        quantized(peer_bin, floats, path, name)
     with GGUFFile.open(path) as file:
         assert {t.type.name for t in file.tensors.values() if t.ne[1] > 1} == {name}
     text = tmp_path / "text.txt"

@@ -12,7 +12,7 @@ from llamado.gguf.reader import GGUFFile
 
 
 def to_float32(programs: Path, model: Path, out: Path) -> Path:
-    """The model with every weight de-quantised, as llama-quantize does it."""
+    """The model with every weight de-quantized, as llama-quantize does it."""
     command = [str(programs / "llama-quantize"), "--allow-requantize", str(model), str(out), "F32", "2"]
     done = subprocess.run(command, capture_output=True, timeout=300)
     assert done.returncode == 0, (done.stdout + done.stderr).decode(errors="replace")[-2000:]

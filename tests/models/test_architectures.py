@@ -74,7 +74,7 @@ SMALL = [21, 6] * 5 + [1] * 15
 
 
 def mixed(name: str, path: Path) -> Path:
-    """The file of an architecture: the first half of its layers is quantised, if that is a few, the rest are floats."""
+    """The file of an architecture: the first half of its layers is quantized, if that is a few, the rest are floats."""
     half = TINY[name].n_layer // 2
     return make(TINY[name], path, wtypes=("Q8_0",) * half if half > 1 else ())
 

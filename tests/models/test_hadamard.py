@@ -1,4 +1,4 @@
-"""Keys and values turned before they are quantised: which, and that nothing else changes."""
+"""Keys and values turned before they are quantized: which, and that nothing else changes."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_distribution_equals_llama_cpp(peer_bin: Path, tmp_path: Path, name: str
 def test_real_models_agree_with_llama_cpp(
     peer_bin: Path, tmp_path: Path, fixture: str, request: pytest.FixtureRequest
 ) -> None:
-    """Real quantised weights: llama.cpp rounds activations to 8 bits on the way, so probabilities agree roughly."""
+    """Real quantized weights: llama.cpp rounds activations to 8 bits on the way, so probabilities agree roughly."""
     path: Path = request.getfixturevalue(fixture)
     text = "The quick brown fox jumps over the lazy dog. The capital of France is"
     with llama_server(peer_bin, path, tmp_path / "server.log") as client:

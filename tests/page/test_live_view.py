@@ -66,20 +66,20 @@ def test_eight_streams(page: Page, smollm2_server: str, streams: list[threading.
     chart = page.locator("figure.chart").first
     expect(chart).to_have_attribute("data-points", re.compile(r"^([5-9]|\d\d+)$"))
     expect(chart.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"Answers: tokens/s [1-9]"))
-    # Something is drawn: the canvas has colours of the line, which follow the theme.
+    # Something is drawn: the canvas has colors of the line, which follow the theme.
     line = "(c) => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data].filter((v) => v).length"
     assert chart.locator("canvas").evaluate(line) > 1000
-    colour = (
+    color = (
         "(c) => { const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let s = 0;"
         " for (let i = 0; i < d.length; i += 4) if (d[i + 3] == 255) s = Math.max(s, d[i] + d[i + 1] + d[i + 2]);"
         " return s }"
     )
-    light = chart.locator("canvas").evaluate(colour)
+    light = chart.locator("canvas").evaluate(color)
     page.emulate_media(color_scheme="dark")
-    until(page, lambda: chart.locator("canvas").evaluate(colour) != light)
-    dark = chart.locator("canvas").evaluate(colour)
+    until(page, lambda: chart.locator("canvas").evaluate(color) != light)
+    dark = chart.locator("canvas").evaluate(color)
     page.emulate_media(color_scheme="light")
-    until(page, lambda: chart.locator("canvas").evaluate(colour) != dark)
+    until(page, lambda: chart.locator("canvas").evaluate(color) != dark)
     take_picture(page, "live")
 
 
@@ -122,7 +122,7 @@ def test_how_requests_ended(page: Page) -> None:
         if AXE.exists():  # with npm ci in web/
             page.evaluate(AXE.read_text())
             assert [found["id"] for found in page.evaluate("axe.run()")["violations"]] == []
-        page.get_by_role("button", name=re.compile("Colours")).focus()  # the keyboard gets through
+        page.get_by_role("button", name=re.compile("Colors")).focus()  # the keyboard gets through
         for _ in range(3):
             page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.closest('.live') !== null")

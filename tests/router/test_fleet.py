@@ -1,4 +1,4 @@
-"""The fleet by itself: limits, downloads, sleep, catalogues that change."""
+"""The fleet by itself: limits, downloads, sleep, catalogs that change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from waiting import GUARD, until
 from llamado.engine.options import ModelSource
 from llamado.gguf.errors import SourceError
 from llamado.router import fleet as fleets
-from llamado.router.catalogue import Catalogue, CatalogueError, Launch, RoutedModel
+from llamado.router.catalog import Catalog, CatalogError, Launch, RoutedModel
 from llamado.router.child import Child
 from llamado.router.fleet import Fleet, FleetLimits, Instance
 from llamado.router.presets import environment
@@ -42,7 +42,7 @@ def run(
     """Run work with a fleet, which is closed at the end."""
 
     async def all_of_it() -> None:
-        fleet = Fleet(Catalogue(models), FleetLimits(**limits), need_of=need_of)
+        fleet = Fleet(Catalog(models), FleetLimits(**limits), need_of=need_of)
         try:
             await asyncio.wait_for(work(fleet), GUARD)
         finally:
@@ -173,12 +173,12 @@ def test_first_come_first_served() -> None:
 
 
 @pytest.mark.slow
-def test_a_changed_catalogue() -> None:
+def test_a_changed_catalog() -> None:
     async def work(fleet: Fleet) -> None:
         for name in "abc":
             (await fleet.acquire(fleet.instances[name])).release()
         kept = fleet.instances["a"].child
-        fleet.replace(Catalogue([model("a"), model("b", "ready=0.01"), model("d")]))
+        fleet.replace(Catalog([model("a"), model("b", "ready=0.01"), model("d")]))
         assert sorted(fleet.instances) == ["a", "b", "c", "d"]  # `c` is still ending
         assert fleet.find("c") is None
         while fleet.instances["b"].running or "c" in fleet.instances:
@@ -337,13 +337,13 @@ def test_sleeping_models() -> None:
 
 def test_too_many_models_at_startup(start_router: Start, tmp_path: Path) -> None:
     (tmp_path / "p.ini").write_text("[*]\nload-on-startup = 1\n[a]\nmodel = a\n[b]\nmodel = b\n")
-    with pytest.raises(CatalogueError, match="2 models are to be loaded on startup, and --models-max is 1: a, b"):
+    with pytest.raises(CatalogError, match="2 models are to be loaded on startup, and --models-max is 1: a, b"):
         start_router(None, "--models-preset", str(tmp_path / "p.ini"), "--models-max", "1")
 
 
 def test_downloads(start_router: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Progress is shown, a download can be stopped, its end is told, and its model can be deleted."""
-    from llamado.router import catalogue
+    from llamado.router import catalog
 
     go = tmp_path / "go"
     cached: dict[str, Any] = {}
@@ -360,7 +360,7 @@ def test_downloads(start_router: Start, monkeypatch: pytest.MonkeyPatch, tmp_pat
         return tmp_path
 
     monkeypatch.setattr("llamado.engine.supported.fetch_model", fetch_model)
-    monkeypatch.setattr(catalogue, "cached_models", lambda: dict(cached))
+    monkeypatch.setattr(catalog, "cached_models", lambda: dict(cached))
     (tmp_path / "models").mkdir()
     router = start_router(None, "--models-dir", str(tmp_path / "models"))
 

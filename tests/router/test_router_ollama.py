@@ -132,7 +132,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[loopback.Si
         yield site
 
 
-def test_pull_fetches_into_the_catalogue_and_delete_removes(start_router: Start, hub: loopback.Site) -> None:
+def test_pull_fetches_into_the_catalog_and_delete_removes(start_router: Start, hub: loopback.Site) -> None:
     router = start_router(None)
     answer = router.http.post("/api/pull", json={"model": "hf.co/me/good:Q8_0"})
     assert answer.headers["content-type"] == "application/x-ndjson"

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from router_process import Start, config, fake
 
-from llamado.router.catalogue import Rewrite
+from llamado.router.catalog import Rewrite
 from llamado.router.peers import MAX_HOPS, Peer, Peers
 from llamado.router.swap_config import SwapConfigError, read_swap_config
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llamado.router.catalogue import Group
+from llamado.router.catalog import Group
 from llamado.router.swap_config import SwapConfig, SwapConfigError, command, read_swap_config
 
 
@@ -122,10 +122,10 @@ def test_full_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_keys_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    text = "matrix: {}\nprofiles: {x: {}}\nmodels:\n  a: {cmd: x, proxy: 'http://h:1', colour: red, filters: {f: 1}}\n"
+    text = "matrix: {}\nprofiles: {x: {}}\nmodels:\n  a: {cmd: x, proxy: 'http://h:1', color: red, filters: {f: 1}}\n"
     logging.getLogger("llamado").propagate = True
     read(tmp_path, text)
-    assert "matrix, profiles, models.a.colour, models.a.filters.f" in caplog.text
+    assert "matrix, profiles, models.a.color, models.a.filters.f" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_a_model_over_8(peer_bin: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wtype", ["Q4_0", "Q8_0", "Q4_K"])
 def test_quantised_weights(device: RemoteDevice, wtype: str, tmp_path: Path) -> None:
-    """Rows of 256: what a back end might pad goes through GET_ALLOC_SIZE and INIT_TENSOR. It quantises activations."""
+    """Rows of 256: what a back end might pad goes through GET_ALLOC_SIZE and INIT_TENSOR. It quantizes activations."""
     path = make_llama(tmp_path / "m.gguf", wtype=wtype, n_embd=256, n_ff=512)
     model, reference = RemoteModel(path, device), ReferenceModel(path)
     prompt = [5, 99, 200, 17]

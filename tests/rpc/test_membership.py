@@ -21,11 +21,11 @@ from wire_client import running
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError, DeviceLost
 from llamado.devices.split.placement import NotEnoughMemory, SplitOptions
-from llamado.engine.cluster.layout import BadLayout, LayoutPart
-from llamado.engine.cluster.membership import BadShare, Membership, UnknownWorker
 from llamado.engine.forward import device_pool
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions
+from llamado.engine.topology.layout import BadLayout, LayoutPart
+from llamado.engine.topology.membership import BadShare, Membership, UnknownWorker
 from llamado.errors import LlamadoError
 from llamado.rpc.client.device import RemoteDevice
 from llamado.rpc.worker.server import Worker

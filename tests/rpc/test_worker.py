@@ -937,8 +937,8 @@ def test_a_cache_for_each_network(
             upload(worker, client, GENUINE)
             assert fetched(client, GENUINE) == GENUINE
         monkeypatch.setattr("llamado.rpc.worker.session.identity", lambda host, sock=None: identity("192.0.2.77"))
-        with Client(worker) as neighbour:
-            assert fetched(neighbour, GENUINE) == GENUINE
+        with Client(worker) as neighbor:
+            assert fetched(neighbor, GENUINE) == GENUINE
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from llamado.http.sockets import listen
 from llamado.rpc.client.workers import WorkersUnreachable
 from llamado.rpc.transport import ConnectError
 from llamado.server import run
-from llamado.server.loaded_model import Served
+from llamado.server.model import Served
 from llamado.server.run import serve
 from llamado.server.settings import Settings
 from llamado.server.switches import Switches

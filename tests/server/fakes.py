@@ -34,7 +34,7 @@ from llamado.engine.request import (
 )
 from llamado.http.access import AccessRules
 from llamado.server.app import create_app
-from llamado.server.loaded_model import ModelInfo, Served
+from llamado.server.model import ModelInfo, Served
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 from llamado.text.grammar.source import GrammarError, GrammarSource, Trigger

@@ -15,10 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import GUARD
 
 from llamado.devices.split.placement import NotEnoughMemory
-from llamado.engine.cluster.layout import BadLayout, LayoutPart, LayoutPrediction, PartPrediction
-from llamado.engine.cluster.membership import JoinedWorker, UnknownWorker
-from llamado.engine.cluster.view import ClusterView, DeviceView, Mark
 from llamado.engine.forward.events import ClusterEvent
+from llamado.engine.topology.layout import BadLayout, LayoutPart, LayoutPrediction, PartPrediction
+from llamado.engine.topology.membership import JoinedWorker, UnknownWorker
+from llamado.engine.topology.view import ClusterView, DeviceView, Mark
 from llamado.errors import LlamadoError
 from llamado.http.access import AccessRules
 from llamado.server.app import create_app

@@ -33,7 +33,7 @@ from llamado.models import Pooling
 from llamado.server.api.embeddings import Vectors
 from llamado.server.app import create_app
 from llamado.server.load import load_served
-from llamado.server.loaded_model import Served
+from llamado.server.model import Served
 from llamado.server.settings import Settings
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches

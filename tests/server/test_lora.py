@@ -24,7 +24,7 @@ from llamado.engine.request import Defaults
 from llamado.models import InvalidAdapter
 from llamado.server.app import create_app
 from llamado.server.load import load_served
-from llamado.server.loaded_model import AdapterInfo
+from llamado.server.model import AdapterInfo
 from llamado.server.settings import Settings
 from llamado.server.state import ServerState
 

@@ -25,7 +25,7 @@ from llamado.engine.sampling.params import Sampling
 from llamado.server.api.ollama.describe import parameter_lines
 from llamado.server.app import create_app
 from llamado.server.load import load_served
-from llamado.server.loaded_model import Served
+from llamado.server.model import Served
 from llamado.server.model_facts import read_facts, short_number
 from llamado.server.ops.sleep import Sleep
 from llamado.server.settings import Settings

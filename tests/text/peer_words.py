@@ -3,7 +3,7 @@
 Run as a program, it writes them to `pretokenizer_words.json` and `pretokenizer_flags.json`.
 
 llama.cpp shows tokens, not words. So it gets a vocabulary in which every stretch of the texts is a token and every two
-neighbouring stretches merge: each word becomes one token, whatever it is.
+neighboring stretches merge: each word becomes one token, whatever it is.
 
 usage: peer_words.py FOLDER_OF_THE_PROGRAMS
 """

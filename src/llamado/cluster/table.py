@@ -11,7 +11,7 @@ from rich.text import Text
 from llamado.cluster.state import ClusterState
 from llamado.cluster.supervisor import DRAINED, ENDED, LOOPING, PAUSED, READY
 
-_COLOURS = {READY: "green", PAUSED: "red", LOOPING: "bold red", DRAINED: "dim", ENDED: "dim"}
+_COLORS = {READY: "green", PAUSED: "red", LOOPING: "bold red", DRAINED: "dim", ENDED: "dim"}
 
 
 def cluster_table(state: ClusterState, last_lines: Mapping[str, str]) -> Table:
@@ -23,7 +23,7 @@ def cluster_table(state: ClusterState, last_lines: Mapping[str, str]) -> Table:
     for one in state.services:
         table.add_row(
             one.name,
-            Text(one.phase, _COLOURS.get(one.phase, "yellow")),
+            Text(one.phase, _COLORS.get(one.phase, "yellow")),
             str(one.pid or ""),
             one.address,
             _for(time.time() - one.since),

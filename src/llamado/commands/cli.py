@@ -396,7 +396,7 @@ COMMANDS: dict[str, tuple[Callable[[Parsed, argparse.Namespace], int], str]] = {
     "run": (_run, "chat in the terminal"),
     "pull": (_pull, "fetch a model and print its path"),
     "list": (_list, "the models that are on this machine: size, type, when they were used"),
-    "show": (_show, "what a model is: architecture, size, context, licence, template"),
+    "show": (_show, "what a model is: architecture, size, context, license, template"),
     "rm": (_rm, "delete a model that was fetched, all of its files; asks first"),
     "inspect": (_inspect, "show a GGUF file's metadata and tensors"),
     "gguf": (_gguf, "split: a GGUF file in parts; merge: parts in one file; set: another value of a key"),

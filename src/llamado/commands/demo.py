@@ -24,7 +24,7 @@ from llamado.engine.supported import fetch_model
 from llamado.errors import LlamadoError
 from llamado.gguf.errors import SourceError
 from llamado.gguf.reader import GGUFFile
-from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
+from llamado.gguf.sources.catalog import CATALOG, LARGE
 from llamado.gguf.sources.resolve import progress_bar
 from llamado.terminal.console import Console
 from llamado.terminal.text import print, printable
@@ -44,7 +44,7 @@ class DemoError(LlamadoError):
 
 def fetch(spec: str) -> Path:
     """The model's file, if it can run here. Raises LlamadoError; DemoError that says what to do without a network."""
-    known = CATALOGUE.get(spec) or LARGE.get(spec)
+    known = CATALOG.get(spec) or LARGE.get(spec)
     console.print(f"model: {known.about if known else spec}")
     try:
         with progress_bar(console, spec) as progress:
@@ -162,7 +162,7 @@ def main() -> int:
             raise DemoError(f"a demo is already running at {already.url}; ./demo.sh stop ends it")
         port, links = free_port(), latencies()
         model = fetch(spec)
-        url = start(model, spec if spec in CATALOGUE or spec in LARGE else model.stem, port, links)
+        url = start(model, spec if spec in CATALOG or spec in LARGE else model.stem, port, links)
         console.print(f"ready: {url}")
         chat = chats(model)
         if chat:

@@ -46,9 +46,9 @@ from llamado.text.template.chat import KEY, ChatTemplate
 from llamado.text.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from llamado.engine.cluster.cluster import Cluster
     from llamado.engine.forward.device_pool import DevicePool
     from llamado.engine.forward.runner import ModelRunner
+    from llamado.engine.topology.topology import Topology
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class LoadedModel:
         *,
         lacks: Sequence[str] = (),
         embedder: Embedder | None = None,
-        cluster: Cluster | None = None,
+        cluster: Topology | None = None,
         draft: DraftModel | None = None,
     ) -> None:
         """`lacks`: features that the model lacks to end its answers (see `lacks`); they end at MOST_TOKENS then.
@@ -151,7 +151,7 @@ class LoadedModel:
             missing: list[str] = []
             embedder: Embedder | None = None
             draft: DraftModel | None = None
-            cluster: Cluster | None = None
+            cluster: Topology | None = None
             forward: Forward
             engine: Engine | NoGeneration
             if options.embeds and not model.generates:
@@ -179,9 +179,9 @@ class LoadedModel:
                 engine = generating = _engine(runner, tokenizer, options, found.n_ctx_slot, scales, drafts, here)
                 opened.callback(engine.close)
                 if pool is not None:
-                    from llamado.engine.cluster.cluster import Cluster
+                    from llamado.engine.topology.topology import Topology
 
-                    cluster = Cluster(pool, runner, generating.between_steps)
+                    cluster = Topology(pool, runner, generating.between_steps)
                 if options.embeds:
                     now = lambda: as_scales(generating.lora)  # noqa: E731
                     _, embedder = load_embedder(file, model, options, progress, now, beside=found)

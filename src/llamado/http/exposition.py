@@ -42,12 +42,12 @@ def merge(texts: Iterable[tuple[Mapping[str, str], str]]) -> str:
                 name, rest = sample[1], sample[3]
                 if name != about and name not in {about + part for part in _PARTS}:
                     about = name
-                metrics.setdefault(about, _Metric()).samples.append(f"{name}{_labelled(labels, sample[2])}{rest}")
+                metrics.setdefault(about, _Metric()).samples.append(f"{name}{_labeled(labels, sample[2])}{rest}")
     lines = (line for metric in metrics.values() for line in (*metric.about.values(), *metric.samples))
     return "".join(line + "\n" for line in lines)
 
 
-def _labelled(labels: Mapping[str, str], own: str | None) -> str:
+def _labeled(labels: Mapping[str, str], own: str | None) -> str:
     """The labels and a sample's own ones, as text in braces."""
     shown = {name: _escaped(value) for name, value in labels.items()}
     given = []

@@ -183,7 +183,7 @@ class Llama:
     ) -> Self:
         """A model of the Hugging Face hub, fetched into the hub's cache unless it is there.
 
-        `filename`: a file, or a pattern that one file matches; None: the usual quantisation. All parts of a divided
+        `filename`: a file, or a pattern that one file matches; None: the usual quantization. All parts of a divided
         model are fetched with its first. `options`: see the class. Raises SourceError.
         """
         if local_dir is not None:

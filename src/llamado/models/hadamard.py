@@ -40,8 +40,8 @@ def value_rotation(type: TensorType, heads: Collection[int]) -> int:
 
 
 def _rotation_size(type: TensorType, heads: Collection[int]) -> int:
-    quantised = type.block_size > 1
-    return _LEAST if quantised and len(heads) == 1 and all(n and n % _LEAST == 0 for n in heads) else 0
+    quantized = type.block_size > 1
+    return _LEAST if quantized and len(heads) == 1 and all(n and n % _LEAST == 0 for n in heads) else 0
 
 
 class Hadamard(Constant):

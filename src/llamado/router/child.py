@@ -15,7 +15,7 @@ import orjson
 from llamado.errors import LlamadoError
 from llamado.http.upstream import Pool, UpstreamAddress, UpstreamLost, get
 from llamado.processes.guarded import GuardedProcess, Watchdog
-from llamado.router.catalogue import RoutedModel
+from llamado.router.catalog import RoutedModel
 from llamado.server.live.log_tail import MODELS
 
 log = logging.getLogger("llamado.router")

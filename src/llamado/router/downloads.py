@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from llamado.errors import LlamadoError
-from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
+from llamado.gguf.sources.catalog import CATALOG, LARGE
 from llamado.gguf.sources.hub import split_quant
 from llamado.gguf.sources.stored import remove, stored_models
 
@@ -40,8 +40,8 @@ class Downloads:
         self._followers: dict[str, set[Updates]] = {}
 
     def start(self, name: str) -> None:
-        """Fetch a model: a name of the catalogue or `user/model[:quant]`. Raises SourceError when it is neither."""
-        spec = name if name in CATALOGUE or name in LARGE else None
+        """Fetch a model: a name of the catalog or `user/model[:quant]`. Raises SourceError when it is neither."""
+        spec = name if name in CATALOG or name in LARGE else None
         repo, quant = ("", None) if spec else split_quant(name)
         cancelled = threading.Event()
         self._cancelled[name] = cancelled

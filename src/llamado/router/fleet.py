@@ -32,7 +32,7 @@ import orjson
 
 from llamado.http.upstream import UpstreamLost, get
 from llamado.processes.guarded import Watchdog
-from llamado.router.catalogue import Catalogue, Group, RoutedModel
+from llamado.router.catalog import Catalog, Group, RoutedModel
 from llamado.router.child import Child, LoadFailed
 from llamado.server.errors import ApiError
 
@@ -70,7 +70,7 @@ class FleetLimits:
 
 @dataclass
 class Instance:
-    """A model of the catalogue and what is known of its process."""
+    """A model of the catalog and what is known of its process."""
 
     model: RoutedModel
     need: int | None = None
@@ -105,7 +105,7 @@ class Instance:
     keep_alive: float | None = None
     """Seconds without a request after which a client wants it unloaded, negative for never; None: `model.ttl` holds."""
     removed: bool = False
-    """No longer in the catalogue; forgotten when its process has ended."""
+    """No longer in the catalog; forgotten when its process has ended."""
 
     @property
     def running(self) -> bool:
@@ -154,7 +154,7 @@ class Fleet:
 
     def __init__(
         self,
-        catalogue: Catalogue,
+        catalog: Catalog,
         limits: FleetLimits,
         notify: Notify | None = None,
         need_of: Callable[[RoutedModel], int] = lambda model: 0,
@@ -163,15 +163,15 @@ class Fleet:
         self.limits = limits
         self._need_of = need_of
         self._looking: set[str] = set()
-        self.catalogue = catalogue
-        self.instances: dict[str, Instance] = {name: Instance(model) for name, model in catalogue.models.items()}
+        self.catalog = catalog
+        self.instances: dict[str, Instance] = {name: Instance(model) for name, model in catalog.models.items()}
         self.swaps = 0
         self._queue: list[Instance] = []
         self._waiting = 0
         self._notify = notify or (lambda event, model, data: None)
         self._loop = asyncio.get_running_loop()
         self._folder = Path(tempfile.mkdtemp(prefix="llamado-"))
-        grace = max([2.0, *(model.launch.stop_timeout for model in catalogue.models.values())])
+        grace = max([2.0, *(model.launch.stop_timeout for model in catalog.models.values())])
         self._watchdog = Watchdog(min(grace, 60.0), self._folder)
         self._number = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -182,7 +182,7 @@ class Fleet:
 
     def find(self, name: str) -> Instance | None:
         """The instance of a model's name or alias."""
-        model = self.catalogue.find(name)
+        model = self.catalog.find(name)
         return None if model is None else self.instances.get(model.name)
 
     async def acquire(self, instance: Instance, *, count: bool = True) -> Lease:
@@ -590,11 +590,11 @@ class Fleet:
         if exits:
             await asyncio.wait(exits)
 
-    def replace(self, catalogue: Catalogue) -> None:
-        """Take another catalogue: what is gone or different is unloaded."""
-        self.catalogue = catalogue
+    def replace(self, catalog: Catalog) -> None:
+        """Take another catalog: what is gone or different is unloaded."""
+        self.catalog = catalog
         for name, instance in list(self.instances.items()):
-            model = catalogue.models.get(name)
+            model = catalog.models.get(name)
             if model is None:
                 instance.removed = True
                 self._refuse(instance, ApiError("invalid_request_error", f"model '{name}' not found"))
@@ -612,7 +612,7 @@ class Fleet:
             if not instance.running:
                 instance.failed = False
                 instance.retry_at = 0.0
-        for name, model in catalogue.models.items():
+        for name, model in catalog.models.items():
             if name not in self.instances:
                 self.instances[name] = Instance(model)
         self.instances = {name: self.instances[name] for name in sorted(self.instances)}

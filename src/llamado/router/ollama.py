@@ -17,7 +17,7 @@ from llamado.http.bodies import body_of
 from llamado.http.errors import OLLAMA, ApiError, invalid, not_found, not_supported
 from llamado.http.exchange import OLLAMA_POSTS
 from llamado.http.json_body import parse_body
-from llamado.router.catalogue import RoutedModel
+from llamado.router.catalog import RoutedModel
 from llamado.router.downloads import Downloads, Updates
 from llamado.router.fleet import LOADED, Fleet, Instance
 from llamado.server.api.ollama import bodies, describe
@@ -143,7 +143,7 @@ class OllamaApi:
             except SourceError:
                 raise ApiError(
                     "server_error",
-                    f"pull model manifest: '{name[:200]}' is neither in the catalogue nor user/model[:quant] of the "
+                    f"pull model manifest: '{name[:200]}' is neither in the catalog nor user/model[:quant] of the "
                     "Hugging Face hub, which are what can be fetched here",
                 ) from None
         updates = None if here else self._downloads.join(wanted)

@@ -18,7 +18,7 @@ from llamado.http.answer import Receive, Scope, Send
 from llamado.http.errors import ApiError
 from llamado.http.exchange import Exchange
 from llamado.http.upstream import Pool, UpstreamAddress, UpstreamLost
-from llamado.router.catalogue import Rewrite
+from llamado.router.catalog import Rewrite
 
 log = logging.getLogger("llamado.router")
 

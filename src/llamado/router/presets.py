@@ -215,7 +215,7 @@ def _parse(text: str, path: str | Path) -> dict[str, dict[str, str]]:
 
 
 def canonical(name: str) -> str:
-    """A model's name with the quantisation after its last colon as the hub's files spell it: upper case."""
+    """A model's name with the quantization after its last colon as the hub's files spell it: upper case."""
     repo, colon, tag = name.rpartition(":")
     if not colon:
         return name

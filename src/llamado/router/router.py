@@ -39,8 +39,8 @@ from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
 from llamado.http.upstream import UpstreamLost, get
 from llamado.page.files import page_paths, page_response
-from llamado.router import catalogue as catalogues
-from llamado.router.catalogue import Catalogue, CatalogueError, RoutedModel
+from llamado.router import catalog as catalogs
+from llamado.router.catalog import Catalog, CatalogError, RoutedModel
 from llamado.router.downloads import Downloads, remove_cached
 from llamado.router.fleet import LOADED, UNLOADED, Fleet, FleetLimits, Instance
 from llamado.router.live import PATH as LIVE_EVENTS
@@ -79,12 +79,12 @@ class Router:
 
     def __init__(
         self,
-        catalogue: Catalogue,
+        catalog: Catalog,
         settings: Settings,
         *,
         limits: FleetLimits,
         autoload: bool = True,
-        reread: Callable[[], Catalogue] | None = None,
+        reread: Callable[[], Catalog] | None = None,
         tools: ToolsApi | None = None,
         peers: Iterable[Peer] = (),
         need_of: NeedOf = lambda model: 0,
@@ -96,7 +96,7 @@ class Router:
         self._reread = reread
         self._stale = False
         self.page = page_paths() if settings.switches.page else frozenset[str]()
-        self.fleet = Fleet(catalogue, limits, self._tell, need_of)
+        self.fleet = Fleet(catalog, limits, self._tell, need_of)
         self.peers = Peers(tuple(peers))
         self.log_tail = LogTail()
         self._downloads = Downloads(self._tell, self._mark_stale)
@@ -703,21 +703,21 @@ def _swap_config(flags: Parsed) -> SwapConfig | None:
     return read_swap_config(flags.llama_swap) if flags.llama_swap else None
 
 
-def _catalogue(flags: Parsed) -> Catalogue:
-    """The models that all flags name. Raises FlagError, CatalogueError, PresetError, SwapConfigError."""
+def _catalog(flags: Parsed) -> Catalog:
+    """The models that all flags name. Raises FlagError, CatalogError, PresetError, SwapConfigError."""
     config = _swap_config(flags)
-    return catalogues.load(flags, config.models if config else ())
+    return catalogs.load(flags, config.models if config else ())
 
 
 def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda model: 0) -> RouterServer:
     """A server that is ready to run. `need_of`: bytes of memory that a model needs, 0 if unknown.
 
-    Raises FlagError, CatalogueError, PresetError, SwapConfigError: models that cannot be listed.
+    Raises FlagError, CatalogError, PresetError, SwapConfigError: models that cannot be listed.
     """
     config = _swap_config(flags)
-    catalogue = catalogues.load(flags, config.models if config else ())
+    catalog = catalogs.load(flags, config.models if config else ())
     access = settings.access
-    preload = [model.name for model in catalogue.models.values() if model.load_on_startup]
+    preload = [model.name for model in catalog.models.values() if model.load_on_startup]
     models_max: int = flags.models_max
     if config:
         access = replace(access, api_keys=(*access.api_keys, *(key.encode() for key in config.api_keys)))
@@ -729,7 +729,7 @@ def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda mode
             if level is not None:
                 log.setLevel(level)
     elif 0 < models_max < len(preload):
-        raise CatalogueError(
+        raise CatalogError(
             f"{len(preload)} models are to be loaded on startup, and --models-max is {models_max}: {', '.join(preload)}"
         )
     settings = replace(settings, access=access)
@@ -739,11 +739,11 @@ def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda mode
 
     def make() -> Counted:
         router = server.router = Router(
-            catalogue,
+            catalog,
             settings,
             limits=limits,
             autoload=flags.models_autoload,
-            reread=lambda: _catalogue(flags),
+            reread=lambda: _catalog(flags),
             tools=tools,
             peers=config.peers if config else (),
             need_of=need_of,
@@ -776,7 +776,7 @@ def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda mode
     )
     server = RouterServer(options)
     server.tools = tools
-    _log_models(list(catalogue.models.values()))
+    _log_models(list(catalog.models.values()))
     for peer in config.peers if config else ():
         log.info("  [peer] %s at %s: %s", peer.name, peer.url, ", ".join(peer.models))
     return server

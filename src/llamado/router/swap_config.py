@@ -21,7 +21,7 @@ import yaml
 from llamado.errors import LlamadoError
 from llamado.processes.secret_values import secret
 from llamado.router import presets
-from llamado.router.catalogue import Group, Launch, Rewrite, RoutedModel
+from llamado.router.catalog import Group, Launch, Rewrite, RoutedModel
 from llamado.router.peers import Peer
 
 log = logging.getLogger("llamado.router")

@@ -12,7 +12,7 @@ from llamado.devices.cpu.lowerings import of_this_machine
 from llamado.engine.embedding.load import pair
 from llamado.engine.options import COMPILING, FETCHING, EngineOptions, Report, as_share
 from llamado.http.logs import EVERYTHING
-from llamado.server.loaded_model import AdapterInfo, Grammars, ModelInfo, Served, ServedEmbeddings
+from llamado.server.model import AdapterInfo, Grammars, ModelInfo, Served, ServedEmbeddings
 from llamado.server.ops.banner import layer_devices
 from llamado.server.settings import Settings
 

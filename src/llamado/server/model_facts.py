@@ -1,4 +1,4 @@
-"""What a model's file says of it, for people and for programs: architecture, size, context, template, licence."""
+"""What a model's file says of it, for people and for programs: architecture, size, context, template, license."""
 
 from __future__ import annotations
 

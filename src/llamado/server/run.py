@@ -25,7 +25,7 @@ from llamado.http.signals import EndingServer
 from llamado.http.sockets import address_of
 from llamado.server.app import ServerApp, create_app
 from llamado.server.generate.threads import use_threads
-from llamado.server.loaded_model import Served, ServedLab
+from llamado.server.model import Served, ServedLab
 from llamado.server.ops import memory
 from llamado.server.ops.banner import overview
 from llamado.server.ops.discovery import LanWorkers, Listen

@@ -11,7 +11,7 @@ from llamado.http.access import AccessRules
 from llamado.http.metrics import Traffic, UsageReports
 from llamado.server.errors import loading
 from llamado.server.live.live import Live
-from llamado.server.loaded_model import Served, ServedLab
+from llamado.server.model import Served, ServedLab
 from llamado.server.switches import Switches
 from llamado.tools.api import ToolsApi
 

@@ -19,7 +19,7 @@ from llamado.gguf.errors import GgufError, MissingBlob, SourceError, TruncatedFi
 from llamado.gguf.header import Header
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.shards import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS
-from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
+from llamado.gguf.sources.catalog import CATALOG, LARGE
 from llamado.gguf.sources.resolve import resolve
 from llamado.gguf.types import TensorType
 from llamado.models import InvalidModel, Model, UnsupportedModel, find_architecture, load_model
@@ -85,7 +85,7 @@ def examine_model(spec: str, options: EngineOptions, *, asked: bool) -> list[Fin
 def _is_elsewhere(spec: str) -> bool:
     """Whether a model is not named by its path."""
     kind, colon, _ = spec.partition(":")
-    named = spec in CATALOGUE or spec in LARGE or (bool(colon) and kind in ("hf", "pypi", "http", "https"))
+    named = spec in CATALOG or spec in LARGE or (bool(colon) and kind in ("hf", "pypi", "http", "https"))
     return named and not Path(spec).exists()
 
 

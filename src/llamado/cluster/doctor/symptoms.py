@@ -395,7 +395,7 @@ SYMPTOMS: dict[str, Symptom] = {
     "weight-type": Symptom(
         "A type of weights that has no kernel here",
         "-m: the types of its tensors",
-        "a quantisation that this program does not compute",
+        "a quantization that this program does not compute",
         (
             "llama-quantize --allow-requantize {path} {path}.q4_k_m.gguf Q4_K_M   # or fetch a Q4_K_M of the model",
             "fetch a Q4_K_M of the model",

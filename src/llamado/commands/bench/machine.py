@@ -69,7 +69,7 @@ def read_through(c: Code, a: SimpleNamespace, work: Work, *, lanes: int) -> None
 
 @kernel("weights", "columns", "out", "rounds")
 def multiply_integers(c: Code, a: SimpleNamespace, work: Work, *, lanes: int, columns: int) -> None:
-    """The inner loop of our matrix products of quantised weights."""
+    """The inner loop of our matrix products of quantized weights."""
     n, i8, i32 = columns, Type("i8", 4 * lanes), Type("i32", lanes)
     sums = [c.var(c.const(i32, 0)) for _ in range(n)]
     with c.range(0, a.rounds) as i:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from llamado.outgoing import Maybe, fit
 
-_COLOURS = {"ready": "green", "idle": "yellow", "lost": "red", "away": "red"}
+_COLORS = {"ready": "green", "idle": "yellow", "lost": "red", "away": "red"}
 _MOST_EVENTS = 12
 _WORDS = 16  # columns that the words about layers get at least
 Device = Mapping[str, Any]
@@ -126,7 +126,7 @@ def _trip(device: Device) -> float | None:
 
 
 def _state(device: Device) -> Text:
-    return Text(device["state"], style=_COLOURS.get(device["state"], ""))
+    return Text(device["state"], style=_COLORS.get(device["state"], ""))
 
 
 def _holds(device: Device) -> Text:

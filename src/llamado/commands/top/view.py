@@ -132,7 +132,7 @@ class View:
 
 
 def _drawn(what: Group | Text, size: Size) -> list[str]:
-    """Lines with colours, as wide as the terminal."""
+    """Lines with colors, as wide as the terminal."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system="256", width=size.columns, highlight=False)
     console.print(what)

@@ -18,7 +18,7 @@ from llamado.outgoing import fit, open_client, read_json
 _LOOK = 0.3  # seconds between two looks at how many tokens there are
 _TIMEOUT = 2.0
 _SLOT = {"id_task": 0, "is_processing": False, "next_token": [{"n_decoded": 0}]}
-_COLOURS = {"ready": "green", "busy": "green", "loading": "yellow"}
+_COLORS = {"ready": "green", "busy": "green", "loading": "yellow"}
 
 
 def servers_json(servers: Sequence[RunningServer], key: str | None = None) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def servers_table(servers: Sequence[dict[str, Any]]) -> Table:
         table.add_row(
             Text(one["model"] or f"({one['role']})"),
             Text(one["address"]),
-            Text(one["state"], _COLOURS.get(one["state"], "red")),
+            Text(one["state"], _COLORS.get(one["state"], "red")),
             time.strftime("%F %T", time.localtime(one["since"])),
             str(one["pid"]),
             "" if one["memory"] is None else size_text(one["memory"]),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from llamado.gguf.errors import SourceError
 from llamado.gguf.header import Header
 from llamado.gguf.report import Progress, Warn
-from llamado.gguf.sources.catalogue import CATALOGUE, LARGE, WheelModel
+from llamado.gguf.sources.catalog import CATALOG, LARGE, WheelModel
 from llamado.gguf.sources.ollama import find_ollama_model
 
 if TYPE_CHECKING:
@@ -180,10 +180,10 @@ def _locate(
     if colon and kind == "ollama":
         return LocalModel(find_ollama_model(rest))
     if colon and kind == "pypi":
-        entry = CATALOGUE.get(rest)
+        entry = CATALOG.get(rest)
         if entry is None:
-            known = ", ".join(f"pypi:{name}" for name in CATALOGUE)
-            raise SourceError(f"'{text}' is not in the catalogue; there are {known}")
+            known = ", ".join(f"pypi:{name}" for name in CATALOG)
+            raise SourceError(f"'{text}' is not in the catalog; there are {known}")
         return IndexModel(entry, models)
     if kind in ("http", "https") and rest.startswith("//"):
         from llamado.gguf.sources.urls import UrlModel, url_target
@@ -195,8 +195,8 @@ def _locate(
         raise _directory_error(path)
     if path.exists():
         return LocalModel(path)
-    if text in CATALOGUE:
-        return IndexModel(CATALOGUE[text], models)
+    if text in CATALOG:
+        return IndexModel(CATALOG[text], models)
     if text in LARGE:
         from llamado.gguf.sources.urls import UrlModel
 
@@ -240,7 +240,7 @@ def progress_bar(console: Console, label: str) -> Iterator[Progress]:
 
 
 def _catalog_names() -> str:
-    return "one of " + ", ".join([*CATALOGUE, *LARGE])
+    return "one of " + ", ".join([*CATALOG, *LARGE])
 
 
 def _directory_error(path: Path) -> SourceError:
@@ -257,7 +257,7 @@ def _missing_error(path: Path, text: str) -> SourceError:
     hub = f"hf:{text}" if repo.count("/") == 1 and not text.endswith(".gguf") else "hf:user/model"
     folder = path.parent
     beside = {file.stem: str(folder / file.name) for file in folder.glob("*.gguf")} if folder.is_dir() else {}
-    known = {**beside, **{name: name for name in (*CATALOGUE, *LARGE) if name not in beside}}
+    known = {**beside, **{name: name for name in (*CATALOG, *LARGE) if name not in beside}}
     near = get_close_matches(path.name.removesuffix(".gguf"), known, n=1, cutoff=0.7)
     meant = f": did you mean {known[near[0]]}? Or" if near else "; check the path, or"
     return SourceError(f"there is no file {path}{meant} give {hub}, ollama:name, or {_catalog_names()}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llamado.gguf.errors import SourceError
 from llamado.gguf.shards import shard_names
-from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
+from llamado.gguf.sources.catalog import CATALOG, LARGE
 from llamado.gguf.sources.ollama import find_ollama_model, installed, store
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.gguf.sources.urls import large_folder
@@ -44,7 +44,7 @@ class StoredModel:
     @property
     def argument(self) -> str:
         """Value for `-m` that fetches nothing: a name or the path."""
-        named = self.source in ("hub", "ollama") or self.name in CATALOGUE or self.name in LARGE
+        named = self.source in ("hub", "ollama") or self.name in CATALOG or self.name in LARGE
         return self.spec if named else str(self.path)
 
     @property
@@ -111,7 +111,7 @@ def file_of(name: str) -> Path:
         found = None
     if found is not None and found.is_complete:
         return found.path
-    if found is not None or name in CATALOGUE or name in LARGE:
+    if found is not None or name in CATALOG or name in LARGE:
         raise SourceError(f"{name} is not fetched yet: run llamado pull {name}")
     raise SourceError(f"{name}: there is no such file; llamado list shows the models that are here")
 
@@ -221,7 +221,7 @@ def _from_own_cache() -> Iterator[StoredModel]:
     """Yield models of the catalog, and models fetched from a URL."""
     models = cache_dir() / "models"
     seen: set[Path] = set()
-    for name, entry in CATALOGUE.items():
+    for name, entry in CATALOG.items():
         path = models / entry.file_name
         wheels = [models / f"{wheel.project}-{wheel.version}.whl" for wheel in entry.wheels]
         files = _with_partial_files([path, *wheels])

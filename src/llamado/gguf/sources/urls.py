@@ -15,7 +15,7 @@ from llamado.gguf.header import Header, merge_headers
 from llamado.gguf.report import Progress, Warn
 from llamado.gguf.shards import shard_names
 from llamado.gguf.sources.access import HUB, hub_access, offline
-from llamado.gguf.sources.catalogue import LargeModel
+from llamado.gguf.sources.catalog import LargeModel
 
 if TYPE_CHECKING:
     import httpx

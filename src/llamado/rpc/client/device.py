@@ -692,7 +692,7 @@ class RemoteDevice:
 
 
 def _is_padded(tensor: Tensor) -> bool:
-    """Whether back ends may pad a tensor's rows: quantised, and not of whole 512 elements."""
+    """Whether back ends may pad a tensor's rows: quantized, and not of whole 512 elements."""
     return tensor.type.block_size > 1 and tensor.ne[0] % 512 != 0 and tensor.view_src is None
 
 

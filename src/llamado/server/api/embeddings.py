@@ -26,7 +26,7 @@ from llamado.server.generate.json_values import flag, text, type_name, whole
 from llamado.server.generate.prompts import tokenize_prompts
 from llamado.server.generate.streaming import watch
 from llamado.server.generate.threads import in_thread, off_loop, size_of
-from llamado.server.loaded_model import ServedEmbeddings, ServedTokenizer
+from llamado.server.model import ServedEmbeddings, ServedTokenizer
 from llamado.server.state import ServerState
 
 _FEW = 1 << 16

@@ -21,7 +21,7 @@ from llamado.server.generate.formats import NativeFormat
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import text
 from llamado.server.generate.prompts import encode, tokenize_mixed
-from llamado.server.loaded_model import ServedTokenizer
+from llamado.server.model import ServedTokenizer
 
 # What stands between files where the model has no token for it.
 _SEPARATOR = "\n\n--- snippet ---\n\n"

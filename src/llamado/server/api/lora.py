@@ -14,7 +14,7 @@ from llamado.http.json_body import read_json
 from llamado.server.api.routes import Routes
 from llamado.server.errors import invalid
 from llamado.server.generate.fields import lora_scales
-from llamado.server.loaded_model import AdapterInfo
+from llamado.server.model import AdapterInfo
 from llamado.server.state import ServerState
 
 

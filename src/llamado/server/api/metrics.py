@@ -20,8 +20,8 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 
 from llamado import __version__
-from llamado.engine.cluster.view import ClusterView, DeviceView
 from llamado.engine.request import Counters, EngineSnapshot
+from llamado.engine.topology.view import ClusterView, DeviceView
 from llamado.http.monitoring.families import buckets, traffic_families
 from llamado.server.state import ServerState
 

@@ -22,7 +22,7 @@ from llamado.server.errors import RETRY_AFTER, ApiError, invalid, loading, not_s
 from llamado.server.generate.generation_settings import generation_settings
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.submission import SubmittedRequest
-from llamado.server.loaded_model import ModelInfo, Served
+from llamado.server.model import ModelInfo, Served
 from llamado.server.state import ServerState
 
 _HEALTHY = b'{"status":"ok"}'

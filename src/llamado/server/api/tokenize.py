@@ -17,7 +17,7 @@ from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import flag, type_name
 from llamado.server.generate.prompts import tokenize_mixed
 from llamado.server.generate.threads import off_loop, size_of
-from llamado.server.loaded_model import ServedTokenizer
+from llamado.server.model import ServedTokenizer
 
 
 def _piece(tokenizer: ServedTokenizer, token: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from llamado.server.generate.fields import read_fields
 from llamado.server.generate.json_values import MOST_ITEMS, at_most, flag, table, text, type_name, whole, written
 from llamado.server.generate.prompts import chat_in_context
 from llamado.server.generate.request import GenerationRequest, make_request
-from llamado.server.loaded_model import Served
+from llamado.server.model import Served
 from llamado.server.switches import Switches
 from llamado.text.dialects import prepare
 from llamado.text.dialects.dialect import Content, ContinuedMessage, Conversation, Piece, PreparedChat, StrictTools

@@ -10,7 +10,7 @@ from llamado.server.generate.constraints import read_limits
 from llamado.server.generate.fields import read_fields
 from llamado.server.generate.prompts import prompts_in_context
 from llamado.server.generate.request import MOST_PROBABILITIES, GenerationRequest, make_request
-from llamado.server.loaded_model import Served
+from llamado.server.model import Served
 from llamado.server.switches import Switches
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from llamado.server.errors import invalid
 from llamado.server.generate.json_values import MOST_ITEMS, at_most, type_name, written, wrong_type
-from llamado.server.loaded_model import ServedTokenizer
+from llamado.server.model import ServedTokenizer
 from llamado.text.grammar.source import GrammarSource, Trigger
 
 LONGEST_TOKEN = 1024  # characters: vocabularies stay below a quarter of it

@@ -18,7 +18,7 @@ from llamado.errors import LlamadoError
 from llamado.server.errors import invalid
 from llamado.server.generate.json_values import MOST_ITEMS, MOST_SAMPLERS, at_most, boolean, whole, wrong_type
 from llamado.server.generate.threads import LONG_TEXT
-from llamado.server.loaded_model import ServedTokenizer
+from llamado.server.model import ServedTokenizer
 
 
 def read_fields(body: Mapping[str, Any], tokenizer: ServedTokenizer, n_slots: int) -> dict[str, Any]:

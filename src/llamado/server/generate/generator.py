@@ -19,7 +19,7 @@ from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import AnswerFormat, EndsReasoning, Generation, Mailbox, begin
 from llamado.server.generate.submission import engine_requests
 from llamado.server.generate.threads import in_thread, off_loop, off_loop_chat, size_of
-from llamado.server.loaded_model import Served
+from llamado.server.model import Served
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 from llamado.text.dialects.dialect import StrictTools

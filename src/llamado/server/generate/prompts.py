@@ -7,7 +7,7 @@ from typing import Any
 
 from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.json_values import type_name
-from llamado.server.loaded_model import Served, ServedTokenizer
+from llamado.server.model import Served, ServedTokenizer
 
 # Characters of one text. A prompt of a million tokens has about half as many; a single word of this length, which no
 # text has but a hostile one, takes a minute.

@@ -14,7 +14,7 @@ from llamado.engine.sampling.rng import Seed
 from llamado.gguf.shards import shard_names
 from llamado.server.generate.generation_settings import generation_settings, seed_json
 from llamado.server.generate.request import GenerationRequest
-from llamado.server.loaded_model import ModelInfo, ModelOrigin
+from llamado.server.model import ModelInfo, ModelOrigin
 
 _OF_ONE_ANSWER = ("seed", "stream", "id_slot", "n_predict", "max_tokens", "n_probs", "generation_prompt")
 """Settings that do not belong to a profile: they differ from request to request, or change no token."""

@@ -11,7 +11,7 @@ from llamado.engine.parameters import BY_NAME
 from llamado.engine.request import Request
 from llamado.server.errors import invalid
 from llamado.server.generate.constraints import Limits
-from llamado.server.loaded_model import ModelOrigin, Served
+from llamado.server.model import ModelOrigin, Served
 from llamado.server.switches import Switches
 from llamado.text.dialects.answer import random_id
 

@@ -22,7 +22,7 @@ from llamado.http.connections import ABORT, WRITE
 from llamado.http.request_log import current
 from llamado.server.errors import ApiError, translate
 from llamado.server.generate.threads import LONG_TEXT, off_loop
-from llamado.server.loaded_model import ServedEngine
+from llamado.server.model import ServedEngine
 
 log = logging.getLogger("llamado.server")
 

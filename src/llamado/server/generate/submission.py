@@ -15,7 +15,7 @@ from llamado.engine.sampling.rng import Seed
 from llamado.server.errors import invalid, not_supported
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.threads import off_loop, off_loop_grammar
-from llamado.server.loaded_model import Grammars
+from llamado.server.model import Grammars
 from llamado.text.grammar.source import GrammarError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llamado.devices.limits import cores
 from llamado.devices.split.placement import Placement
-from llamado.server.loaded_model import Served
+from llamado.server.model import Served
 from llamado.server.settings import Settings
 
 

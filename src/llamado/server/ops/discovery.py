@@ -9,7 +9,7 @@ from typing import Protocol
 
 from llamado.errors import LlamadoError
 from llamado.loglines import LineLimit
-from llamado.server.loaded_model import Served, ServedCluster
+from llamado.server.model import Served, ServedCluster
 
 log = logging.getLogger("llamado.server.discovery")
 log.addFilter(LineLimit())

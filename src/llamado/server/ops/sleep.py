@@ -17,7 +17,7 @@ from llamado.engine.errors import EngineClosed
 from llamado.engine.request import EngineSnapshot, Event, Request
 from llamado.http.access import HEALTH
 from llamado.server.errors import ApiError
-from llamado.server.loaded_model import Served
+from llamado.server.model import Served
 from llamado.server.ops import memory
 
 log = logging.getLogger("llamado.server")

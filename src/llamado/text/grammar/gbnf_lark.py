@@ -242,12 +242,12 @@ class _LexemePlan:
             options = node.options if separate else self._together(node.options, Choice)
             return _Options(tuple(map(self._part, options)))
         assert isinstance(node, Sequence)
-        return _Row(tuple(map(self._part, node.items if separate else self._neighbours(node.items))))
+        return _Row(tuple(map(self._part, node.items if separate else self._neighbors(node.items))))
 
     def _char(self, char: str) -> Node:
         return self._chars.setdefault(char, Chars(((ord(char), ord(char)),)))
 
-    def _neighbours(self, items: tuple[Node, ...]) -> list[Node]:
+    def _neighbors(self, items: tuple[Node, ...]) -> list[Node]:
         """Return the items with runs of lexemes merged."""
         out: list[Node] = []
         run: list[Node] = []

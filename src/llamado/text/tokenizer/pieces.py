@@ -30,7 +30,7 @@ class Pieces:
         if len(text) < 2:
             return [text] if text else []
         points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        cuts = np.flatnonzero(~self._neighbours[_pair_hash(points)]) + 1
+        cuts = np.flatnonzero(~self._neighbors[_pair_hash(points)]) + 1
         ends = [0]
         for at in range(0, len(cuts), PART_LENGTH):
             ends += cuts[at : at + PART_LENGTH].tolist()
@@ -38,7 +38,7 @@ class Pieces:
         return (text[a:b] for a, b in pairwise(ends))
 
     @cached_property
-    def _neighbours(self) -> NDArray[np.bool_]:
+    def _neighbors(self) -> NDArray[np.bool_]:
         """True for hashes of pairs of characters that may be adjacent in a token (a false positive only costs a
         cut).
         """

@@ -115,7 +115,7 @@ class EditFile(BuiltinTool):
     name, title, writes = "edit_file", "Edit file", True
     description = (
         "Edit a file by replacing exact texts. Each edits[].old_text must be in the file once; it is looked for in the "
-        "file as it is, not as earlier edits leave it. Texts must not overlap: make one edit of neighbouring changes. "
+        "file as it is, not as earlier edits leave it. Texts must not overlap: make one edit of neighboring changes. "
         "See write_file to replace the whole file."
     )
     parameters = schema(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from llamado.engine.cluster.layout import LayoutPrediction
-from llamado.engine.cluster.view import ClusterView, DeviceView
+from llamado.engine.topology.layout import LayoutPrediction
+from llamado.engine.topology.view import ClusterView, DeviceView
 
 
 def cluster_json(model: str, view: ClusterView | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
 from llamado.server.api.routes import Routes
 from llamado.server.errors import invalid, not_supported
-from llamado.server.loaded_model import ServedLab
+from llamado.server.model import ServedLab
 from llamado.server.state import ServerState
 
 

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llamado.devices.split.placement import MAX_SHARE, NotEnoughMemory
-from llamado.engine.cluster.layout import BadLayout, LayoutPart
-from llamado.engine.cluster.membership import UnknownWorker
+from llamado.engine.topology.layout import BadLayout, LayoutPart
+from llamado.engine.topology.membership import UnknownWorker
 from llamado.errors import LlamadoError
 from llamado.http.access import comes_from_this_machine, digest
 from llamado.http.answer import json_response
@@ -25,7 +25,7 @@ from llamado.server.api.cluster.bodies import cluster_json, predicted_json
 from llamado.server.api.routes import Routes
 from llamado.server.errors import RETRY_AFTER, ApiError, invalid, not_supported
 from llamado.server.live.stream import LiveStream
-from llamado.server.loaded_model import ServedCluster
+from llamado.server.model import ServedCluster
 from llamado.server.state import ServerState
 
 MEMBERS = frozenset({"/cluster/join", "/cluster/drain"})

@@ -19,7 +19,7 @@ from llamado.server.errors import invalid, not_supported
 from llamado.server.generate.json_values import flag, text, whole
 from llamado.server.generate.prompts import encode
 from llamado.server.generate.threads import off_loop, size_of
-from llamado.server.loaded_model import Served, ServedEmbeddings, ServedTokenizer
+from llamado.server.model import Served, ServedEmbeddings, ServedTokenizer
 
 
 async def embed_response(body: Mapping[str, Any], served: Served, times: Waited) -> Response:

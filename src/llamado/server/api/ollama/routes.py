@@ -27,7 +27,7 @@ from llamado.server.errors import invalid, not_supported
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import flag, table, text
 from llamado.server.generate.threads import in_thread
-from llamado.server.loaded_model import ModelInfo, Served
+from llamado.server.model import ModelInfo, Served
 from llamado.server.model_facts import ModelFacts, read_facts
 from llamado.server.state import ServerState
 from llamado.text.dialects import thinks

@@ -173,7 +173,7 @@ class _Schema:
         self._root = root
         self._nodes: dict[int, tuple[object, dict[str, Any]]] = {}  # schemas, and how they are written instead
         self._origins: dict[int, dict[str, Any]] = {}
-        self._require: dict[int, str] = {}  # properties that tell schemas from their neighbours
+        self._require: dict[int, str] = {}  # properties that tell schemas from their neighbors
         self._seen: dict[int, _Seen] = {}
         self._anchors: dict[str, object] | None = None
         self._instance_types: dict[int, set[str]] = {}

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llamado.engine.cluster.layout import LayoutPart, LayoutPrediction, Layouts
-from llamado.engine.cluster.membership import BetweenSteps, JoinedWorker, Membership
-from llamado.engine.cluster.view import ClusterView, Mark, Observer
+from llamado.engine.topology.layout import LayoutPart, LayoutPrediction, Layouts
+from llamado.engine.topology.membership import BetweenSteps, JoinedWorker, Membership
+from llamado.engine.topology.view import ClusterView, Mark, Observer
 
 if TYPE_CHECKING:
     from llamado.engine.forward.device_pool import DevicePool
     from llamado.engine.forward.runner import ModelRunner
 
 
-class Cluster:
+class Topology:
     """State, membership and layout of the devices. Callable from any thread; changes take time."""
 
     def __init__(self, pool: DevicePool, runner: ModelRunner, between_steps: BetweenSteps) -> None:

@@ -14,9 +14,9 @@ from llamado.text.grammar.source import GrammarSource, Trigger
 from llamado.text.template.chat import ChatTemplate
 
 if TYPE_CHECKING:
-    from llamado.engine.cluster.layout import LayoutPart, LayoutPrediction
-    from llamado.engine.cluster.membership import JoinedWorker
-    from llamado.engine.cluster.view import ClusterView, Mark
+    from llamado.engine.topology.layout import LayoutPart, LayoutPrediction
+    from llamado.engine.topology.membership import JoinedWorker
+    from llamado.engine.topology.view import ClusterView, Mark
     from llamado.text.grammar.compiler import Constraint
 
 

