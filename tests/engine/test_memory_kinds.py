@@ -25,7 +25,7 @@ from llamado.engine.sampling.params import Sampling
 from llamado.models.memory import KeysValues, LayerMemory
 from llamado.models.memory.parts import BLOCK
 
-from .fake import ALL, STATE, FakeForward, FakeTokenizer, ask, send
+from .fake import ALL, STATE, FakeForward, FakeTokenizer, ask, new_engine, send
 from .test_recovery import FragileForward
 
 WINDOW = 40
@@ -58,7 +58,7 @@ def make(layers: Layers) -> Iterator[Make]:
 
     def build(forward: FakeForward | None = None, **options: Any) -> tuple[Engine, FakeForward]:
         forward = forward or new(layers)
-        engines.append(Engine(forward, FakeTokenizer(eog=()), **{"n_slots": N_SLOTS, **options}))
+        engines.append(new_engine(forward, FakeTokenizer(eog=()), **{"n_slots": N_SLOTS, **options}))
         return engines[-1], forward
 
     yield build

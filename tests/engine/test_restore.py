@@ -21,11 +21,13 @@ from waiting import until
 from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.device import Bytes, DeviceError, DeviceLost
-from llamado.devices.split.placement import NotEnoughMemory, Placement
+from llamado.devices.split.placement import NotEnoughMemory, Placement, SplitOptions
 from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
+from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import recovery
@@ -152,10 +154,8 @@ class House:
             self.file,
             load_model(self.file),
             [CpuDevice(1, jit=jit), *self.born],
+            RunnerOptions(reconnect=self.reconnect, replace=self.replace, **{"n_cells": 2048, **options}),
             placement,
-            reconnect=self.reconnect,  # type: ignore[arg-type]
-            replace=self.replace,
-            **{"n_cells": 2048, **options},
         )
 
     def reconnect(self, lost: MortalDevice) -> MortalDevice:
@@ -232,7 +232,7 @@ def same(a: Array, b: Array) -> bool:
 @pytest.fixture(scope="module")
 def right(model: Path, jit: Jit) -> Array:
     with GGUFFile.open(model) as file:
-        forward = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=2048)
+        forward = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=2048))
         try:
             return feed(forward, text(40))
         finally:
@@ -397,7 +397,7 @@ def test_wider_tensors_cross_after_a_loss(tmp_path: Path, house: Open, jit: Jit,
     """What crosses from device to device gets other sizes; the places for it are as large as they must be."""
     path = make(tmp_path / "m.gguf", n_embd=256, n_ff=1024, n_layer=4, wtype="Q4_K")
     plain = GGUFFile.open(path)
-    alone = ModelRunner(plain, load_model(plain), [CpuDevice(1, jit=jit)], n_cells=512)
+    alone = ModelRunner(plain, load_model(plain), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=512))
     expected = feed(alone, text(70), chunk=70)
     alone.close()
     home = house(path, Placement((0, 1, 1, 1), 1, 0, (("blk.2.ffn_up", 2),)), n_cells=512, max_batch=70)
@@ -588,13 +588,18 @@ def test_answers_of_an_engine_whose_devices_die(
         sampling = Sampling(seed=i, temperature=rng.choice([0.0, 0.8]), ignore_eos=True)
         requests.append(Request(prompt=shared + text(rng.randrange(1, 40), 5 + i), n_predict=60, sampling=sampling))
     with GGUFFile.open(model) as file:
-        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=2048)
+        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=2048))
         judge = Engine(alone, tokenizer)
         expected = [ask(judge, request).tokens for request in requests]
         judge.close()
         alone.close()
     home = house(model, Placement((1, 2, 2, 3), 3), n_devices=4, n_cells=1024)
-    engine = Engine(home.forward, tokenizer, n_slots=4, drafts=DraftManager([Suffix()]), failover=0.05, n_ctx=600)
+    engine = Engine(
+        home.forward,
+        tokenizer,
+        EngineOptions(n_slots=4, n_ctx=600, split=SplitOptions(failover=0.05)),
+        drafts=DraftManager([Suffix()]),
+    )
     try:
         clients = [send(engine, request) for request in requests]
         killed = 0
@@ -697,13 +702,13 @@ def test_answers_go_on_while_layers_come_and_go(
     tokenizer = WordTokenizer()
     request = Request(prompt=text(30), n_predict=400, sampling=Sampling(seed=3, ignore_eos=True))
     with GGUFFile.open(model) as file:
-        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], n_cells=1024)
+        alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=1024))
         judge = Engine(alone, tokenizer)
         expected = ask(judge, request).tokens
         judge.close()
         alone.close()
     home = house(model, TWO, n_cells=1024)
-    engine = Engine(home.forward, tokenizer, n_slots=2, failover=0.01)
+    engine = Engine(home.forward, tokenizer, EngineOptions(n_slots=2, split=SplitOptions(failover=0.01)))
     try:
         client = send(engine, request)
         until(lambda: client.tokens)

@@ -394,9 +394,9 @@ def test_arguments_arrive(asked: list[EngineOptions], arguments: dict[str, Any],
 
 
 def test_the_variable_that_libllama_reads(asked: list[EngineOptions], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert options_of(asked).turned
+    assert options_of(asked).rotated
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
-    assert not options_of(asked).turned
+    assert not options_of(asked).rotated
 
 
 @pytest.mark.parametrize(

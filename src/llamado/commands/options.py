@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -105,69 +106,67 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def _as_is(value: Any) -> Any:
+    return value
+
+
 def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOptions:
-    """How any command runs the model. Raises FlagError."""
-    for key, low in (("ctx_size", 0), ("batch_size", 1), ("ubatch_size", 1)):
-        if flags.values[key] < low:
-            raise FlagError(f"--{key.replace('_', '-')}: expected {low} or more, got {flags.values[key]}")
+    """Return the options of running the model, for any command. `n_slots`: slots of a command without `--parallel`.
+
+    Raises FlagError.
+    """
+    for key, low in _LEAST.items():
+        value = flags.values.get(key)
+        if value is not None and value < low:
+            raise FlagError(f"--{key.replace('_', '-')}: expected {low} or more, got {value}")
     for key in ("threads", "threads_batch"):
         if flags.values[key] == 0:
             raise FlagError(f"--{key.replace('_', '-')}: expected 1 or more, got 0")
-    leasts = {"cache_ram": -1, "max_queue": 0, "embd_normalize": -1, "ctx_checkpoints": 0, "checkpoint_min_step": 0}
-    for key, least in leasts.items():
-        if flags.values.get(key, 0) < least:
-            raise FlagError(f"--{key.replace('_', '-')}: expected {least} or more, got {flags.values[key]}")
+    slots = _slots(flags) if n_slots is None else {"n_slots": n_slots}
     mode = flags.load_mode
-    unified = n_slots is not None
-    cont_batching = True
-    if n_slots is None:
-        given = flags.parallel
-        if given == 0 or given < -1:
-            raise FlagError(f"-np/--parallel: expected 1 or more, got {given}")
-        # llama-server: an automatic number is 4 slots over one shared context; a given number divides the context.
-        n_slots = 4 if given < 0 else given
-        unified = given < 0 if flags.kv_unified is None else flags.kv_unified
-        cont_batching = flags.cont_batching
-    f32 = flags.values.get("memory_f32", False)
     return EngineOptions(
-        n_ctx=flags.ctx_size,
+        **_given_options(flags),
+        **slots,
         fit=fit_options(flags),
-        n_slots=n_slots,
-        unified=unified,
-        n_batch=flags.batch_size,
         n_ubatch=min(flags.ubatch_size, flags.batch_size),
-        cont_batching=cont_batching,
-        n_threads=_threads(flags.threads),
-        n_threads_batch=_threads(flags.threads_batch),
-        type_k="f32" if f32 else flags.cache_type_k,
-        type_v="f32" if f32 else flags.cache_type_v,
-        turned=not flags.values.get("attn_rot_disable", False),
         mmap=flags.mmap and mode not in ("none", "mlock"),
         mlock=flags.mlock or "mlock" in mode,
-        numa=flags.numa,
         chat_template=_template(flags),
         split=split_options(flags),
         drafts=draft_options(flags),
-        slot_prompt_similarity=_similarity(flags.values.get("slot_prompt_similarity", 0.1)),
-        context_shift=flags.values.get("context_shift", False),
-        cache_ram=flags.values.get("cache_ram", 0),
         cache_disk=_cache_folder(flags),
-        cache_disk_size=memory_size(flags.values.get("cache_disk_size", "10G"), "--cache-disk-size"),
-        ctx_checkpoints=flags.values.get("ctx_checkpoints", 32),
-        checkpoint_min_step=flags.values.get("checkpoint_min_step", 8192),
-        cache_idle_slots=flags.values.get("cache_idle_slots", False),
-        max_queue=flags.values.get("max_queue", 1024),
         lora=_scaled(flags, "lora"),
-        lora_apply=not flags.values.get("lora_init_without_apply", False),
         control=_scaled(flags, "control_vector"),
-        control_layers=_layers(flags.values.get("control_vector_layer_range")),
-        embeddings=flags.values.get("embedding", False),
-        reranking=flags.values.get("rerank", False),
-        pooling="rank" if flags.values.get("rerank") and not flags.pooling else flags.values.get("pooling"),
-        embd_normalize=flags.values.get("embd_normalize", 2),
         metadata=tuple(metadata_overrides(flags.override_kv or [])),
         rope=rope_options(flags),
     )
+
+
+def _slots(flags: Parsed) -> dict[str, Any]:
+    """Return the options of a command with slots."""
+    n = flags.parallel
+    if n == 0 or n < -1:
+        raise FlagError(f"-np/--parallel: expected 1 or more, got {n}")
+    # llama-server: an automatic number is 4 slots over one shared context; a given number divides the context.
+    unified = n < 0 if flags.kv_unified is None else flags.kv_unified
+    found = {"n_slots": 4 if n < 0 else n, "unified": unified, "cont_batching": flags.cont_batching}
+    if flags.values.get("cache_idle_slots"):
+        found["cache_idle_slots"] = "clear" if unified else "keep"
+    return found
+
+
+def _given_options(flags: Parsed) -> dict[str, Any]:
+    """Return the options of the flags that the command has; the others keep their defaults."""
+    found = {
+        option: form(flags.values[flag])
+        for option, (flag, form) in _OPTION_FLAGS.items()
+        if flags.values.get(flag) is not None
+    }
+    if flags.values.get("memory_f32"):
+        found |= {"type_k": "f32", "type_v": "f32"}
+    if found.get("reranking") and not found.get("pooling"):
+        found["pooling"] = "rank"
+    return found
 
 
 def _cache_folder(flags: Parsed) -> str | None:
@@ -280,9 +279,7 @@ def _scaled(flags: Parsed, key: str) -> tuple[tuple[str, float], ...]:
     return tuple(files)
 
 
-def _layers(given: Sequence[int] | None) -> tuple[int, int]:
-    if given is None:
-        return 0, 0
+def _layers(given: Sequence[int]) -> tuple[int, int]:
     first, last = given
     if 0 < last < first:
         raise FlagError(f"--control-vector-layer-range: expected the first layer, then the last, got {first} {last}")
@@ -359,3 +356,41 @@ def read_file(flag: str, path: str) -> str:
         raise FlagError(f"{flag} {path}: it cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise FlagError(f"{flag} {path}: it is no UTF-8 text: {error}") from None
+
+
+_LEAST = {
+    "ctx_size": 0,
+    "batch_size": 1,
+    "ubatch_size": 1,
+    "cache_ram": -1,
+    "max_queue": 0,
+    "embd_normalize": -1,
+    "ctx_checkpoints": 0,
+    "checkpoint_min_step": 0,
+}
+"""Least values of flags."""
+
+_OPTION_FLAGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "n_ctx": ("ctx_size", _as_is),
+    "n_batch": ("batch_size", _as_is),
+    "n_threads": ("threads", _threads),
+    "n_threads_batch": ("threads_batch", _threads),
+    "type_k": ("cache_type_k", _as_is),
+    "type_v": ("cache_type_v", _as_is),
+    "rotated": ("attn_rot_disable", operator.not_),
+    "numa": ("numa", _as_is),
+    "slot_prompt_similarity": ("slot_prompt_similarity", _similarity),
+    "context_shift": ("context_shift", _as_is),
+    "cache_ram": ("cache_ram", _as_is),
+    "cache_disk_size": ("cache_disk_size", lambda size: memory_size(size, "--cache-disk-size")),
+    "ctx_checkpoints": ("ctx_checkpoints", _as_is),
+    "checkpoint_min_step": ("checkpoint_min_step", _as_is),
+    "max_queue": ("max_queue", _as_is),
+    "lora_apply": ("lora_init_without_apply", operator.not_),
+    "control_layers": ("control_vector_layer_range", _layers),
+    "embeddings": ("embedding", _as_is),
+    "reranking": ("rerank", _as_is),
+    "pooling": ("pooling", _as_is),
+    "embd_normalize": ("embd_normalize", _as_is),
+}
+"""Options of the engine: the flag of each, and its conversion."""

@@ -173,7 +173,7 @@ def engine_options(
         pooling=None if pooling_type < 0 else Pooling(pooling_type).name.lower(),
         metadata=tuple((kv_overrides or {}).items()),
         rope=_rope(**rope),
-        turned=os.environ.get("LLAMA_ATTN_ROT_DISABLE", "0") in ("", "0"),  # libllama reads it, too
+        rotated=os.environ.get("LLAMA_ATTN_ROT_DISABLE", "0") in ("", "0"),  # libllama reads it, too
     )
 
 

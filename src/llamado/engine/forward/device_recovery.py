@@ -11,6 +11,7 @@ from llamado.devices.device import Device, DeviceLost
 from llamado.devices.split.placement import describe_parts
 from llamado.engine.forward.device_tensors import DeviceTensors, Own
 from llamado.engine.forward.events import Events
+from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.pipeline import Pipeline
 from llamado.engine.request import Away
 from llamado.models.batch import BatchShape
@@ -19,11 +20,6 @@ if TYPE_CHECKING:
     from llamado.devices.split.placement import Placement
 
 log = logging.getLogger(__name__)
-
-Reconnect = Callable[[Device], Device]
-"""Open a new device in place of a lost one; raises DeviceLost while that is impossible."""
-Replace = Callable[["Placement", Sequence[int]], "Placement"]
-"""Return a placement on the devices of these numbers only; raises DeviceError if they have no room."""
 
 
 class DeviceRecovery:
@@ -40,10 +36,9 @@ class DeviceRecovery:
         pipeline: Pipeline,
         shapes: Sequence[BatchShape],
         settle: Callable[[], None],
-        reconnect: Reconnect | None,
-        replace: Replace | None,
+        options: RunnerOptions,
     ) -> None:
-        self.reconnect, self.replace = reconnect, replace
+        self.reconnect, self.replace = options.reconnect, options.replace
         self.events = Events()
         self._devices, self._tensors, self._pipeline = devices, tensors, pipeline
         self._shapes, self._settle = shapes, settle

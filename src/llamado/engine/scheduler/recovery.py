@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from llamado.devices.device import DeviceLost
+from llamado.devices.split.placement import SplitOptions
 from llamado.engine.errors import Unavailable
 from llamado.engine.forward.contract import Forward
 from llamado.engine.request import Fault
@@ -26,19 +27,13 @@ _LOOK_SECONDS = 0.02
 
 
 class EngineRecovery:
-    """Tracks lost devices, and pauses the engine's thread while there is one.
+    """Tracks lost devices, and pauses the engine's thread while there is one."""
 
-    `failover`: seconds after which the lost layers move to other devices (None: never). `wait`: seconds after which
-    requests that wait for a slot meanwhile are rejected.
-    """
-
-    def __init__(
-        self, forward: Forward, queue: Queue, calls: CallQueue, *, failover: float | None, wait: float
-    ) -> None:
+    def __init__(self, forward: Forward, queue: Queue, calls: CallQueue, options: SplitOptions) -> None:
         self._forward = forward
         self._queue = queue
         self._calls = calls
-        self._failover, self._wait = failover, wait
+        self._failover, self._wait = options.failover, options.request_wait
         self._void: DeviceLost | None = None
         self.fault: Fault | None = None
         """The loss that the engine waits for, for status requests."""
