@@ -189,7 +189,7 @@ ROWS: dict[str, Row] = {
                                 elsewhere={"plan": {"sizes.type_k": TensorType.Q8_0, "fit.cache": False}}),
     "serve --cache-type-v": Row("bf16", {"forward.type_v": TensorType.BF16, "fit.cache": False},
                                 elsewhere={"plan": {"sizes.type_v": TensorType.BF16, "fit.cache": False}}),
-    "serve --attn-rot-disable": Row(None, {"forward.rotated": False}, elsewhere={"plan": {"sizes.rotated": False}}),
+    "serve --attn-rot-disable": Row(None, {"forward.rotated": False}),
     "serve --memory-f32": Row(None, {"forward.type_k": TensorType.F32, "forward.type_v": TensorType.F32,
                                      "fit.cache": False}),
     "serve --mmap": Row(None, {"file.mmap": False}),

@@ -1,4 +1,4 @@
-"""Flags → what an engine is given: the model, how it is run, the defaults of requests."""
+"""Flags → the model, the options of the engine, and the defaults of requests."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from llamado.flags import FlagError, Parsed, memory_size
 from llamado.models.keys import RopeOptions
 from llamado.processes.secret_values import keep
 
-_NO_DRAFTS = {"draft-dspark": "a DFlash head whose places depend on each other by a Markov head does not run here"}
+_NO_DRAFTS = {"draft-dspark": "DFlash heads with a Markov head are not supported"}
 
 
 def model_source(flags: Parsed) -> ModelSource:
-    """The model of any command. Raises FlagError."""
+    """Return the model that the flags name. Raises FlagError."""
     models = [*(flags.model or []), *([flags.model_url] if flags.model_url else [])]
     if len(models) > 1:
         raise FlagError(f"-m/--model: one model is expected, got {len(models)}: {', '.join(models)}")
@@ -36,7 +36,7 @@ def model_source(flags: Parsed) -> ModelSource:
 
 
 def use_hub(flags: Parsed) -> None:
-    """What the flags say of Hugging Face, for what fetches models here and in child processes."""
+    """Apply the flags for Hugging Face to downloads in this process and its children."""
     if flags.hf_token:
         keep("HF_TOKEN", flags.hf_token)
     if flags.offline:
@@ -44,7 +44,7 @@ def use_hub(flags: Parsed) -> None:
 
 
 def sampling_defaults(flags: Parsed) -> Defaults:
-    """What requests get that do not say: what the flags of the table of parameters say. Raises FlagError."""
+    """Return the defaults of requests: the values of the flags of PARAMETERS. Raises FlagError."""
     found: dict[str, dict[str, Any]] = {"sampling": {}, "request": {}, "server": {}}
     try:
         for row in PARAMETERS:
@@ -75,7 +75,7 @@ def _samplers(given: str) -> tuple[str, ...]:
 
 
 def _breakers(given: list[str]) -> tuple[str, ...]:
-    """The texts given take the place of the usual ones; "none" forgets those before it."""
+    """Return the sequence breakers that replace the default ones; "none" drops those before it."""
     texts: list[str] = []
     for text in given:
         texts = [] if text == "none" else [*texts, text]
@@ -96,7 +96,6 @@ def _biases(given: list[str]) -> Mapping[int, float]:
     return biases
 
 
-# How the flags of a type of parameters write its values.
 _FORMS: dict[str, Callable[[Any], Any]] = {
     "seed": _seed,
     "samplers": _samplers,
@@ -104,6 +103,7 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     "biases": _biases,
     "texts": tuple,
 }
+"""Conversions of flag values, by type of parameter."""
 
 
 def _as_is(value: Any) -> Any:
@@ -128,7 +128,6 @@ def engine_options(flags: Parsed, *, n_slots: int | None = None) -> EngineOption
         **_given_options(flags),
         **slots,
         fit=fit_options(flags),
-        n_ubatch=min(flags.ubatch_size, flags.batch_size),
         mmap=flags.mmap and mode not in ("none", "mlock"),
         mlock=flags.mlock or "mlock" in mode,
         chat_template=_template(flags),
@@ -172,13 +171,13 @@ def _given_options(flags: Parsed) -> dict[str, Any]:
 def _cache_folder(flags: Parsed) -> str | None:
     folder: str | None = flags.values.get("cache_disk")
     if folder and not flags.values.get("cache_ram"):
-        raise FlagError("--cache-disk: what goes there comes from memory, and --cache-ram 0 leaves none for prompts")
+        raise FlagError("--cache-disk: prompts go there from the prompt cache in memory, which --cache-ram 0 turns off")
     return str(Path(folder).expanduser()) if folder else None
 
 
 def draft_options(flags: Parsed) -> DraftOptions:
-    """Where drafted tokens come from. Raises FlagError."""
-    if "spec_type" not in flags.values:  # of a command that generates nothing for users
+    """Return the sources of draft tokens. Raises FlagError."""
+    if "spec_type" not in flags.values:  # a command without answers for users
         return DraftOptions()
     kinds = _draft_kinds(flags)
     model = None
@@ -240,7 +239,7 @@ def _draft_kinds(flags: Parsed) -> tuple[str, ...] | None:
 
 
 def fit_options(flags: Parsed) -> FitOptions:
-    """What may be changed so that a model fits memory. Raises FlagError."""
+    """Return the options that memory fitting may change. Raises FlagError."""
     try:
         target = [int(text) for text in re.split("[,/]+", flags.fit_target)]
     except ValueError:
@@ -265,7 +264,7 @@ def _similarity(share: float) -> float:
 
 
 def _scaled(flags: Parsed, key: str) -> tuple[tuple[str, float], ...]:
-    """Files of one kind and their scales: those of a flag, then those of its sister with scales."""
+    """Return the files of a flag with scale 1, then those of its variant with scales. Raises FlagError."""
     files = [(path, 1.0) for path in listed(flags.values.get(key) or [])]
     for item in listed(flags.values.get(f"{key}_scaled") or []):
         path, _, text = item.rpartition(":")
@@ -287,7 +286,7 @@ def _layers(given: Sequence[int]) -> tuple[int, int]:
 
 
 def rope_options(flags: Parsed) -> RopeOptions:
-    """What the flags say of rotary embeddings. Raises FlagError."""
+    """Return the RoPE options. Raises FlagError."""
 
     def number(key: str, nothing: float) -> float:
         value = flags.values[key]
@@ -311,7 +310,7 @@ def rope_options(flags: Parsed) -> RopeOptions:
 
 
 def metadata_overrides(given: list[str]) -> list[tuple[str, int | float | bool | str]]:
-    """Values of --override-kv. Raises FlagError."""
+    """Parse the values of --override-kv. Raises FlagError."""
     found: list[tuple[str, int | float | bool | str]] = []
     for item in listed(given):
         key, equals, rest = item.partition("=")
@@ -349,13 +348,13 @@ def _template(flags: Parsed) -> str | None:
 
 
 def read_file(flag: str, path: str) -> str:
-    """The text of a file that a flag names. Raises FlagError."""
+    """Read the text file that a flag names. Raises FlagError."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise FlagError(f"{flag} {path}: it cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise FlagError(f"{flag} {path}: it is no UTF-8 text: {error}") from None
+        raise FlagError(f"{flag} {path}: it is not UTF-8 text: {error}") from None
 
 
 _LEAST = {
@@ -373,6 +372,7 @@ _LEAST = {
 _OPTION_FLAGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "n_ctx": ("ctx_size", _as_is),
     "n_batch": ("batch_size", _as_is),
+    "n_ubatch": ("ubatch_size", _as_is),
     "n_threads": ("threads", _threads),
     "n_threads_batch": ("threads_batch", _threads),
     "type_k": ("cache_type_k", _as_is),

@@ -14,7 +14,7 @@ import os
 import queue
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -59,44 +59,28 @@ MOST_TOKENS = 1024
 """Most tokens of an answer if the model has no end-of-answer token."""
 
 
+@dataclass(eq=False, repr=False)
 class LoadedModel:
-    """A loaded model: `file`, `model`, `tokenizer`, `template`, `forward`, `engine`, `embedder`, `defaults`.
+    """A model with everything that answers requests.
 
     Options of `generate` and `chat` are the fields of Request and Sampling by name: `n_predict`, `stop`, `seed`,
     `temperature`, `top_k` …
     """
 
-    def __init__(
-        self,
-        file: GGUFFile,
-        model: Model,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
-        forward: Forward,
-        engine: Engine | NoGeneration,
-        defaults: Defaults | None = None,
-        *,
-        lacks: Sequence[str] = (),
-        embedder: Embedder | None = None,
-        cluster: Topology | None = None,
-        draft: DraftModel | None = None,
-    ) -> None:
-        """`lacks`: features that the model lacks to end its answers (see `lacks`); they end at MOST_TOKENS then.
-
-        `embedder`: computes embeddings; its forward pass is `forward`, or its own. `cluster`: the machines that the
-        model is divided among, None if it is not. `draft`: the draft model.
-        """
-        self.file = file
-        self.model = model
-        self.tokenizer = tokenizer
-        self.template = template
-        self.forward = forward
-        self.engine = engine
-        self.defaults = defaults if defaults is not None else Defaults()
-        self.lacks = tuple(lacks)
-        self.embedder = embedder
-        self.cluster = cluster
-        self.draft = draft
+    file: GGUFFile
+    model: Model
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    forward: Forward
+    engine: Engine | NoGeneration
+    defaults: Defaults = field(default_factory=Defaults)
+    lacks: tuple[str, ...] = ()
+    """Features that the model lacks to end its answers (see `lacks`); they end at MOST_TOKENS then."""
+    embedder: Embedder | None = None
+    """Computes embeddings; its forward pass is `forward`, or its own."""
+    cluster: Topology | None = None
+    """The machines that the model is divided among; None: only this one."""
+    draft: DraftModel | None = None
 
     @classmethod
     def load(
@@ -192,8 +176,8 @@ class LoadedModel:
             template,
             forward,
             engine,
-            defaults,
-            lacks=missing,
+            defaults or Defaults(),
+            lacks=tuple(missing),
             embedder=embedder,
             cluster=cluster,
             draft=draft,
@@ -273,7 +257,7 @@ class LoadedModel:
         Those that were kept before are forgotten, or in their own folder. Raises DiskCacheUnusable, EngineError.
         """
         if not isinstance(self.engine, Engine):
-            raise EngineError("a model that only makes vectors remembers no prompts")
+            raise EngineError("a model that only computes embeddings keeps no prompts")
         self.engine.use_prompt_memory(limit, folder, folder_limit)
 
     def close(self, timeout: float = 0.0) -> None:
