@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +100,10 @@ class FakeForward:
     @property
     def chunk(self) -> int:
         return self.max_batch
+
+    @property
+    def recovery(self) -> Self:
+        return self
 
     def watch(self, callback: Callable[[], None]) -> None:
         self.watcher = callback

@@ -27,7 +27,7 @@ from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
 from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import Sampling
-from llamado.engine.scheduler import recovery
+from llamado.engine.scheduler import outage
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
@@ -222,7 +222,7 @@ def test_a_real_model(forward: ModelRunner) -> None:
 @pytest.mark.parametrize("after", [30, 31])
 def test_a_worker_dies(tmp_path: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Just before the context is shifted, and while it is read again."""
-    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.01)
     path = make_llama(tmp_path / "m.gguf", n_embd=256, n_ff=512, n_layer=4, n_vocab=300, wtype="Q4_K")
     with GGUFFile.open(path) as file:
         alone = ModelRunner(file, load_model(file), [CpuDevice(1, jit=jit)], RunnerOptions(n_cells=512, max_batch=16))

@@ -323,7 +323,7 @@ def test_divided_as_whole(model: Path, adapters: list[Path], jit: Jit) -> None:
         layers = {int(name.split(".")[1]) for name in added}
         assert layers == ({0, 1}, {2, 3})[number] and len(added) == 2 * 2 * 7
     devices[0].die()
-    forward.restore(False)
+    forward.recovery.restore(False)
     back = forward.devices[1]
     assert isinstance(back, MortalDevice) and sorted(back.loaded) == sorted(devices[0].loaded)
     for scales, rows in zip(FEW, right, strict=True):

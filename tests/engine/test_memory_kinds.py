@@ -281,7 +281,7 @@ def test_devices_die(layers: Layers, plain: Plain, make: Make, seed: int) -> Non
     for n in (60, 150):
         until(lambda n=n: sum(forward.sizes) > n or all(c.over.is_set() for c in clients))  # type: ignore[misc]
         forward.die()
-        until(lambda: forward.lost() is None)
+        until(lambda: forward.recovery.lost() is None)
     for client, prompt in zip(clients, prompts, strict=True):
         assert client.result.tokens == plain(prompt, 15)
     forward.end()
@@ -369,7 +369,7 @@ def test_a_worker_is_lost_while_sequences_share(make: Make, plain: Plain, layers
     forward.die()
     forward.go_on()
     assert shared == SHARED and not ended
-    until(lambda: forward.lost() is None)
+    until(lambda: forward.recovery.lost() is None)
     for client, prompt in zip(clients, prompts, strict=True):
         assert client.result.tokens == plain(prompt, 60)
     until(lambda: engine.snapshot().kv_cells_shared == SHARED, "they do not share again")

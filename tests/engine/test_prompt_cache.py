@@ -24,7 +24,7 @@ from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
-from llamado.engine.scheduler import recovery
+from llamado.engine.scheduler import outage
 from llamado.engine.scheduler.prefix import MIN_SHARED, MIN_STORE
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
@@ -342,7 +342,7 @@ def test_dear_cells_are_computed_again(make: Make) -> None:
 @pytest.mark.parametrize("what", ["read", "write"])
 def test_a_worker_dies(model: Path, jit: Jit, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """While cells go to memory or come back: nothing is lost but time."""
-    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.01)
     home = House(model, TWO, jit, n_cells=1024, max_batch=64)
     plain = Engine(home.forward, TOKENIZER, EngineOptions(n_slots=1))
     expected, _ = two_turns(plain, 3)

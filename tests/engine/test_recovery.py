@@ -30,7 +30,7 @@ from llamado.engine.forward.contract import ForwardError, Scales
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Away, Failure, Request
 from llamado.engine.sampling.params import Sampling
-from llamado.engine.scheduler import queue, recovery, slots
+from llamado.engine.scheduler import outage, queue, slots
 from llamado.ggml.tensor import Tensor
 from llamado.models.memory import Span
 
@@ -212,8 +212,8 @@ def make() -> Iterator[Make]:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.002)
-    monkeypatch.setattr(recovery, "_LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(outage, "_LONGEST_PAUSE", 0.02)
 
 
 def req(prompt: list[int], n_predict: int = 12, **kw: Any) -> Request:
@@ -244,7 +244,7 @@ class Clock:
             monotonic=lambda: time.monotonic() + self._skipped,
             perf_counter=time.perf_counter, time=time.time, sleep=time.sleep,
         )  # fmt: skip
-        for module in (queue, recovery, slots):
+        for module in (queue, outage, slots):
             monkeypatch.setattr(module, "time", here)
 
     def skip(self, seconds: float) -> None:
@@ -286,7 +286,7 @@ def test_lost_while_prompts_are_read(make: Make) -> None:
         done = len(forward.sizes)
         until(lambda done=done: len(forward.sizes) >= done + 10)  # type: ignore[misc]
         forward.die()
-        until(lambda: forward.lost() is None)
+        until(lambda: forward.recovery.lost() is None)
     for prompt, client in zip(prompts, clients, strict=True):
         assert client.result.tokens == alone(req(prompt, 5))
         assert client.result.n_prompt == 300
@@ -491,7 +491,7 @@ def test_never_elsewhere_unless_told(make: Make) -> None:
     engine, forward = make(n_slots=1)
     forward.refusals = 15
     forward.die()
-    until(lambda: forward.lost() is None)
+    until(lambda: forward.recovery.lost() is None)
     assert forward.restored == [False] * 16
     assert ask(engine, req([1], 3)).n_predicted == 3
 
@@ -823,7 +823,7 @@ def test_what_is_said_when_layers_come_and_go(make: Make, caplog: pytest.LogCapt
             assert "devices: all back" in caplog.text
             assert client.result.tokens == alone(req(text(20), 1500)) and forward.moves == moves + 1
         forward.die()  # and back before anything went elsewhere
-        engine._recovery._failover = None
+        engine._outage._failover = None
         caplog.clear()
         assert ask(engine, req(text(9), 9)).tokens == alone(req(text(9), 9))
         assert "devices: all back after" in caplog.text and "continuing without" not in caplog.text
@@ -838,7 +838,7 @@ def test_a_move_that_fails_is_not_tried_all_the_time(
     make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It costs everybody's cells."""
-    monkeypatch.setattr(recovery, "_FIRST_REST", 0.3)
+    monkeypatch.setattr(outage, "_FIRST_REST", 0.3)
     forward = MovingForward(n_vocab=97, max_batch=64)
     forward.there, forward.refusals_to_move = True, 1
     engine = Engine(forward, FakeTokenizer(), EngineOptions(n_slots=2, split=SplitOptions(failover=0.0)))

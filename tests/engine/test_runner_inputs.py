@@ -184,7 +184,7 @@ def test_embeddings_once_a_device_was_lost(house: House) -> None:
     rows = table(runner)[tokens()]
     expected = logits(runner, embeddings=rows)
     house.device(1).die()
-    runner.restore(False)
+    runner.recovery.restore(False)
     np.testing.assert_array_equal(logits(runner, embeddings=rows), expected)
 
 

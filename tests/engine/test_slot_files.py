@@ -41,7 +41,7 @@ from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import Request
 from llamado.engine.sampling.params import Sampling
-from llamado.engine.scheduler import recovery, slot_io
+from llamado.engine.scheduler import outage, slot_io
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model
@@ -443,7 +443,7 @@ def test_a_worker_dies(
     model: Path, jit: Jit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, nth: int, elsewhere: bool
 ) -> None:
     """The file is whole, or the slot is restored, when the device is there again or its layers are elsewhere."""
-    monkeypatch.setattr(recovery, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(outage, "_FIRST_PAUSE", 0.01)
     monkeypatch.setattr(contract, "_PIECE_CELLS", 64)
     home = House(model, TWO, jit, n_cells=1024, max_batch=64)
     engine = Engine(

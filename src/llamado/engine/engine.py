@@ -5,7 +5,7 @@ request's answer never depends on the others (invariant 1), so the engine is fre
 cells, pieces of prompts, and their order.
 
 This file has the thread and its loop. The parts are in scheduler/: queue.py (waiting and rejected requests), batch.py
-(the next batch), prefix.py (cells of sequences), output.py (from logits to the next token), recovery.py (lost devices),
+(the next batch), prefix.py (cells of sequences), output.py (from logits to the next token), outage.py (lost devices),
 slot_io.py (saving and restoring slots), statistics.py (metrics).
 """
 
@@ -40,10 +40,10 @@ from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.engine.sampling.rng import seed_key
 from llamado.engine.scheduler.batch import BatchShare, Planner
+from llamado.engine.scheduler.outage import OutageHandler
 from llamado.engine.scheduler.output import EngineVocabulary, OutputProcessor
 from llamado.engine.scheduler.prefix import SequenceCache
 from llamado.engine.scheduler.queue import CallQueue, Queue, SlotTask
-from llamado.engine.scheduler.recovery import EngineRecovery
 from llamado.engine.scheduler.slot_io import Job, SlotHold
 from llamado.engine.scheduler.slots import Slot, choose_slot
 from llamado.engine.scheduler.statistics import Statistics
@@ -130,9 +130,9 @@ class Engine:
         self._queue = Queue(self._slots, options.max_queue)
         self._calls = CallQueue(self._queue.wake)
         self._jobs: list[Job] = []
-        self._recovery = EngineRecovery(forward, self._queue, self._calls, options.split or SplitOptions())
+        self._outages = OutageHandler(forward.recovery, self._queue, self._calls, options.split or SplitOptions())
         self._sequence_cache = SequenceCache(
-            forward, self._queue, self._stats, options, tokenizer.control, self._recovery.note
+            forward, self._queue, self._stats, options, tokenizer.control, self._outages.note
         )
         self._planner = Planner(forward, self._slots, self._sequence_cache, self._stats, options, drafts)
         self._output_processor = OutputProcessor(
@@ -144,7 +144,7 @@ class Engine:
         self._prepared = False  # True once the forward has used all the idle time it needs
         self._busy_since: float | None = None  # when the running step began; None: no step, or it waits
         self._thread = threading.Thread(target=self._work, name="llamado-engine", daemon=True)
-        forward.watch(self._queue.notify)
+        forward.recovery.watch(self._queue.notify)
         self._thread.start()
 
     # -- called from any thread --------------------------------------------------------------------------------------
@@ -294,23 +294,23 @@ class Engine:
     # -- the engine thread -------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        queue, recovery = self._queue, self._recovery
+        queue, outages = self._queue, self._outages
         while True:
             self._busy_since = None
-            lost = recovery.current_loss()
-            if lost is not None or recovery.returned or not any(slot.task for slot in self._slots):
+            lost = outages.current_loss()
+            if lost is not None or outages.returned or not any(slot.task for slot in self._slots):
                 queue.deliver()  # no batch will be launched soon
             if lost is not None and not queue.closing:
-                recovery.pause(lost, self._forget_cells, self._show)
+                outages.pause(lost, self._forget_cells, self._show)
                 self._prepared = False
                 self._show()
-            elif recovery.returned and not queue.closing:
-                recovery.move_back(self._forget_cells)
+            elif outages.returned and not queue.closing:
+                outages.move_back(self._forget_cells)
                 self._prepared = False
                 self._show()
             with queue.wake:
                 idle = not (queue.closing or self._calls or self._is_busy())
-                if idle and self._prepared and recovery.current_loss() is None and not recovery.returned:
+                if idle and self._prepared and outages.current_loss() is None and not outages.returned:
                     self._show()
                     queue.wake.wait()
                 queue.receive()
@@ -321,7 +321,7 @@ class Engine:
             self._busy_since = time.monotonic()
             if closing:
                 idle = not self._is_busy() and not any(slot.held for slot in self._slots)
-                if idle or time.monotonic() >= deadline or recovery.current_loss() is not None:
+                if idle or time.monotonic() >= deadline or outages.current_loss() is not None:
                     self._end_all(EngineClosed("the server was shut down before the answer was finished"))
                     self._sequence_cache.save()
                     self._sequence_cache.reset()  # another engine may have the forward pass next
@@ -332,7 +332,7 @@ class Engine:
                     queue.deliver()
                     lost = self._calls.run()
                     if lost is not None:
-                        recovery.note(lost)
+                        outages.note(lost)
                 elif self._step():
                     alike = queue.n_over == n_over and self._busy_since < self._shown + _SHOW_AGAIN
                 else:
@@ -353,7 +353,7 @@ class Engine:
         """Wait for changes, because all work waits for a held slot."""
         queue = self._queue
         with queue.wake:
-            if queue.has_news or self._calls or self._recovery.current_loss():
+            if queue.has_news or self._calls or self._outages.current_loss():
                 return
             loads = [slot.load for slot in self._slots if slot.load is not None]
             if any(slot.held for slot in self._slots) or (loads and not any(load.has_news for load in loads)):
@@ -364,7 +364,7 @@ class Engine:
         try:
             return self._forward.prepare_ahead()
         except DeviceLost as error:
-            self._recovery.note(error)
+            self._outages.note(error)
         except Exception:
             log.exception("preparing later batches failed")
         return False
@@ -389,7 +389,7 @@ class Engine:
             try:
                 slots, counts = self._planner.plan_draft_only() if enough else self._planner.plan()
             except DeviceLost as error:  # from copying cells
-                self._recovery.note(error)
+                self._outages.note(error)
                 return True
             if not slots:
                 break
@@ -576,7 +576,7 @@ class Engine:
         the requests of this batch.
         """
         if isinstance(error, DeviceLost):
-            self._recovery.note(error)
+            self._outages.note(error)
             return
         log.error("a forward pass failed", exc_info=error)
         named = compute_failed(error)
@@ -641,12 +641,12 @@ class Engine:
             n_deferred,
             memory.n_used,
             memory.n_cells,
-            self._recovery.fault,
+            self._outages.fault,
             self._idle_since,
             len(store) if store is not None else 0,
             store.nbytes + store.reserved if store is not None else 0,
             disk.counters if disk is not None else None,
-            tuple(self._forward.away()),
+            tuple(self._forward.recovery.away()),
             memory.n_shared,
             store.n_tokens if store is not None else 0,
             store.entries if store is not None else (),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from llamado.devices.cpu.mapped import watch
 from llamado.devices.device import Device, DeviceLost, OperationTime
-from llamado.engine.forward.contract import ForwardError, Scales
+from llamado.engine.forward.contract import CellKind, ForwardError, Scales
 from llamado.engine.forward.device_recovery import DeviceRecovery
 from llamado.engine.forward.device_rows import DeviceRows
 from llamado.engine.forward.device_tensors import DeviceTensors, Progress
@@ -87,15 +87,12 @@ class ModelRunner:
             for i, path in enumerate(opened.shard_paths)
         ]
 
-        recovery = self.recovery = DeviceRecovery(
+        self.recovery = DeviceRecovery(
             self.devices, self._tensors, self._pipeline, self._graphs.largest, self._settle, options
         )
-        self.watch, self.lost, self.restore = recovery.watch, recovery.lost, recovery.restore
-        self.away, self.call_back, self.move_back = recovery.away, recovery.call_back, recovery.move_back
         self.times = self._pipeline.times
 
-        self.rows = DeviceRows(file, model, memory, self._tensors, self._pipeline, recovery)
-        self.cell_kind = self.rows.kind
+        self.rows = DeviceRows(file, model, memory, self._tensors, self._pipeline, self.recovery)
         memory.attach(self.rows)
         self._wait = options.wait
         try:
@@ -128,6 +125,10 @@ class ModelRunner:
     def links(self) -> list[tuple[int, int]]:
         """Pairs of devices of which the first passes its results straight to the second."""
         return self._pipeline.ring.pairs
+
+    def cell_kind(self, scales: Scales = ()) -> CellKind:
+        """Return the meaning of the bytes of sequences that were computed with these adapter scales."""
+        return self.rows.kind(scales)
 
     def exactly(self, n: int) -> int:
         """Return the most of `n` tokens that a batch can have without padding."""
@@ -165,7 +166,7 @@ class ModelRunner:
         stage: int = 0,
     ) -> Future[NDArray[np.float32]]:
         """See Forward."""
-        lost = self.lost()
+        lost = self.recovery.lost()
         if lost is not None:
             raise lost
         try:
@@ -207,7 +208,7 @@ class ModelRunner:
     ) -> Future[NDArray[np.float32]]:
         """Evaluate a batch; see Forward.start."""
         used = self._check(batch)
-        lost = self.lost()
+        lost = self.recovery.lost()
         if lost is not None:
             raise lost
         embeddings = batch.tokens is None
@@ -272,7 +273,7 @@ class ModelRunner:
         while True:
             try:
                 work()
-                if (gone := self.lost()) is None:
+                if (gone := self.recovery.lost()) is None:
                     return
                 raise gone
             except DeviceLost as error:
@@ -287,7 +288,7 @@ class ModelRunner:
                 if progress is not None:
                     progress(f"waiting since {since}: {lost}", 0, 0)
                 try:
-                    self.restore(False)
+                    self.recovery.restore(False)
                     back = True
                 except DeviceLost as error:
                     lost = error

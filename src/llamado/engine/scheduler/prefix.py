@@ -78,7 +78,7 @@ class SequenceCache:
     def open_disk(self, folder: Path, limit: int) -> DiskCache:
         """Open a cache of `limit` bytes in a folder. Raises DiskCacheUnusable. Any thread."""
         forward = self._forward
-        return DiskCache(folder, limit, lambda scales: forward.cell_kind(scales), lambda: forward.numerics)
+        return DiskCache(folder, limit, forward.cell_kind, lambda: forward.numerics)
 
     def use_memory(self, limit: int | None, disk: DiskCache | None) -> None:
         """Use `limit` bytes of memory (None: no limit) for sequences that no slot holds, and `disk` for the rest.
