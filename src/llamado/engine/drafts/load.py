@@ -90,12 +90,12 @@ class DraftFile(NamedTuple):
             self.file.close()
 
     def reserve(self) -> int:
-        """Least bytes that it takes on this machine: with the shortest context that memory fitting allows."""
+        """Return the least bytes that it takes on this machine: with the shortest context that fitting allows."""
         return reserved(self.file, self.model, self.options)
 
 
 def reserved(file: ModelFile, model: Model, options: EngineOptions) -> int:
-    """See DraftFile.reserve; `options` are its own."""
+    """Return the least bytes that a draft model takes on this machine; `options` are its own."""
     if options.split is not None:
         return 0
     wanted = memory_request(options)

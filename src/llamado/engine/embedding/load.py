@@ -30,7 +30,7 @@ class _Texts(MemoryRequest):
 
     @property
     def whole(self) -> bool:
-        """See MemoryRequest."""
+        """True: layers with a window keep whole texts."""
         return True
 
     def shape(self, n_ctx: int) -> tuple[int, int]:

@@ -46,12 +46,12 @@ class MemoryRequest(NamedTuple):
     type_k: TensorType
     type_v: TensorType
     beyond_training: bool = False
-    """True if there are cells for more tokens than all slots can have; see EngineOptions."""
+    """True if there are cells for more tokens than all slots can have."""
     fit: FitOptions = FitOptions()
     n_drafted: int = 0
     """States of each sequence behind draft tokens, if layers have states."""
     rotated: bool = True
-    """See `llamado.models.memory.MemoryOptions`."""
+    """True to rotate keys and values before quantization."""
 
     @property
     def whole(self) -> bool:

@@ -108,7 +108,7 @@ class ModelRunner:
 
     @property
     def numerics(self) -> str | None:
-        """See Forward."""
+        """Fingerprint of the devices that layers are on; None if one of them does not report it."""
         placement = self.placement
         if placement is None:
             return self.devices[0].numerics
@@ -141,17 +141,17 @@ class ModelRunner:
 
     @property
     def depth(self) -> int:
-        """See Forward."""
+        """Best number of batches in flight."""
         return self._pipeline.depth.value
 
     @property
     def launches(self) -> bool:
-        """See Forward. With states a batch may have parts, and one waits for the other."""
+        """True if `start` returns while a batch is computed. Parts of a batch with states wait for one another."""
         return len(self.devices) == 1 and self.placement is None and not self.memory.has_states
 
     @property
     def chunk(self) -> int:
-        """See Forward."""
+        """Best number of prompt tokens in one batch."""
         return self.max_batch if self._pipeline.depth.least == 1 else min(_CHUNK, self.max_batch)
 
     def start(
@@ -165,7 +165,7 @@ class ModelRunner:
         given: NDArray[np.float32] | None = None,
         stage: int = 0,
     ) -> Future[NDArray[np.float32]]:
-        """See Forward."""
+        """Start a batch (see Forward.start). Raises ForwardError and DeviceLost."""
         lost = self.recovery.lost()
         if lost is not None:
             raise lost
@@ -206,7 +206,7 @@ class ModelRunner:
     def submit(
         self, batch: Batch, scales: Scales = (), features: NDArray[np.float32] | None = None, stage: int = 0
     ) -> Future[NDArray[np.float32]]:
-        """Evaluate a batch; see Forward.start."""
+        """Start a batch whose memory rows are placed. Raises ForwardError and DeviceLost."""
         used = self._check(batch)
         lost = self.recovery.lost()
         if lost is not None:

@@ -218,12 +218,12 @@ class SequenceCache:
         self.disk.finish([] if self.store is None else self.store.all(), _SAVE_SECONDS)
 
     def shift(self, slot: Slot, n_keep: int, n_discard: int) -> None:
-        """Drop `n_discard` tokens behind the first `n_keep`; see Slot.shift."""
+        """Drop `n_discard` tokens behind the first `n_keep`, and the cells behind those."""
         slot.shift(n_keep, n_discard)
         self._go_back(slot, self._reach(slot, n_keep))
 
     def settle(self, slot: Slot) -> None:
-        """Discard wrong or unused draft tokens of the slot's sequence; see Memory.settle."""
+        """Discard rejected and unused draft tokens of the slot's sequence."""
         if slot.handle is not None and not (slot.task is not None and slot.task.ahead):
             try:
                 self.memory.rewind_rejected(slot.handle)
