@@ -515,7 +515,7 @@ def test_the_compilers_code_is_let_go_and_comes_back(tmp_path: Path) -> None:
     jit = Jit(folder=tmp_path)
     double(jit)
     before = resident()
-    jit.rest()
+    jit.release_compiler_pages()
     assert resident() < before / 4
     again = Jit(folder=tmp_path / "again")
     double(again)

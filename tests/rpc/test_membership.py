@@ -296,13 +296,13 @@ def test_where_the_time_of_a_token_goes(model: Path) -> None:
         (joined,) = cluster.join(str(there.endpoint), speeds=[5e9])
         answer(llama)
         # Before it is known, a link is taken to cost nothing.
-        until(lambda: cluster.view().devices[1].pulse is not None)
+        until(lambda: cluster.view().devices[1].heartbeat_seconds is not None)
         view = cluster.view()
         here, far = view.devices
         assert view.tokens_per_second > 0 and here.computing > 0 and far.computing > 0
         assert here.link == 0 < far.link < view.seconds
         assert view.computing == pytest.approx(here.computing + far.computing)
-        assert far.decode == 5e9 and far.pulse > 0
+        assert far.decode == 5e9 and far.heartbeat_seconds > 0
         assert (here.layers, here.head, far.layers, far.head) == ((3,), True, (0, 1, 2), False)
         assert far.holds == joined.holds == "layers 0 to 2"
 

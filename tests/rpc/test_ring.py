@@ -164,7 +164,7 @@ def test_where_the_time_goes(model: Path) -> None:
         def as_expected() -> bool:
             """Where others keep the machine busy, computing takes its time, too."""
             llama.complete(PROMPTS[0], n_predict=24, temperature=0.0, ignore_eos=True)
-            until(lambda: all(one.pulse is not None for one in cluster.view().devices if one.endpoint))
+            until(lambda: all(one.heartbeat_seconds is not None for one in cluster.view().devices if one.endpoint))
             view = cluster.view()
             return view.link > 0.6 * view.seconds and view.computing < 0.3 * view.seconds
 

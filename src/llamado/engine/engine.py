@@ -57,7 +57,7 @@ _LOOK_AGAIN = 0.05
 # most seconds by which the lengths of answers in a snapshot lag behind
 _SHOW_AGAIN = 0.1
 _OPTIONS = EngineOptions()
-_MOST_ON_TRUST = 16
+_MOST_SPECULATIVE = 16
 """Most batches in flight while windows of draft tokens are sent behind them."""
 
 
@@ -250,14 +250,14 @@ class Engine:
         Answers continue at their last token. Raises the error of `work`, Unavailable or EngineClosed.
         """
 
-        def rest() -> None:
-            self._busy_since = None  # it may take long, and is no hang
+        def run() -> None:
+            self._busy_since = None  # `work` may take long, which is no hang
             if forget:
                 self._forget_cells()
             self._prepared = False
             work()
 
-        self._calls.call(rest)
+        self._calls.call(run)
 
     def cancel(self, task_id: int) -> None:
         """Drop a request: its slot is free at the next step, and no more events come (one may be under way).
@@ -410,7 +410,7 @@ class Engine:
 
     def _has_time(self) -> bool:
         """Return True if more may be drafted until the next batch is done."""
-        drafting = self._drafts is not None and len(self._in_flight) < _MOST_ON_TRUST
+        drafting = self._drafts is not None and len(self._in_flight) < _MOST_SPECULATIVE
         return drafting and not self._in_flight[0].rows.done()
 
     def _get_ready(self, flight: _InFlightBatch) -> None:

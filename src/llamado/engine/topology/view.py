@@ -40,7 +40,7 @@ class DeviceView(NamedTuple):
     round_trip: float | None
     """Seconds of a small graph, when it was measured."""
     bandwidth: float | None
-    pulse: float | None
+    heartbeat_seconds: float | None
     """Seconds of its latest heartbeat."""
     computing: float
     """Seconds of a token, averaged over the last minute: in operations, on the link, waiting behind other batches."""
@@ -48,7 +48,7 @@ class DeviceView(NamedTuple):
     waiting: float
     passes_to: tuple[str, ...] = ()
     """The devices that receive its results directly."""
-    own_weights: int = 0
+    local_weight_bytes: int = 0
     """Bytes of its weights that it loaded from its own machine's disk, so that they were not sent."""
     predicted: float | None = None
     """Predicted seconds of a token, computing and on the link; None if its speed is unknown."""
@@ -151,11 +151,13 @@ class Observer:
                     prefill=known.prefill,
                     round_trip=known.round_trip or None,
                     bandwidth=known.bandwidth,
-                    pulse=device.pulse,
+                    heartbeat_seconds=device.heartbeat_seconds,
                     computing=computing[number] / rows,
                     link=link[number] / rows,
                     waiting=waiting[number] / rows,
-                    own_weights=min(device.own_weights, share.weights),  # without layers that moved to other devices
+                    local_weight_bytes=min(
+                        device.local_weight_bytes, share.weights
+                    ),  # without layers that moved to other devices
                     predicted=None if share.seconds is None else share.seconds + share.link_seconds,
                     link_bytes=share.link_bytes,
                     runs=share.runs,
@@ -178,6 +180,6 @@ class Observer:
         """Return the seconds of messages with that many bytes to a device and back, `trips` times."""
         if figures.local or number >= len(self._runner.devices):
             return 0.0
-        pulse = self._runner.devices[number].pulse
-        trip = figures.round_trip if pulse is None else pulse
+        heartbeat = self._runner.devices[number].heartbeat_seconds
+        trip = figures.round_trip if heartbeat is None else heartbeat
         return trips * trip + (n_bytes / figures.bandwidth if figures.bandwidth else 0.0)

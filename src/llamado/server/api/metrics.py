@@ -192,7 +192,10 @@ def _devices(view: ClusterView) -> Iterator[Metric]:
         "layers": ("Layers it has", lambda d: float(len(d.layers))),
         "bytes": ("Bytes of weights, cache and working memory it has", lambda d: float(d.weights + d.kv + d.compute)),
         "free_bytes": ("Bytes it had free before the model was loaded", lambda d: float(d.memory_free)),
-        "round_trip_seconds": ("Its latest sign of life, or a small graph", lambda d: d.pulse or d.round_trip),
+        "round_trip_seconds": (
+            "Its latest sign of life, or a small graph",
+            lambda d: d.heartbeat_seconds or d.round_trip,
+        ),
         "bandwidth_bytes_per_second": ("Of the link to it", lambda d: d.bandwidth),
         "read_bytes_per_second": ("Weights it reads for a token", lambda d: d.decode),
         "token_compute_seconds": ("Of a token's time, in its operations", lambda d: d.computing),

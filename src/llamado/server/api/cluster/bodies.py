@@ -42,7 +42,7 @@ def _device_json(device: DeviceView) -> dict[str, Any]:
         "holds": device.holds or None,
         "memory": {
             "weights": device.weights,
-            "own_disk": device.own_weights,
+            "own_disk": device.local_weight_bytes,
             "kv": device.kv,
             "compute": device.compute,
             "free": device.memory_free,
@@ -50,7 +50,7 @@ def _device_json(device: DeviceView) -> dict[str, Any]:
         },
         "speed": {"decode": device.decode, "prefill": device.prefill},
         "passes_to": list(device.passes_to),
-        "link": {"round_trip": device.round_trip, "bandwidth": device.bandwidth, "pulse": device.pulse},
+        "link": {"round_trip": device.round_trip, "bandwidth": device.bandwidth, "pulse": device.heartbeat_seconds},
         "token_seconds": {
             "compute": round(device.computing, 6),
             "link": round(device.link, 6),
