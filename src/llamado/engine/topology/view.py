@@ -155,9 +155,8 @@ class Observer:
                     computing=computing[number] / rows,
                     link=link[number] / rows,
                     waiting=waiting[number] / rows,
-                    local_weight_bytes=min(
-                        device.local_weight_bytes, share.weights
-                    ),  # without layers that moved to other devices
+                    # without layers that moved to other devices
+                    local_weight_bytes=min(device.local_weight_bytes, share.weights),
                     predicted=None if share.seconds is None else share.seconds + share.link_seconds,
                     link_bytes=share.link_bytes,
                     runs=share.runs,
