@@ -443,15 +443,8 @@ class Engine:
                 self._sequence_cache.drop(slot)
                 slot_task.future.set_result(n_erased)
                 continue
-            job = Job(
-                slot_task,
-                SlotHold(slot, self._forward, self._sequence_cache, self._queue),
-                self._calls,
-                self._forward.cell_kind,
-                n_ctx=self.n_ctx,
-                n_vocab=self._forward.n_vocab,
-                n_adapters=self._lora.n_adapters,
-            )
+            held = SlotHold(slot, self._forward, self._sequence_cache, self._queue)
+            job = Job(slot_task, held, self._calls, self._lora.n_adapters)
             self._jobs = [*(job for job in self._jobs if job.is_alive()), job]
             job.start()
         return changed
