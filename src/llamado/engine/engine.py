@@ -36,7 +36,7 @@ from llamado.engine.lora_scales import DefaultScales
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import EngineSnapshot, Event, Request
 from llamado.engine.sampling.candidates import Found, RowFinder, top_rows_numpy
-from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.chain import Sampler, SamplerSetup
 from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.engine.sampling.rng import seed_key
 from llamado.engine.scheduler.batch import BatchShare, Planner
@@ -45,7 +45,7 @@ from llamado.engine.scheduler.output import EngineVocabulary, OutputProcessor
 from llamado.engine.scheduler.prefix import SequenceCache
 from llamado.engine.scheduler.queue import CallQueue, Queue, SlotTask
 from llamado.engine.scheduler.slot_io import Job, SlotHold
-from llamado.engine.scheduler.slots import Slot, choose_slot
+from llamado.engine.scheduler.slots import Slot, Task, choose_slot
 from llamado.engine.scheduler.statistics import Statistics
 from llamado.errors import LlamadoError
 from llamado.models.memory import Span
@@ -118,7 +118,7 @@ class Engine:
         self.n_ctx = n_ctx
         self._forward = forward
         self._tokenizer = tokenizer
-        self._top_rows = top_rows
+        self._sampler_setup = SamplerSetup(forward.n_vocab, tokenizer.eog, tokenizer, top_rows)
         self._leaves_core = not options.leaves_core
         self._similarity = options.slot_prompt_similarity
         self._lora = DefaultScales() if scales is None else scales
@@ -177,17 +177,15 @@ class Engine:
             seed = secrets.randbits(32)
         sampler = Sampler(
             request.sampling,
+            self._sampler_setup,
             seed=seed_key(seed),
-            n_vocab=self._forward.n_vocab,
-            eog=self._tokenizer.eog,
-            top_rows=self._top_rows,
-            vocabulary=self._tokenizer,
             matcher=None if request.constraint is None else request.constraint.start(),
             processor=request.processor,
             weights=bool(request.n_probs and request.post_sampling_probs),
         )
         sampler.start(request.prompt)
-        task = self._queue.add(request, emit, taken, sampler=sampler, seed=seed, scales=scales)
+        task = Task(request, emit, taken, sampler=sampler, seed=seed, scales=scales)
+        self._queue.add(task)
         return task.id
 
     @property

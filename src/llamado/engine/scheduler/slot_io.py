@@ -20,11 +20,11 @@ from llamado.engine.cache.slot_file import SlotFile, SlotReader, write_slot
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import CellKind, Cells, Forward, Scales, piece_cells
 from llamado.engine.request import Done, Event, Failure, Request
-from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.chain import Sampler, SamplerSetup
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.prefix import SequenceCache
 from llamado.engine.scheduler.queue import CallQueue, Queue, SlotTask
-from llamado.engine.scheduler.slots import Slot
+from llamado.engine.scheduler.slots import Slot, Task
 from llamado.errors import LlamadoError
 from llamado.models.memory import Handle
 
@@ -87,8 +87,9 @@ class SlotHold:
                 done.set_exception(event.error)
 
         request = Request(prompt=tokens.tolist(), n_predict=0)
-        sampler = Sampler(Sampling(), seed=0, n_vocab=self._forward.n_vocab)
-        task = self._queue.enter(request, emit, sampler=sampler, seed=0, scales=self._slot.scales)
+        sampler = Sampler(Sampling(), SamplerSetup(self._forward.n_vocab), seed=0)
+        task = Task(request, emit, sampler=sampler, seed=0, scales=self._slot.scales)
+        self._queue.enter(task)
         self._sequence_cache.begin(self._slot, task, tokens)
         return done
 
