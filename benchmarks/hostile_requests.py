@@ -1,4 +1,4 @@
-"""What hostile clients send: damaged requests, long texts, deep JSON, schemas and grammars made to take for ever."""
+"""Requests of hostile clients: damaged bodies, long texts, deep JSON, schemas and grammars that take unbounded time."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def _nested(levels: int, **more: Any) -> dict[str, Any]:
 
 
 def _schemas() -> Iterator[Any]:
-    """JSON Schemas that take much of somebody's time or room."""
+    """JSON Schemas that take much time or memory."""
     for pattern in _PATTERNS:
         yield {"type": "string", "pattern": pattern}
     yield from (_nested(20), _nested(60), _nested(60, additionalProperties={"$ref": "#"}))
@@ -477,7 +477,7 @@ def trigger_bombs() -> Iterator[tuple[str, bytes]]:
 
 
 def greedy_answers() -> Iterator[tuple[str, bytes]]:
-    """Requests for more probabilities than anybody can read."""
+    """Requests for all probabilities of many tokens."""
     chat = {"messages": [{"role": "user", "content": "x"}], "ignore_eos": True}
     for stream in (False, True):
         yield (

@@ -157,7 +157,7 @@ class Commands:
         )
 
     def _loading(self) -> None:
-        """What a model is loaded with, down to the device, the forward pass and the engine."""
+        """Record the arguments that reach the device, the forward pass and the engine."""
         commands = self
         note, real_open = self._note, loaded_model.GGUFFile.open
         real_memory_options = fitting.memory_options
@@ -561,7 +561,7 @@ class Commands:
 
 
 class _Late:
-    """What the current run has seen."""
+    """The calls that the current run recorded."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands

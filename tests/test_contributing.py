@@ -96,7 +96,7 @@ PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-er
 
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What pytest says of the tests of all examples without their sources."""
+    """Return pytest's output for the tests of all examples without their sources."""
     root = copy(tmp_path_factory.mktemp("without"), [*examples()])
     return run(root, *PYTEST, *(path for name in examples() for path in own_tests(name)))[1]
 

@@ -1,4 +1,4 @@
-"""What Linux and macOS have and Windows does not is missed by nobody: a stand-in for it, as there is none to run on.
+"""The package works without what Windows lacks: run on a stand-in for it, because there is no Windows to run on.
 
 Python's own modules and those of others are imported first,
     as this system's. Then what Windows has not is taken away,

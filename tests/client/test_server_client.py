@@ -135,27 +135,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 @dataclass
-class Waited:
-    """How a client's wait went."""
+class WaitOutcome:
+    """Outcome of a client's wait."""
 
     found: bool
     state: State
     states: list[State]
 
 
-def wait(url: str, timeout: float, **options: Any) -> list[Waited]:
+def wait(url: str, timeout: float, **options: Any) -> list[WaitOutcome]:
     """Both clients' waits, one after the other."""
 
-    async def beside() -> Waited:
+    async def beside() -> WaitOutcome:
         states: list[State] = []
         async with AsyncLlamaServerClient(url, timeout, **options) as client:
             found = await client.wait_until_ready(lambda state, _: states.append(state))
-            return Waited(found, client.state, states)
+            return WaitOutcome(found, client.state, states)
 
     states: list[State] = []
     with LlamaServerClient(url, timeout, **options) as client:
         found = client.wait_until_ready(lambda state, _: states.append(state))
-        return [Waited(found, client.state, states), asyncio.run(beside())]
+        return [WaitOutcome(found, client.state, states), asyncio.run(beside())]
 
 
 def test_nothing_listens(clock: Time) -> None:
@@ -202,7 +202,7 @@ def test_ready_after_loading(clock: Time) -> None:
             assert waited.found and waited.state.phase is Phase.READY
             assert [state.phase for state in waited.states] == [Phase.LOADING] * 9 + [Phase.READY]
             assert waited.states[0].progress == 0.25
-    # Nobody waits long for a server that is ready.
+    # A client does not wait for a server that is ready.
     assert len(clock.pauses) == 18 and max(clock.pauses) <= StartupWatch.LONGEST
 
 
@@ -276,7 +276,7 @@ def test_no_address(url: str) -> None:
         LlamaServerClient(url)
 
 
-class Blocking:
+class BlockingClient:
     """The asynchronous client, used like the other one."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -302,7 +302,7 @@ class Blocking:
                 return
             yield value
 
-    def __enter__(self) -> Blocking:
+    def __enter__(self) -> BlockingClient:
         self._runner.run(self._client.__aenter__())
         return self
 
@@ -311,7 +311,7 @@ class Blocking:
         self._runner.close()
 
 
-both = pytest.mark.parametrize("make", [LlamaServerClient, Blocking])
+both = pytest.mark.parametrize("make", [LlamaServerClient, BlockingClient])
 Make = Callable[..., Any]
 
 

@@ -54,7 +54,7 @@ class Attention:
     max_bias: float = 0.0
     sinks: Array | None = None
     latent: bool = False
-    """Whether a value is the beginning of its key's row."""
+    """Latent attention: a value is the beginning of its key's row."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -258,7 +258,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "heads", [(9, 3), *(pytest.param(heads, marks=pytest.mark.full) for heads in ((4, 2), (12, 1)))]
 )
 def test_a_query_is_the_same_in_any_company(teams: list[CpuDevice], type: T, heads: tuple[int, int], form: str) -> None:
-    """Bits: alone, among strangers, at any place of the batch, in a longer cache, on any number of threads."""
+    """Same bits alone, beside other sequences, anywhere in the batch, in a longer cache, with any number of threads."""
     given = dict(FORMS[form])
     if "sinks" in given:
         given["sinks"] = given["sinks"][: heads[0]]

@@ -1,4 +1,4 @@
-"""Where layers go when their device is lost: within memory, in few runs, and nobody gives up what it has."""
+"""Failover of a lost device's layers: within memory, in few runs, and no other device gives up layers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_overrides_to_the_lost_device_have_no_effect() -> None:
 
 
 def test_without_speeds_most_memory_stays_free() -> None:
-    """Figures of a placement by proportions: nobody measured."""
+    """Device figures without measured speeds, as for a placement by proportions."""
     figures = (cpu(free=900, decode=None), rpc(0, free=1500, decode=None), rpc(1, decode=None))
     before = Placement((0, 1, 2, 2), 1)
     after = replace_lost(model(4), figures, before, [0, 1])

@@ -86,7 +86,7 @@ def test_pages_given_back_are_zeros() -> None:
 def test_weights_in_a_file_are_shown_in_large_pages_where_they_fit(
     best: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What lies between two weights does not divide the mapping; what is far from any of them stays as it is."""
+    """Gaps between two weights do not divide the mapping; pages far from any weight stay as they are."""
     (tmp_path / "m").write_bytes(bytes(8 * LARGE))
     file = np.memmap(tmp_path / "m", np.uint8, "r")
     places = [(100, LARGE), (100 + LARGE, 4), (LARGE + 5000, LARGE), (6 * LARGE, 4096)]

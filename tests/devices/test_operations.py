@@ -1,4 +1,4 @@
-"""What graphs from elsewhere hold beyond our own: attention in single steps, other types and strides, sampling."""
+"""Operations that only llama.cpp's graphs use: attention in single steps, other types and strides, sampling."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ def test_scores_of_keys(device: CpuDevice, keys: T) -> None:
 
 @pytest.mark.parametrize("n", [64, 100])
 def test_streams(device: CpuDevice, n: int) -> None:
-    """What is read of several streams, what is added to them, and how four of them mix."""
+    """Hyper-connections: reading from several residual streams, adding to them, and mixing four of them."""
     x, made, parts = new(n, 3, 7), new(n, 7), new(3, 7)
     data = {x: values(n, 3, 7), made: values(n, 7), parts: values(3, 7)}
     pre = not_built(Op.DSV4_HC_PRE, (n, 7), (x, parts), struct.pack("<fi56x", 1.5, 0))

@@ -1,4 +1,4 @@
-"""Which layer goes to which device: llama.cpp's rule, the fastest placement, memory, names, overrides."""
+"""Layer placement: llama.cpp's rule, the fastest placement, memory, names, overrides."""
 
 from __future__ import annotations
 
@@ -388,7 +388,7 @@ def test_time_goes_by_bytes_read_and_memory_by_bytes_held() -> None:
 
 
 def test_the_fastest_placement_of_a_mixture_goes_by_what_is_read() -> None:
-    """Where the experts that are not used are left out, reading here is quicker than the round trip."""
+    """If unused experts are not counted, reading locally is faster than the round trip."""
     figures = (cpu(decode=1e4), rpc(0, decode=1e6, round_trip=0.02))
     assert places(fastest(model(4), figures)) == [1] * 5
     mixture = model(4, layers_read=(2,) * 4)

@@ -39,7 +39,7 @@ def test_columns_alone_and_among_others(best: CpuDevice, type: T) -> None:
 
 @pytest.mark.parametrize("type", [T.Q4_0, T.Q4_K], ids=lambda type: type.name)
 def test_columns_that_lie_apart(best: CpuDevice, type: T) -> None:
-    """Those of several matrices."""
+    """The columns belong to several matrices."""
     n = 256
     raw, x = weight_bytes(type, n, 3 * 19), values(n, 13, 3)
     alone = multiply(best, type, raw, n, x[:, :1])

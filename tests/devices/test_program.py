@@ -53,7 +53,7 @@ def absolute(place: Place) -> int:
 
 
 def conflict(a: Operation, b: Operation) -> bool:
-    """Whether two operations touch a byte that one of them writes."""
+    """Return True if two operations touch a byte that one of them writes."""
     for mine, mine_writes in ((a.reads, False), (a.writes, True)):
         for theirs, theirs_write in ((b.reads, False), (b.writes, True)):
             if mine_writes or theirs_write:

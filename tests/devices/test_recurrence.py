@@ -110,7 +110,7 @@ def test_states_are_read_and_kept_where_they_lie(best: CpuDevice, kind: str) -> 
 
 
 def test_states_that_change_before_they_are_needed_are_copied(best: CpuDevice) -> None:
-    """What else is written to a memory does not get between choosing a state and going on from it."""
+    """No other write to a memory comes between choosing a state and continuing from it."""
     whole, _ = remembered("delta", copied=False)
     right = whole.run(best)["out"].tobytes()
     for cleared_before in (True, False):

@@ -79,7 +79,7 @@ def test_the_same_bits_in_any_pieces(lowering: str, per_lane: bool) -> None:
 
 
 def run_and_keep(device: CpuDevice, scan: Scan, data: dict[Tensor, Any]) -> tuple[Array, Array]:
-    """What each token gives, and all states, of which those after the scan lie where those before it lay."""
+    """Return each token's output and all states; the new states replace the old ones in place."""
     node = scan.node()
     n, width = scan.x.nelements, scan.s.nelements // scan.s.ne[3]
     keep = new(scan.x.ne[3], type=T.I64)

@@ -43,7 +43,7 @@ def count(c: Code, a: SimpleNamespace, work: Work) -> None:
 
 @pytest.mark.parametrize("n_threads", [1, 2, 7, 8, 9, 20, 33])
 def test_who_comes_does_the_work_of_those_who_do_not(n_threads: int) -> None:
-    """In its own group and in all others; every item once, whoever comes, and where some are taken already."""
+    """Threads that come help their own group and all others; each item is done once, even if some are taken already."""
     function = jit_for("portable").function(count)
     groups = -(-n_threads // GROUP)
     for n, share, busy in ((1, 1, ()), (5, 2, ()), (100, 1, ()), (1000, 7, (0, n_threads - 1)), (77, 3, (0,))):

@@ -56,7 +56,7 @@ def bits(device: CpuDevice, type: T, raw: Array, n: int, x: Array) -> bytes:
 
 
 def uses(device: CpuDevice, case: Case, kernel: str) -> bool:
-    """Whether a graph is compiled to a kernel."""
+    """Return True if a graph is compiled to the named kernel."""
     case.bind(device)
     operations = Compiler(case.graph, device.jit.lowering, 2).compile()
     return kernel in [operation.kernel.name for operation in operations]

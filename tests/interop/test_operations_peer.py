@@ -1,4 +1,4 @@
-"""What operators and browsers see of this server and of the real llama-server: keys, public paths, CORS, metrics,
+"""Operators' and browsers' view of this server and of llama-server compared: keys, public paths, CORS, metrics,
 properties, and RoPE flags."""
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def test_after_a_generation_prompt(bpe: Vocabulary) -> None:
 
 
 class Interpreter:
-    """Where an instance of a node that begins at `i` may end, by going round until nothing new is found."""
+    """Return the ends of instances of a node that begin at `i`, found by iterating to a fixed point."""
 
     def __init__(self, rules: Rules, text: str) -> None:
         self.rules, self.text = rules, text

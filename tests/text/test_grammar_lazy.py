@@ -195,7 +195,7 @@ class Clock:
 
 
 def accepted(matcher: Any, tokens: list[int]) -> int:
-    """How many tokens are accepted before the triggers take too long."""
+    """Return the number of tokens accepted before the triggers take too long."""
     for n, token in enumerate(tokens):
         try:
             matcher.accept(token)

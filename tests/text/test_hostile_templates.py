@@ -1,4 +1,4 @@
-"""Templates that want all memory and time there is: each ends as an error, and nobody else notices."""
+"""Templates that use unbounded memory or time: each ends as an error, and other requests are unaffected."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks a
 
 @pytest.fixture
 def started(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has compiled a template and renders it when it is told to."""
+    """Start a process that has compiled a template and renders it on request."""
     command = [sys.executable, "-c", RENDERS, request.param]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stdout.readline() == b"compiled\n"

@@ -47,7 +47,7 @@ for line in sys.stdin:
 
 
 def in_a_child(sources: list[GrammarSource]) -> list[str]:
-    """What becomes of grammars, compiled and followed for some tokens in another process."""
+    """Return the outcome of grammars that another process compiles and follows for some tokens."""
     command = [sys.executable, "-c", CHILD]
     lines = "".join(json.dumps([source.kind, source.text]) + "\n" for source in sources)
     environment = {"PYTHONPATH": ":".join(path for path in [str(Path(__file__).parent), *sys.path] if path)}
