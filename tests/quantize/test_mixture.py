@@ -6,6 +6,7 @@ import pytest
 from tiny import TINY, make
 from tiny_models import make_llama
 
+from llamado.commands import cli
 from llamado.gguf import GGUFFile
 from llamado.gguf.types import TensorType as T
 from llamado.quantize.errors import QuantizeError
@@ -136,6 +137,16 @@ def test_what_cannot_be_done_is_said(path: Path, tmp_path: Path) -> None:
     with GGUFFile.open(tmp_path / "copy.gguf") as copy, GGUFFile.open(small) as file:
         assert copy.metadata.int_("general.file_type") == 7
         assert all((copy.data(name) == file.data(name)).all() for name in file.tensors)
+
+
+def test_no_part_of_a_split_model_is_overwritten(path: Path, tmp_path: Path) -> None:
+    assert cli.main(["gguf", "split", "--split-max-tensors", "60", str(path), str(tmp_path / "m")]) == 0
+    parts = sorted(tmp_path.iterdir())
+    assert len(parts) > 1
+    with GGUFFile.open(parts[0]) as file:
+        for part in parts:
+            with pytest.raises(QuantizeError, match="this is the model itself"):
+                write(file, plan(file, request("Q8_0")), request("Q8_0"), [part])
 
 
 def test_damage_stops_it_and_leaves_no_file(tmp_path: Path) -> None:
