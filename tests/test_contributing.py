@@ -50,7 +50,7 @@ def apply(step: Step, root: Path) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_each_kind_of_thing_has_an_example() -> None:
+def test_every_extension_point_has_an_example() -> None:
     found = examples()
     assert [*found] == [
         "An architecture", "A weight type", "A device", "A sampler", "A tool dialect", "An endpoint",

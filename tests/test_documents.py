@@ -337,7 +337,7 @@ def test_the_page_can_be_followed(reader: Reader) -> None:
 # --- what needs no server ---------------------------------------------------------------------------------------------
 
 
-def test_every_block_has_who_runs_it() -> None:
+def test_every_code_block_is_run_or_explained() -> None:
     for page in PAGES:
         for block in run_here(page):
             known = block.language in (*SHELL, "python") or (block.language == "json" and page in SAMPLES)
@@ -347,7 +347,7 @@ def test_every_block_has_who_runs_it() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_not_run_has_a_reason_that_still_holds() -> None:
+def test_skipped_commands_have_a_valid_reason() -> None:
     shown = [command for page in PAGES for b in blocks(page) if b.language in SHELL for command in b.commands()]
     commands = [bare(command) for command in shown]
     for pattern, (_, file) in NOT_RUN.items():
@@ -411,7 +411,7 @@ def test_links_lead_somewhere() -> None:
                 assert anchor in anchors(os.path.relpath(target, ROOT)), f"{page}: {link}"
 
 
-def test_every_page_is_led_to() -> None:
+def test_every_page_is_linked() -> None:
     led = {
         os.path.normpath(os.path.join(os.path.dirname(page), link.partition("#")[0]))
         for page in PAGES

@@ -211,7 +211,7 @@ def test_a_chat_is_answered(tmp_path: Path) -> None:
     assert chat["object"] == "chat.completion" and chat["usage"]["prompt_tokens"] > 4
 
 
-def test_what_cannot_be_there_says_so() -> None:
+def test_missing_system_features_are_errors() -> None:
     done = without(_REFUSED)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [

@@ -176,7 +176,7 @@ def test_a_port_that_accepts_and_stays_silent(clock: Time) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_that_dribbles() -> None:
+def test_slow_answers_time_out() -> None:
     def dribble(exchange: Exchange) -> None:
         exchange.connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
         for _ in range(100):
@@ -248,7 +248,7 @@ def test_a_wrong_service(clock: Time, answer: bytes) -> None:
             assert "something else" in waited.state.message
 
 
-def test_an_endless_answer(clock: Time) -> None:
+def test_endless_answers_are_cut(clock: Time) -> None:
     with ScriptedServer(lambda exchange: exchange.answer(200, b"x" * 1_000_000)) as server:
         for waited in wait(server.url, 0.3):
             assert not waited.found and waited.state.phase is Phase.UNHEALTHY and "longer" in waited.state.message
@@ -264,7 +264,7 @@ def test_pauses_are_short_again_when_something_has_changed() -> None:
         assert pauses[0] <= StartupWatch.FIRST < pauses[-1] <= StartupWatch.LONGEST
 
 
-def test_how_long_a_look_may_take() -> None:
+def test_probe_timeouts() -> None:
     watch = StartupWatch(10.0)
     assert [watch.look_timeout(elapsed, 5.0) for elapsed in (0.0, 4.0, 7.0, 9.5, 11.0)] == [5, 5, 3, 1, 1]
     assert watch.look_timeout(9.9, 0.2) == 0.2

@@ -90,7 +90,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory, web: str) -> Iterator[Tools]
         del os.environ["LLAMA_API_KEY"]
 
 
-def test_all_are_listed(tools: Tools) -> None:
+def test_all_examples_are_listed(tools: Tools) -> None:
     found = {name.split("_")[0] for name in tools.listed}
     assert {"files", "everything", "time", "web"} <= found
     assert {"read_file", "exec_shell_command", "files_read_file", "time_get_current_time"} <= tools.listed.keys()

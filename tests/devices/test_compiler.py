@@ -22,7 +22,7 @@ from llamado.gguf.types import TensorType as T
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_cache_is_written_after_what_stands_before_it_has_read_it(device: CpuDevice) -> None:
+def test_a_cache_is_written_after_earlier_reads(device: CpuDevice) -> None:
     """x → silu → cpy'd over its neighbor's operand: graph order decides, not what could be fused."""
     cache, x = new(16, 4), new(16, 4)
     graph_order = Graph()
@@ -41,7 +41,7 @@ def test_a_cache_is_written_after_what_stands_before_it_has_read_it(device: CpuD
     case.check(device)
 
 
-def test_an_operand_that_a_copy_makes_is_waited_for(device: CpuDevice) -> None:
+def test_a_copied_operand_is_complete_before_use(device: CpuDevice) -> None:
     cache, x, y = new(16, 4), new(16, 4), new(16, 4)
     graph = Graph()
     a = graph.expand(g.rms_norm(x, 1e-5))

@@ -48,7 +48,7 @@ def test_columns_that_lie_apart(best: CpuDevice, type: T) -> None:
 
 
 @pytest.mark.parametrize("columns", [18, 20, 31])
-def test_what_fills_up_a_group_of_columns_is_written_nowhere(best: CpuDevice, columns: int) -> None:
+def test_padding_columns_are_not_written(best: CpuDevice, columns: int) -> None:
     """Sums of columns that there are not, in a kernel for more of them."""
     n, rows, most = 64, 16, 32
     w, share = weight_bytes(T.Q4_1, n, rows), np.zeros(16, np.int64)

@@ -88,7 +88,7 @@ def test_temporaries_alive_together_never_overlap(operations: list[Operation]) -
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(programs())
-def test_a_barrier_stands_between_operations_that_conflict_and_nowhere_else(operations: list[Operation]) -> None:
+def test_barriers_separate_conflicting_operations_only(operations: list[Operation]) -> None:
     program = link(operations, FakeJit(), ARENA, plan(operations), 64)  # type: ignore[arg-type]
     barriers = program.table[:, 2].astype(bool).tolist()
     last = 0

@@ -92,7 +92,7 @@ def run_and_keep(device: CpuDevice, scan: Scan, data: dict[Tensor, Any]) -> tupl
 
 
 @pytest.mark.slow
-def test_a_state_that_is_kept_at_once_is_that_of_the_result() -> None:
+def test_a_state_stored_at_once_is_the_resulting_one() -> None:
     """The scan itself puts it where it is kept; where others want it too, it is copied there."""
     device, found, labels = CpuDevice(2), [], []
     for shared in (False, True):
@@ -109,7 +109,7 @@ def test_a_state_that_is_kept_at_once_is_that_of_the_result() -> None:
     assert not any("set_rows" in label for label in labels[0]) and any("set_rows" in label for label in labels[1])
 
 
-def test_what_comes_between_a_scan_and_its_keeping_sees_the_state_before() -> None:
+def test_operations_before_the_state_is_stored_read_the_old_state() -> None:
     scan = Scan(16, 8, 4, 2, 5, 1)
     node, width, keep = scan.node(), 16 * 8 * 4, new(1, type=T.I64)
     flat = g.reshape(scan.s, width, 3)

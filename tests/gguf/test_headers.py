@@ -53,7 +53,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("n_words", [10, 200_000])
-def test_a_refused_url_costs_its_header(tmp_path: Path, ranges: bool, n_words: int) -> None:
+def test_a_rejected_url_costs_only_its_header(tmp_path: Path, ranges: bool, n_words: int) -> None:
     content = model(n_words)
     with loopback.serve(loopback.Site(files={"/m.gguf": content}, ranges=ranges)) as site:
         with pytest.raises(CheckFailed, match=f"{site.url}/m.gguf"):
@@ -181,13 +181,13 @@ def test_a_disk_without_room(
     assert sum(hub_site.sent.values()) <= 4 << 20
 
 
-def test_an_unknown_name_is_told_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="smollm2, gemma3, glm, qwen3"):
         resolve("unknown", cache_dir=tmp_path)
 
 
 @pytest.mark.slow
-def test_what_is_no_model_is_not_fetched(tmp_path: Path) -> None:
+def test_files_that_are_no_models_are_not_downloaded(tmp_path: Path) -> None:
     page = b"<html>" + random.Random(1).randbytes(4 << 20)
     cut = model(weights=0)[:-60]
     with loopback.serve(loopback.Site(files={"/page": page, "/cut": cut, "/none.gguf": b""})) as site:

@@ -165,7 +165,7 @@ def test_damaged_part_file_is_refused_and_forgotten(site: loopback.Site, tmp_pat
 
 
 @pytest.mark.slow
-def test_content_that_is_not_the_indexs_is_refused(site: loopback.Site, tmp_path: Path) -> None:
+def test_content_with_another_hash_is_rejected(site: loopback.Site, tmp_path: Path) -> None:
     path = next(path for path in site.files if path.endswith("part1-1.0-py3-none-any.whl"))
     site.files[path] = HALVES[0][:-1] + b"?"
     with pytest.raises(SourceError, match="SHA-256 does not match the index"):

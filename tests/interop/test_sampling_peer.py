@@ -226,7 +226,7 @@ def test_distributions(setting: Setting, places: dict[str, Place]) -> None:
     ],
     ids=["mirostat 1", "mirostat 2", "adaptive-p", "penalties"],
 )
-def test_what_samplers_remember(setting: Setting, places: dict[str, Place], options: dict[str, Any]) -> None:
+def test_sampler_history(setting: Setting, places: dict[str, Place], options: dict[str, Any]) -> None:
     prompt = places["story"].tokens
     answer = setting.probabilities(prompt, **options, n_predict=3)
     tokens = [token for token, _ in answer]

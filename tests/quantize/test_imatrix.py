@@ -47,7 +47,7 @@ def test_a_chunk_that_has_begun_counts_in_the_older_format(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_what_is_written_is_read(tmp_path: Path, legacy: bool) -> None:
+def test_importance_matrices_read_back(tmp_path: Path, legacy: bool) -> None:
     path, given = tmp_path / "i", example()
     write_imatrix(path, given, legacy=legacy)
     found = read_imatrix(path)

@@ -70,7 +70,7 @@ def test_every_type_that_is_written_has_a_digest() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("type_", [T.F16, T.BF16, T.Q8_0, T.Q5_1, T.Q4_K, T.Q6_K, T.IQ4_XS, T.TQ2_0])
-def test_what_was_written_is_read(type_: T) -> None:
+def test_quantized_files_read_back(type_: T) -> None:
     """Rows come back to what few bits leave of them."""
     x = odd_rows()[:1]
     if type_ is T.TQ2_0:
@@ -105,7 +105,7 @@ def test_halves_go_away_from_zero() -> None:
 
 @pytest.mark.parametrize("target", ROUNDED)
 @pytest.mark.parametrize("wrong", [np.nan, -np.nan, np.inf, -np.inf])
-def test_what_is_no_number_is_seen(target: T, wrong: float) -> None:
+def test_nan_and_infinity_are_rejected(target: T, wrong: float) -> None:
     for place in (0, 13, 95, 3 * 96 + 40, 4 * 96 - 1):
         x = odd_rows()[:4, :96].astype(np.float16)
         x.reshape(-1)[place] = wrong

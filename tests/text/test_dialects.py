@@ -620,7 +620,7 @@ def test_thoughts_that_the_prompt_opens_or_closes() -> None:
     assert told(read(free, ["  <think>  </think>Hi"])) == ("", "Hi", [])
 
 
-def test_tools_are_neither_shown_nor_called_where_they_are_not_wanted() -> None:
+def test_tool_choice_none_hides_tools() -> None:
     text = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
     for options in ({"tool_choice": "none"}, {"tools": ()}):
         prepared = ready("hermes", **options)

@@ -173,7 +173,7 @@ def test_the_patterns_of_a_request_are_bounded_together(bpe: Vocabulary) -> None
 
 
 @pytest.mark.parametrize("pattern", ["(?R)", "(a)(?1)", "(?>a)", "(?=a)", "(?<!a)", r"(a)\1", "(?#)", "a\\", "a)("])
-def test_what_takes_more_than_linear_time_is_refused(bpe: Vocabulary, pattern: str) -> None:
+def test_patterns_beyond_linear_time_are_rejected(bpe: Vocabulary, pattern: str) -> None:
     with pytest.raises(GrammarError, match="cannot be used"):
         bpe.constraint("gbnf", CALL, Trigger("pattern", pattern))
 
