@@ -27,6 +27,7 @@ from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import BatchShape, Model, load_adapters, load_model
 from llamado.models.hadamard import hadamard
+from llamado.models.memory import MemoryOptions
 
 Array = NDArray[Any]
 
@@ -753,7 +754,7 @@ class ReferenceModel:
         self.file = GGUFFile.open(path)
         self.model = load_model(self.file)
         load_adapters(self.model, adapters)
-        self.kv = self.model.memory(n_cells, type_k, type_v, whole=True)
+        self.kv = self.model.memory(MemoryOptions(n_cells=n_cells, type_k=type_k, type_v=type_v, whole=True))
         self.device = ReferenceDevice(dtype)
         for name, tensor in self.model.weights.items():
             self.device.bind(tensor, self.file.data(name))

@@ -23,6 +23,7 @@ REWRITTEN = (
     "engine",
     "ggml",
     "gguf",
+    "library",
     "models",
     "page",
     "processes",

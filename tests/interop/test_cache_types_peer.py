@@ -48,7 +48,7 @@ def test_equals_llama_cpp(
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
     plain = saved_logits(peer_bin, floats, text, N_CTX, flags)
     options = EngineOptions(n_ctx=N_CTX, n_threads=2, type_k=k, type_v=v)
-    ours, unturned = (spoken(floats, replace(options, turned=turned), theirs) for turned in (True, False))
+    ours, unturned = (spoken(floats, replace(options, rotated=turned), theirs) for turned in (True, False))
     top = np.argsort(theirs.logprobs, axis=-1)[..., -N_TOP:]
 
     def difference(a: Array, b: Array) -> float:

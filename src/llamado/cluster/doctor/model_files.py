@@ -11,7 +11,7 @@ from llamado.devices import limits
 from llamado.devices.registry import DeviceOptions, backend
 from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions, mib
-from llamado.engine.forward.fitting import MemoryOptions, fit, memory_options, sizes_for
+from llamado.engine.forward.fitting import MemoryRequest, fit, memory_request, sizes_for
 from llamado.engine.options import EngineOptions, FitOptions, ModelSource
 from llamado.engine.supported import check_supported
 from llamado.errors import LlamadoError
@@ -147,7 +147,7 @@ def memory_findings(
     Where nobody said how long the context is (`asked`), one that is cut is no fault.
     """
     split = options.split if len(figures) > 1 else None
-    wanted = memory_options(options)
+    wanted = memory_request(options)
     if not asked:
         n_train = model.hparams.n_ctx_train
         wanted = wanted._replace(n_ctx=min(n_train, max(options.fit.least_context, options.n_slots)))
@@ -181,7 +181,7 @@ def _more_memory(header: Header, missing: int) -> str:
 
 
 def fitting_options(
-    file: Header, model: Model, wanted: MemoryOptions, figures: Sequence[DeviceFigures], split: SplitOptions | None
+    file: Header, model: Model, wanted: MemoryRequest, figures: Sequence[DeviceFigures], split: SplitOptions | None
 ) -> list[str]:
     """Flags with which the model fits, those that change least first: the type of the cache, the context, both."""
     found: list[str] = []
@@ -204,7 +204,7 @@ def fitting_options(
 def _longest(
     file: Header,
     model: Model,
-    wanted: MemoryOptions,
+    wanted: MemoryRequest,
     figures: Sequence[DeviceFigures],
     split: SplitOptions | None,
     least: int,
@@ -227,7 +227,7 @@ def _longest(
 
 
 def _lacking(
-    file: Header, model: Model, wanted: MemoryOptions, figures: Sequence[DeviceFigures], split: SplitOptions | None
+    file: Header, model: Model, wanted: MemoryRequest, figures: Sequence[DeviceFigures], split: SplitOptions | None
 ) -> NotEnoughMemory | None:
     try:
         fit(file, model, wanted, figures, split)
