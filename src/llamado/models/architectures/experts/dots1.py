@@ -15,7 +15,7 @@ from llamado.models.weights import RoleWeights
 class Dots1Model(Qwen3Model):
     """Qwen3 with a mixture of experts and a shared expert after the dense first layers (arXiv 2506.05767).
 
-    Routing is by sigmoid unless the file says otherwise.
+    RouterKind is by sigmoid unless the file says otherwise.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:

@@ -18,7 +18,7 @@ from llamado.models.weights import RoleWeights
 class Glm4MoeModel(Decoder):
     """Partially rotated heads; a mixture of experts with shared experts after the dense first layers.
 
-    Routing is by sigmoid with a selection bias. Some models have query and key norms.
+    RouterKind is by sigmoid with a selection bias. Some models have query and key norms.
     """
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
