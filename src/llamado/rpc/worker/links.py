@@ -20,25 +20,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from llamado.errors import LlamadoError
-from llamado.rpc.describe import printable
+from llamado.rpc import wire
 from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.transport import Transport, dial
-from llamado.rpc.wire import (
-    COMMANDS,
-    TICKET_BYTES,
-    Attach,
-    ConnectNext,
-    Deliver,
-    Hello,
-    HelloResponse,
-    Number,
-    Request,
-    RequestReader,
-    Response,
-    ResponseReader,
-    WireError,
-    write_request,
-)
 from llamado.rpc.worker.budgets import Budgets
 from llamado.rpc.worker.identity import address
 from llamado.rpc.worker.memory import Region
@@ -78,15 +62,15 @@ class Dialling:
     failures: Budgets = field(default_factory=lambda: Budgets(_FAILURES, _FAILURES_A_SECOND))
     _turns: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(_DIALS_AT_ONCE))
 
-    def connect(self, client: str, request: ConnectNext) -> Outlet | None:
+    def connect(self, client: str, request: wire.ConnectNext) -> Outlet | None:
         """The way that a client asks for; None, and a line in the log, where there is none."""
         began = time.monotonic()
-        where = printable(request.endpoint.decode("utf-8", "replace"))
+        where = wire.printable(request.endpoint.decode("utf-8", "replace"))
         try:
             with self.attempt(client):
                 return self._reach(Endpoint.parse(request.endpoint.decode()), request.ticket)
         except (LlamadoError, OSError, ValueError) as error:
-            log.warning("cannot reach worker %s: %s; falling back to the client", where, printable(str(error)))
+            log.warning("cannot reach worker %s: %s; falling back to the client", where, wire.printable(str(error)))
             time.sleep(max(0.0, began + REFUSAL_SECONDS - time.monotonic()))
             return None
 
@@ -101,7 +85,7 @@ class Dialling:
             raise LinkRefused("too many others connect at the same time")
         try:
             yield
-        except (LlamadoError, WireError, OSError, ValueError):
+        except (LlamadoError, wire.WireError, OSError, ValueError):
             self.failures.spend(client, 1)
             raise
         finally:
@@ -122,10 +106,10 @@ class Dialling:
         sock = dial(endpoint, self.tls if endpoint.tls else None, DIAL_SECONDS)
         try:
             ends = time.monotonic() + DIAL_SECONDS
-            hello = _ask(sock, Hello(), ends)
-            if not (isinstance(hello, HelloResponse) and hello.ours):
+            hello = _ask(sock, wire.Hello(), ends)
+            if not (isinstance(hello, wire.HelloResponse) and hello.ours):
                 raise LinkRefused("it is no worker of llamado")
-            if _ask(sock, Attach(ticket), ends) != Number(1):
+            if _ask(sock, wire.Attach(ticket), ends) != wire.Number(1):
                 raise LinkRefused("it is another worker than the client means")
             return Outlet(sock)
         except BaseException:
@@ -133,11 +117,11 @@ class Dialling:
             raise
 
 
-def _ask(sock: socket.socket, request: Request, ends: float) -> Response:
-    reader = ResponseReader()
-    reader.expect(COMMANDS[type(request)])
+def _ask(sock: socket.socket, request: wire.Request, ends: float) -> wire.Response:
+    reader = wire.ResponseReader()
+    reader.expect(wire.COMMANDS[type(request)])
     sock.settimeout(max(0.001, ends - time.monotonic()))
-    sock.sendall(write_request(request))
+    sock.sendall(wire.write_request(request))
     while (found := reader.next()) is None:
         sock.settimeout(max(0.001, ends - time.monotonic()))
         data = sock.recv(256)
@@ -163,7 +147,7 @@ class Outlet:
 
     def send(self, sequence: int, computed: float, region: Region, start: int, size: int) -> None:
         """Sends bytes of a region, and the seconds that were computed for them. Raises OSError."""
-        head = write_request(Deliver(sequence, round(1e6 * computed), size))
+        head = wire.write_request(wire.Deliver(sequence, round(1e6 * computed), size))
         for piece in region.read(start, size):
             self._transport.send([head, piece] if head else [piece])
             head = b""
@@ -185,17 +169,17 @@ class Inlet:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.ticket = secrets.token_bytes(TICKET_BYTES)
+        self.ticket = secrets.token_bytes(wire.TICKET_BYTES)
         self._over = threading.Event()
         self._using = threading.Lock()
-        self._from: tuple[socket.socket, RequestReader] | None = None
+        self._from: tuple[socket.socket, wire.RequestReader] | None = None
 
     @property
     def over(self) -> bool:
         """Whether nothing comes any more."""
         return self._over.is_set()
 
-    def attach(self, sock: socket.socket, reader: RequestReader) -> bool:
+    def attach(self, sock: socket.socket, reader: wire.RequestReader) -> bool:
         """Takes what comes by this connection; False where there is one already, or it is over."""
         with self._using:
             if self._from is not None or self.over:
@@ -231,7 +215,7 @@ class Inlet:
                     request = self._next(sock, reader, sequence)
                     if (request.sequence, request.size) != (sequence, size):
                         came = f"{request.size} bytes of number {request.sequence}"
-                        raise WireError(f"{came} came by an inlet, not {size} of {sequence}")
+                        raise wire.WireError(f"{came} came by an inlet, not {size} of {sequence}")
                     receive(sock, reader, region, start, size)
                     return request.computed
                 except LlamadoError as error:
@@ -241,7 +225,7 @@ class Inlet:
         self.end()
         return None
 
-    def _next(self, sock: socket.socket, reader: RequestReader, sequence: int) -> Deliver:
+    def _next(self, sock: socket.socket, reader: wire.RequestReader, sequence: int) -> wire.Deliver:
         """The first message that is not before a number."""
         buffer = memoryview(bytearray(_READ))
         while True:
@@ -252,8 +236,8 @@ class Inlet:
                     raise ConnectionResetError("nothing comes any more")
                 reader.feed(buffer[:n])
                 continue
-            if not isinstance(request, Deliver):
-                raise WireError(f"{COMMANDS[type(request)].name} by a connection that carries DELIVER alone")
+            if not isinstance(request, wire.Deliver):
+                raise wire.WireError(f"{wire.COMMANDS[type(request)].name} by a connection that carries DELIVER alone")
             if request.sequence >= sequence:
                 return request
             reader.drop()
@@ -264,7 +248,7 @@ class Inlet:
                 reader.bypass(n)
 
 
-def receive(sock: socket.socket, reader: RequestReader, region: Region, start: int, size: int) -> None:
+def receive(sock: socket.socket, reader: wire.RequestReader, region: Region, start: int, size: int) -> None:
     """Bulk of a message to its place; raises OSError."""
     if region.memory is not None:
         fill(sock, reader, region.memory[start : start + size])
@@ -278,7 +262,7 @@ def receive(sock: socket.socket, reader: RequestReader, region: Region, start: i
         size -= len(part)
 
 
-def fill(sock: socket.socket, reader: RequestReader, target: memoryview) -> None:
+def fill(sock: socket.socket, reader: wire.RequestReader, target: memoryview) -> None:
     """Bulk of a message to memory of this process; raises OSError."""
     done = reader.take(target)
     while done < len(target):

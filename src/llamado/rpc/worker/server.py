@@ -23,9 +23,9 @@ from llamado.devices.registry import DeviceOptions, backend, local_kinds
 from llamado.errors import LlamadoError
 from llamado.gguf.sources.stored import model_folders
 from llamado.loglines import LineLimit
-from llamado.rpc.describe import debugging
+from llamado.rpc import wire
 from llamado.rpc.endpoint import Endpoint, client_tls, server_tls
-from llamado.rpc.wire import FIRST, PROTOCOLS
+from llamado.rpc.request_log import is_debugging
 from llamado.rpc.worker.activity import WorkDone, WorkLog
 from llamado.rpc.worker.greetings import Greetings
 from llamado.rpc.worker.identity import address, identity
@@ -98,7 +98,7 @@ class WorkerOptions:
     ring: bool = True
     own_files: bool = False
     models: tuple[str, ...] = ()
-    protocol: int = FIRST.major
+    protocol: int = wire.FIRST.major
     clients: Path | None = None
 
 
@@ -115,12 +115,12 @@ class Worker:
         elif options.tls_cert or options.tls_key or options.tls_client_ca:
             raise WorkerError("TLS needs --tls-cert and --tls-key")
         cache = TensorCache(cache_folder()) if options.cache else None
-        self.shared = Shared([Lender(d, options.mem) for d in devices], cache, debugging())
+        self.shared = Shared([Lender(d, options.mem) for d in devices], cache, is_debugging())
         self.shared.dialling = Dialling(options.ring, self._allowed)
         self.shared.may_enter = self._may_enter
         if options.own_files:
             self.shared.files = OwnFiles([*map(Path, options.models), *model_folders()])
-        self.shared.greetings = Greetings(PROTOCOLS[options.protocol], options.clients)
+        self.shared.greetings = Greetings(wire.PROTOCOLS[options.protocol], options.clients)
         if options.tls_cert and options.tls_key:
             # As a client of other workers: the certificates of one cluster are of one authority.
             self.shared.dialling.tls = client_tls(options.tls_client_ca, options.tls_cert, options.tls_key)
