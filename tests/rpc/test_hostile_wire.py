@@ -159,14 +159,14 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             # The same graphs have the same kernels in each run; a hundred thousand others are not to be kept.
             device = CpuDevice(2, jit=Jit(folder=folder / "kernels" if "LLAMADO_FUZZ" in os.environ else None))
             with running(device, mem=256 << 20) as worker:
-                worker.shared.kernels = Budgets(1 << 30)
-                worker.shared.dialling.allowed = False  # noise is no reason to connect to anybody
+                worker.state.kernels = Budgets(1 << 30)
+                worker.state.dialling.allowed = False  # noise is no reason to connect to anybody
                 bystander = Bystander(worker)
-                before = worker.shared.lenders[0].lent
+                before = worker.state.devices[0].lent
                 yield Scene(worker, bystander, tally, folder / "last")
                 until(lambda: worker.clients <= 1)
                 assert worker.clients == 1
-                assert worker.shared.lenders[0].lent == before
+                assert worker.state.devices[0].lent == before
                 bystander.stop()
                 assert bystander.error is None
                 assert bystander.rounds > 10

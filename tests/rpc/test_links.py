@@ -154,14 +154,14 @@ def test_what_does_not_fit_ends_the_inlet(linked: Linked, sequence: int, size: i
 def test_more_than_a_connection_holds_waits_in_the_sender(pair: tuple[Worker, Worker]) -> None:
     """TCP holds it back: the worker that is to take it holds nothing of it."""
     linked = Linked(*pair, size=LARGE)
-    lent = pair[1].shared.lenders[0].lent
+    lent = pair[1].state.devices[0].lent
     thread = threading.Thread(target=lambda: [linked.push(bytes_of(number, LARGE), number) for number in (1, 2)])
     thread.start()
     time.sleep(0.1)
     assert thread.is_alive()
     busy = Client(pair[0])
     assert busy.number(wire.DeviceCount()) == 1  # others are served meanwhile
-    assert pair[1].shared.lenders[0].lent == lent
+    assert pair[1].state.devices[0].lent == lent
     for number in (1, 2):
         assert linked.take(number).came and linked.held() == bytes_of(number, LARGE)
     thread.join(GUARD)
@@ -192,7 +192,7 @@ def test_a_client_that_waits_hangs_up(linked: Linked, pair: tuple[Worker, Worker
     linked.waiting(1)
     linked.b.sock.shutdown(socket.SHUT_RDWR)
     until(lambda: pair[1].clients == 0)
-    assert not pair[1].shared.inlets
+    assert not pair[1].state.inlets
 
 
 def test_a_client_whose_worker_sends_hangs_up(pair: tuple[Worker, Worker]) -> None:
@@ -435,7 +435,7 @@ def test_a_worker_that_cannot_reach_the_other(pair: tuple[Worker, Worker], caplo
     b._connection.endpoint = type(b._connection.endpoint)("127.0.0.1", 1)
     assert a.link(b) is None
     assert "cannot reach" in caplog.text
-    until(lambda: all(inlet.over for inlet in pair[1].shared.inlets.values()))
+    until(lambda: all(inlet.over for inlet in pair[1].state.inlets.values()))
     a.close()
     b.close()
 

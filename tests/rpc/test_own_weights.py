@@ -114,7 +114,7 @@ def test_nothing_is_sent_of_a_model_that_is_there(
     with served(device, theirs) as worker, remote(worker, model) as far:
         assert logits(model, far) == logits(model, device)
         assert far.own_weights == n_weights(model)
-        region = max(next(iter(worker._sessions))._regions.values(), key=lambda r: r.size)
+        region = max(next(iter(worker._sessions)).buffers.regions.values(), key=lambda r: r.size)
         assert region.memory is not None
         address = np.frombuffer(region.memory, np.uint8).ctypes.data
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -171,7 +171,7 @@ def test_a_file_that_has_changed_is_hashed_again(
     name = info.name.encode()
     assert files.offer([wire.OfferedWeight(name, info.nbytes)]) == [True]
     with served(device, theirs) as worker:
-        worker.shared.files = files
+        worker.state.files = files
         with Client(worker) as client:
             ptr, base = client.alloc(info.nbytes)
             bind = wire.Bind((wire.BoundWeight(ptr, base, info.nbytes, digest, name),))
@@ -242,7 +242,7 @@ def test_what_is_mapped_can_be_written_to(device: CpuDevice, model: Path, theirs
         file = RemoteModel(model, far).file
         tensor = file.tensors["token_embd.weight"]
         assert far.own_weights
-        region = max(next(iter(worker._sessions))._regions.values(), key=lambda r: r.size)
+        region = max(next(iter(worker._sessions)).buffers.regions.values(), key=lambda r: r.size)
         assert region.memory is not None
         region.fill(0, region.size, 0)
         assert tensor.nbytes

@@ -40,10 +40,10 @@ from llamado.rpc import wire
 from llamado.rpc.endpoint import Endpoint, EndpointError, client_tls
 from llamado.rpc.hashing import fnv1a
 from llamado.rpc.worker.budgets import Budgets
+from llamado.rpc.worker.connection import ClientConnection
 from llamado.rpc.worker.identity import identity
 from llamado.rpc.worker.memory import Lender, Turns
 from llamado.rpc.worker.server import Worker, WorkerError, WorkerOptions, run_worker
-from llamado.rpc.worker.session import Session
 
 GENUINE = hashlib.sha512(b"genuine").digest() * 64
 FORGED = (b"forged 1 " + bytes(4096))[:4076] + bytes.fromhex("02021909050400000306050305001e03053e0201")
@@ -442,7 +442,7 @@ def test_many_clients_at_once(worker: Worker) -> None:
 
 
 def lent(worker: Worker) -> int:
-    return worker.shared.lenders[0].lent
+    return worker.state.devices[0].lent
 
 
 def test_memory_limit_counts_all_clients(device: CpuDevice) -> None:
@@ -473,7 +473,7 @@ def test_tiny_buffers_cost_pages(device: CpuDevice) -> None:
 
 
 def test_the_number_of_buffers_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.rpc.worker.session.MAX_REGIONS", 3)
+    monkeypatch.setattr("llamado.rpc.worker.handlers.buffers.MAX_BUFFERS", 3)
     for _ in range(3):
         client.alloc(1)
     assert client.ask(wire.AllocBuffer(0, 1)) == wire.AllocResponse(0, 0)
@@ -683,7 +683,7 @@ def test_before_hello(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_silence(worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of one who says a byte now and then."""
-    monkeypatch.setattr("llamado.rpc.worker.session._HELLO_SECONDS", 0.2)
+    monkeypatch.setattr("llamado.rpc.worker.connection.GREETING_SECONDS", 0.2)
     with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"), Client(worker, greet=False) as client:
         client.sock.sendall(wire.write_request(wire.Hello())[:5])
         assert "no HELLO within 0.2 s" in refused(caplog, client)
@@ -691,7 +691,7 @@ def test_silence(worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: 
 
 def test_tls_shaken_byte_by_byte(device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every byte comes in time, the greeting does not."""
-    monkeypatch.setattr("llamado.rpc.worker.session._HELLO_SECONDS", 0.3)
+    monkeypatch.setattr("llamado.rpc.worker.connection.GREETING_SECONDS", 0.3)
     monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 0.05)
     own = Authority(tmp_path)
     with running(device, tls_cert=own.cert, tls_key=own.key) as worker, Client(worker, greet=False) as client:
@@ -704,13 +704,13 @@ def test_tls_shaken_byte_by_byte(device: CpuDevice, tmp_path: Path, monkeypatch:
 
 def test_no_tls_is_refused_at_once(device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although the worker's first thread looks at the connection just then."""
-    greet = Session._greet
+    greet = ClientConnection.greet
 
-    def later(session: Session, tls: ssl.SSLContext | None) -> None:
+    def later(connection: ClientConnection, tls: ssl.SSLContext | None) -> wire.Request:
         time.sleep(0.2)
-        greet(session, tls)
+        return greet(connection, tls)
 
-    monkeypatch.setattr(Session, "_greet", later)
+    monkeypatch.setattr(ClientConnection, "greet", later)
     monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 60.0)
     own = Authority(tmp_path)
     with (
@@ -727,7 +727,7 @@ def test_no_tls_is_refused_at_once(device: CpuDevice, tmp_path: Path, monkeypatc
 
 
 def test_a_silent_client_that_has_greeted_stays(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.rpc.worker.session._HELLO_SECONDS", 0.1)
+    monkeypatch.setattr("llamado.rpc.worker.connection.GREETING_SECONDS", 0.1)
     with Client(worker) as client:
         time.sleep(0.3)
         assert client.number(wire.DeviceCount()) == 1
@@ -761,7 +761,7 @@ def test_kernels_are_rationed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph that needs ever new kernels takes several turns, and has an end."""
-    monkeypatch.setattr("llamado.rpc.worker.session.KERNELS_A_TURN", 2)
+    monkeypatch.setattr("llamado.rpc.worker.handlers.graphs.KERNELS_PER_TURN", 2)
     device = CpuDevice(1, jit=Jit(folder=tmp_path))
     turns = []
     original = device.prepare
@@ -772,7 +772,7 @@ def test_kernels_are_rationed(
         Client(worker) as client,
         caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"),
     ):
-        worker.shared.kernels = Budgets(6, 1000.0)
+        worker.state.kernels = Budgets(6, 1000.0)
         client.send(new_chains(client, 4, rng))
         assert client.number(wire.DeviceCount()) == 1
         assert len(turns) == 2
@@ -789,7 +789,7 @@ def test_kernels_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     device = CpuDevice(1, jit=Jit(folder=tmp_path))
     rng = np.random.default_rng(1)
     with running(device) as worker:
-        worker.shared.kernels = budgets = Budgets(6, 1.0)
+        worker.state.kernels = budgets = Budgets(6, 1.0)
         own = device.jit.compiled
         with Client(worker) as client:
             client.send(new_chains(client, 5, rng))
@@ -799,7 +799,7 @@ def test_kernels_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             client.send(new_chains(client, 3, rng))
             until(lambda: budgets.left("loopback") == 0)
             with monkeypatch.context() as patch:
-                patch.setattr("llamado.rpc.worker.session.identity", lambda *_: "198.51.100.0_24")
+                patch.setattr("llamado.rpc.worker.client.identity", lambda *_: "198.51.100.0_24")
                 with Client(worker) as newcomer:
                     newcomer.send(new_chains(newcomer, 5, rng))
                     assert newcomer.number(wire.DeviceCount()) == 1
@@ -843,8 +843,8 @@ def upload(worker: Worker, client: Client, data: bytes) -> None:
     ptr, base = client.alloc(len(data))
     client.set(raw(ptr, base, len(data)), data, cache=1)
     client.number(wire.DeviceCount())
-    assert worker.shared.cache is not None
-    worker.shared.cache.flush()
+    assert worker.state.cache is not None
+    worker.state.cache.flush()
 
 
 def fetched(client: Client, data: bytes) -> bytes | None:
@@ -866,8 +866,8 @@ def test_cache(cached: Callable[[], AbstractContextManager[Worker]], tmp_path: P
             assert client.number(wire.SetTensorHash(tensor, 7, fnv1a(blob))) == 0
             client.set(tensor, blob.tobytes(), 7, cache=int(i < 5))
         assert client.number(wire.DeviceCount()) == 1
-        assert worker.shared.cache is not None
-        worker.shared.cache.flush()
+        assert worker.state.cache is not None
+        worker.state.cache.flush()
     assert {p.name for p in (tmp_path / "rpc" / "loopback").iterdir()} == {
         f"{fnv1a(b):016x}-{b.nbytes}" for b in blobs[:5]
     }
@@ -910,15 +910,15 @@ def test_a_cache_for_each_network(
 ) -> None:
     """Who comes first with forged bytes fools only himself."""
     with cached() as worker:
-        monkeypatch.setattr("llamado.rpc.worker.session.identity", lambda host, sock=None: identity("198.51.100.9"))
+        monkeypatch.setattr("llamado.rpc.worker.client.identity", lambda host, sock=None: identity("198.51.100.9"))
         with Client(worker) as stranger:
             upload(worker, stranger, FORGED)
-        monkeypatch.setattr("llamado.rpc.worker.session.identity", lambda host, sock=None: identity("192.0.2.1"))
+        monkeypatch.setattr("llamado.rpc.worker.client.identity", lambda host, sock=None: identity("192.0.2.1"))
         with Client(worker) as client:
             assert fetched(client, GENUINE) is None
             upload(worker, client, GENUINE)
             assert fetched(client, GENUINE) == GENUINE
-        monkeypatch.setattr("llamado.rpc.worker.session.identity", lambda host, sock=None: identity("192.0.2.77"))
+        monkeypatch.setattr("llamado.rpc.worker.client.identity", lambda host, sock=None: identity("192.0.2.77"))
         with Client(worker) as neighbor:
             assert fetched(neighbor, GENUINE) == GENUINE
 
@@ -985,8 +985,8 @@ def test_allow(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
 def test_addresses_of_old_in_new_ones(device: CpuDevice) -> None:
     """A socket for both families sees ::ffff:10.1.2.3."""
     worker = Worker([device], WorkerOptions(port=0, allow=("10.0.0.0/8",)))
-    assert worker._may_enter("::ffff:10.1.2.3") and not worker._may_enter("::ffff:11.1.2.3")
-    assert not worker._may_enter("fe80::1%eth0")
+    assert worker._may_connect("::ffff:10.1.2.3") and not worker._may_connect("::ffff:11.1.2.3")
+    assert not worker._may_connect("fe80::1%eth0")
     worker._end()
 
 
@@ -1094,7 +1094,7 @@ def test_stop_ends_connections_but_not_graphs(device: CpuDevice, monkeypatch: py
         first.compute()
         assert runs.wait(60)
         second.compute()
-        until(lambda: len(worker.shared.lenders[0].turns._waiting) == 1)
+        until(lambda: len(worker.state.devices[0].turns._waiting) == 1)
         worker.stop()
         assert idle.is_closed()
         assert thread.is_alive()

@@ -102,7 +102,7 @@ def test_a_measurement_of_speed_computes_no_clients_tokens(
 def test_what_a_client_holds_is_said_when_it_changes(
     device: CpuDevice, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llamado.rpc.worker.session._TELL_SECONDS", 0.0)
+    monkeypatch.setattr("llamado.rpc.worker.handlers.graphs._LOG_INTERVAL", 0.0)
     x = g.new_tensor(T.F32, 32, name="x")
     graph = Graph()
     graph.output("y", g.add(x, x, name="y"))

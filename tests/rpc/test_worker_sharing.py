@@ -79,7 +79,7 @@ def resident() -> int:
 
 
 def free(worker: Worker) -> int:
-    return worker.shared.lenders[0].memory()[0]
+    return worker.state.devices[0].memory()[0]
 
 
 # --- working memory ---------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_working_memory_is_given_back_among_busy_clients(device: CpuDevice, monk
             one.send(wire.GraphRecompute(0))
             assert runs[0].wait(GUARD)
             two.send(wire.GraphRecompute(0))
-            until(lambda: len(worker.shared.lenders[0].turns._waiting) == 1)
+            until(lambda: len(worker.state.devices[0].turns._waiting) == 1)
             gone.sock.close()
             until(lambda: worker.clients == 2)
             assert free(worker) < before + 8 * MIB
@@ -183,7 +183,7 @@ def test_working_memory_rests_with_its_client(device: CpuDevice) -> None:
         summed.send()
         assert summed.result() == 16 * MIB
         assert resident() > small + 48 * MIB
-        (lender,) = worker.shared.lenders
+        (lender,) = worker.state.devices
         lender.rest(3600)
         assert resident() > small + 48 * MIB
         lender.rest(0)
@@ -243,7 +243,7 @@ def test_the_work_of_a_client_that_hung_up_is_left_undone(device: CpuDevice) -> 
     """Also that of one who still waits; and everything they had is free."""
     with running(device) as worker, Client(worker) as other:
         mine = Scaled(other)
-        (lender,) = worker.shared.lenders
+        (lender,) = worker.state.devices
         before = lender.lent
         clients = [Client(worker) for _ in range(3)]
         for client in clients:
@@ -302,7 +302,7 @@ def test_who_hung_up_while_waiting_never_computes(device: CpuDevice, monkeypatch
         assert runs.wait(60)
         waiting.send(wire.GraphRecompute(0))
         waiting.sock.close()
-        until(lambda: worker.clients == 1 or any(session.gone for session in [*worker._sessions]))
+        until(lambda: worker.clients == 1 or any(session.is_gone for session in [*worker._sessions]))
         go.set()
         until(lambda: worker.clients == 1)
         assert one.is_right()
@@ -414,7 +414,7 @@ def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pyt
     monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 8)
     monkeypatch.setattr("llamado.rpc.worker.server.MAX_OF_A_NETWORK", 3)
     network = "a"
-    for module in ("server", "session"):
+    for module in ("server", "client"):
         monkeypatch.setattr(f"llamado.rpc.worker.{module}.identity", lambda *_: network)
     with running(device) as worker:
         many = [Client(worker) for _ in range(6)]

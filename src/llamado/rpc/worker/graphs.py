@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from llamado.rpc import wire
+from llamado.rpc.worker.connection import ClientConnection
 from llamado.rpc.worker.decode import Decoded, decode
 from llamado.rpc.worker.memory import Region
 
@@ -34,9 +35,9 @@ class ClientGraphs:
     """See above. `dropped` is called with each graph that is not ready any more."""
 
     def __init__(
-        self, protocol: wire.Protocol, regions: Mapping[int, Region], dropped: Callable[[Decoded], None]
+        self, connection: ClientConnection, regions: Mapping[int, Region], dropped: Callable[[Decoded], None]
     ) -> None:
-        self.protocol, self._regions, self._dropped = protocol, regions, dropped
+        self._connection, self._regions, self._dropped = connection, regions, dropped
         self._ready: OrderedDict[bytes, Decoded] = OrderedDict()
         self._ready_bytes = 0
         self._named: dict[int, dict[int, _Named]] = {}
@@ -47,9 +48,10 @@ class ClientGraphs:
         if graph is None:
             graph = decode(request, self._regions)
         self._keep(graph)
-        if request.uid or not self.protocol.names_graphs:
+        protocol = self._connection.protocol
+        if request.uid or not protocol.names_graphs:
             named = self._named.setdefault(request.device, {})
-            if len(named) >= self.protocol.graphs:
+            if len(named) >= protocol.graphs:
                 named.clear()
             named[request.uid] = _Named(graph.regions, graph)
         return graph
@@ -58,7 +60,7 @@ class ClientGraphs:
         """The graph with a name. Raises WireError."""
         named = self._named.get(request.device, {}).get(request.uid)
         if named is None:
-            which = f" {request.uid}" if self.protocol.names_graphs else ""
+            which = f" {request.uid}" if self._connection.protocol.names_graphs else ""
             raise wire.WireError(
                 f"GRAPH_RECOMPUTE without a graph{which}: none was sent, or a buffer it used was freed"
             )

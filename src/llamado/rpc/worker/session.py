@@ -14,38 +14,36 @@ from llamado.rpc.worker.connection import ClientConnection
 from llamado.rpc.worker.handlers.buffers import BufferHandlers
 from llamado.rpc.worker.handlers.devices import DeviceHandlers
 from llamado.rpc.worker.handlers.graphs import GraphHandlers, WorkerStopping
-from llamado.rpc.worker.handlers.handler import Handlers, handles
+from llamado.rpc.worker.handlers.greeting import GreetingHandlers
+from llamado.rpc.worker.handlers.handler import Handlers
 from llamado.rpc.worker.handlers.links import LinkHandlers
 from llamado.rpc.worker.handlers.sums import SumHandlers
 from llamado.rpc.worker.handlers.tensors import TensorHandlers
 from llamado.rpc.worker.handlers.weights import WeightHandlers
-from llamado.rpc.worker.identity import identity
 
 log = logging.getLogger("llamado.rpc.worker.server")
 
 
-class Session(Handlers):
+class Session:
     """Serves one connection: greets the client and passes each request to its handler."""
 
     def __init__(self, connection: ClientConnection, worker: WorkerState) -> None:
         self.name = connection.name
         self._connection, self._worker = connection, worker
         self._client = client = Client(connection, worker)
-        self.network = client.identity
-        """The client's network: its identity without a certificate."""
+        self.network = client.network
         self.buffers = BufferHandlers(client)
         weights = WeightHandlers(client, self.buffers)
-        self._graphs = GraphHandlers(client, self.buffers)
         self._links = LinkHandlers(client, self.buffers)
-        self._parts: tuple[Handlers, ...] = (
-            self,
+        self.parts: tuple[Handlers, ...] = (
+            GreetingHandlers(client),
             DeviceHandlers(client),
             weights,
             TensorHandlers(client, self.buffers, weights),
             self._links,
             SumHandlers(client, self.buffers),
             self.buffers,
-            self._graphs,
+            GraphHandlers(client, self.buffers),
         )
         """In the order in which they are released."""
         self._served = connection.began
@@ -59,7 +57,7 @@ class Session(Handlers):
         outcome = "left"
         try:
             request = connection.greet(tls)
-            client.identity = identity(connection.host, connection.sock)
+            client.identify()
             self._serve(request)
         except WorkerStopping:
             outcome = "is let go"
@@ -75,7 +73,7 @@ class Session(Handlers):
         finally:
             size, work = self.buffers.held_bytes, client.work
             self._interrupt()
-            for part in self._parts[1:]:
+            for part in self.parts:
                 part.release()
             self.shut()
             connection.close()
@@ -88,7 +86,7 @@ class Session(Handlers):
     def _serve(self, request: wire.Request | None) -> None:
         """Serve HELLO and all requests behind it."""
         connection, is_debugging = self._connection, self._worker.is_debugging
-        handlers = {kind: handler for part in self._parts for kind, handler in part.handlers().items()}
+        handlers = {kind: handler for part in self.parts for kind, handler in part.handlers().items()}
         while request is not None:
             if is_debugging:
                 log.info("%s %s", self.name, wire.describe(request))
@@ -110,17 +108,6 @@ class Session(Handlers):
         self._understood = True
         if wire.COMMANDS[type(request)] not in wire.OWN_COMMANDS:  # our clients accept any version
             greetings.understood(connection.host, connection.protocol, self._served)
-
-    @handles(wire.Hello)
-    def hello(self, _: wire.Hello) -> wire.HelloResponse:
-        worker = self._worker
-        links, own_files = wire.LINKS * worker.dialling.allowed, wire.OWN_FILES * (worker.files is not None)
-        features = wire.LLAMADO | wire.NUMERICS | links | own_files
-        return wire.HelloResponse(*self._connection.protocol.version, features)
-
-    @handles(wire.Upgrade)
-    def upgrade(self, _: wire.Upgrade) -> None:
-        self._graphs.cache.protocol = self._connection.protocol
 
     # --- from other threads -------------------------------------------------------------------------------------------
 
@@ -167,5 +154,5 @@ class Session(Handlers):
         self._connection.shut()
 
     def _interrupt(self) -> None:
-        for part in self._parts[1:]:
+        for part in self.parts:
             part.interrupt()
