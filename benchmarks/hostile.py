@@ -61,8 +61,8 @@ from scripted_worker import ScriptedWorker
 
 from llamado.rpc.wire import (
     COMMANDS,
-    Allocated,
     AllocBuffer,
+    AllocResponse,
     BufferGetBase,
     DeviceCount,
     DeviceMemory,
@@ -515,7 +515,7 @@ LIES: dict[type[Request], Callable[[int], Response]] = {
     GetAlignment: Number,
     GetMaxSize: Number,
     GetDeviceMemory: lambda n: DeviceMemory(n, n // 3),
-    AllocBuffer: lambda n: Allocated(n, n),
+    AllocBuffer: lambda n: AllocResponse(n, n),
     BufferGetBase: Number,
 }
 
