@@ -15,7 +15,7 @@ from wire import Wire, serving
 from llamado.http.access import HEALTH, LIVE, OWN, AccessRules
 from llamado.http.errors import OLLAMA
 from llamado.page.files import page_paths
-from llamado.server.api.cluster.routes import MEMBERS
+from llamado.server.api.cluster.cluster_routes import MEMBERS
 from llamado.server.app import create_app
 from llamado.server.state import ServerState
 

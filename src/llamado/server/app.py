@@ -26,8 +26,8 @@ from llamado.http.monitoring.counted import CLIENT_GONE, OTHER
 from llamado.http.request_log import Record, current, request_id
 from llamado.page.files import START, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
-from llamado.server.api.cluster.lab import lab_router
-from llamado.server.api.cluster.routes import MEMBERS, cluster_router
+from llamado.server.api.cluster.cluster_routes import MEMBERS, cluster_router
+from llamado.server.api.cluster.lab_routes import lab_router
 from llamado.server.api.completions import completions_router
 from llamado.server.api.embeddings import embeddings_router
 from llamado.server.api.infill import infill_router

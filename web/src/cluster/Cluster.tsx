@@ -7,7 +7,7 @@ import { BehindRouter } from "./BehindRouter";
 import { bytes, ms, shortName } from "./figures";
 import { Lanes } from "./Lanes";
 import { Machines } from "./Machines";
-import type { ClusterEvent } from "./bodies";
+import type { ClusterEvent } from "./schema";
 import { apply, busy, cluster, discard, draft, measure, prediction, refused, trouble, watch } from "./state";
 import "./cluster.css";
 

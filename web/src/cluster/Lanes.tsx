@@ -1,7 +1,7 @@
 import { useRef, useState } from "preact/hooks";
 import { ms, shortName } from "./figures";
 import { type Edge, type Layout, paint, placeName, placeToGive, placeToTake } from "./layout";
-import type { Device } from "./bodies";
+import type { DeviceView } from "./schema";
 import { busy, cluster, draft, now, prediction, tryOut } from "./state";
 
 interface Grip {
@@ -10,7 +10,7 @@ interface Grip {
 }
 
 /** A lane for each device, a column for each layer and the head: layers are dragged from lane to lane. */
-export function Lanes({ devices }: { devices: Device[] }) {
+export function Lanes({ devices }: { devices: DeviceView[] }) {
   const shown = draft.value ?? now.value;
   const rows = useRef<(HTMLDivElement | null)[]>([]);
   const [grip, setGrip] = useState<Grip | null>(null);
@@ -84,7 +84,7 @@ export function Lanes({ devices }: { devices: Device[] }) {
 }
 
 /** Seconds of a token that a device took for what it has, without those behind other batches. */
-function taken(device: Device): number {
+function taken(device: DeviceView): number {
   // While no token was made, what a device did was reading a prompt, or making ready for it.
   if (!cluster.value?.token_seconds?.total) return 0;
   if (!device.layers.length && !device.head) return 0;
@@ -136,7 +136,7 @@ function Edges({ layout, device, edge, still }: { layout: Layout; device: string
 }
 
 /** What a device should take for a token, and takes. */
-function Times({ device, longest }: { device: Device; longest: number }) {
+function Times({ device, longest }: { device: DeviceView; longest: number }) {
   const after = prediction.value?.devices.find((one) => one.device === device.device)?.seconds;
   const then = after && after.compute !== null ? after.compute + after.link : null;
   const measured = taken(device);

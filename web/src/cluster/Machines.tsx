@@ -1,10 +1,10 @@
 import { bytes, ms, perSecond, shortName } from "./figures";
-import type { Device } from "./bodies";
+import type { DeviceView } from "./schema";
 
 const WORDS = { ready: "ready", idle: "has no layers", lost: "lost", away: "gone, its layers are elsewhere" };
 
 /** This machine on the one side, the workers on the other, each behind its link. */
-export function Machines({ devices }: { devices: Device[] }) {
+export function Machines({ devices }: { devices: DeviceView[] }) {
   const here = devices.filter((one) => one.endpoint === null);
   const there = devices.filter((one) => one.endpoint !== null);
   return (
@@ -32,7 +32,7 @@ export function Machines({ devices }: { devices: Device[] }) {
   );
 }
 
-function Link({ device }: { device: Device }) {
+function Link({ device }: { device: DeviceView }) {
   const trip = device.link.pulse ?? device.link.round_trip;
   return (
     <div class="link">
@@ -47,7 +47,7 @@ function Link({ device }: { device: Device }) {
   );
 }
 
-function Body({ device, number }: { device: Device; number: number }) {
+function Body({ device, number }: { device: DeviceView; number: number }) {
   const { memory } = device;
   const most = Math.max(memory.free, memory.weights + memory.kv + memory.compute, 1);
   const part = (n: number) => ({ width: `${(100 * n) / most}%` });

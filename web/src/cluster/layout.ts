@@ -1,16 +1,10 @@
 // Who has which layers, as a list with a device's name for each layer and for the head behind the last one.
-import type { Device } from "./bodies";
+import type { DeviceView, LayoutPart } from "./schema";
 
 export type Layout = string[];
 
-export interface Part {
-  device: string;
-  layers: number[];
-  head: boolean;
-}
-
 /** The layout of devices that have every layer; a place that nobody has is "". */
-export function layoutOf(devices: Part[]): Layout {
+export function layoutOf(devices: LayoutPart[]): Layout {
   const n = Math.max(-1, ...devices.flatMap((one) => one.layers)) + 1;
   const found: Layout = Array<string>(n + 1).fill("");
   for (const one of devices) {
@@ -21,7 +15,7 @@ export function layoutOf(devices: Part[]): Layout {
 }
 
 /** The parts of a layout, for the server. */
-export function partsOf(layout: Layout): Part[] {
+export function partsOf(layout: Layout): LayoutPart[] {
   const head = layout.length - 1;
   return [...new Set(layout)].map((device) => ({
     device,
@@ -69,6 +63,6 @@ export function turns(layout: Layout): string[] {
 }
 
 /** Devices in the order of the server's list, by their names. */
-export function byName(devices: Device[]): Map<string, Device> {
+export function byName(devices: DeviceView[]): Map<string, DeviceView> {
   return new Map(devices.map((one) => [one.device, one]));
 }

@@ -1,17 +1,18 @@
 // The cluster as the server reports it, and the layout that the user tries out.
 import { computed, signal } from "@preact/signals";
 import { ApiFailure, postJson, stream } from "../api/http";
-import type { Cluster, Prediction } from "./bodies";
+import { afterMessage } from "./events";
+import type { ClusterBody, LayoutPrediction, ViewChange, WholeView } from "./schema";
 import { type Layout, layoutOf, partsOf, same } from "./layout";
 
-export const cluster = signal<Cluster | null>(null);
+export const cluster = signal<ClusterBody | null>(null);
 /** Why nothing comes; "" while it does. */
 export const trouble = signal("");
 /** The layout as it is. */
 export const now = computed<Layout>(() => layoutOf(cluster.value?.devices ?? []));
 /** The layout that is tried out; null: none. */
 export const draft = signal<Layout | null>(null);
-export const prediction = signal<Prediction | null>(null);
+export const prediction = signal<LayoutPrediction | null>(null);
 export const busy = signal<"" | "predicting" | "moving">("");
 /** Why the layout that is tried out cannot be. */
 export const refused = signal("");
@@ -27,8 +28,11 @@ export function watch(): () => void {
     const { signal: aborted } = stop;
     while (!aborted.aborted && !document.hidden) {
       try {
-        for await (const body of stream("GET", "cluster/events", { signal: aborted })) {
-          cluster.value = body as Cluster;
+        let view: WholeView | null = null;
+        for await (const message of stream("GET", "cluster/events", { signal: aborted })) {
+          view = afterMessage(view, message as WholeView | ViewChange);
+          if (!view) break; // a message is missing: the next connection begins with the whole view
+          cluster.value = view.cluster;
           trouble.value = "";
         }
       } catch (error) {
@@ -68,7 +72,7 @@ export async function tryOut(layout: Layout): Promise<void> {
   refused.value = "";
   busy.value = "predicting";
   try {
-    const found = await postJson<Prediction>("cluster/predict", { devices: partsOf(layout) });
+    const found = await postJson<LayoutPrediction>("cluster/predict", { devices: partsOf(layout) });
     if (number === asked) prediction.value = found;
   } catch (error) {
     if (number === asked) refused.value = error instanceof Error ? error.message : String(error);
@@ -81,7 +85,7 @@ export async function measure(): Promise<void> {
   const number = ++asked;
   busy.value = "predicting";
   try {
-    await postJson<Prediction>("cluster/predict", { devices: partsOf(now.value) });
+    await postJson<LayoutPrediction>("cluster/predict", { devices: partsOf(now.value) });
   } catch (error) {
     trouble.value = error instanceof Error ? error.message : String(error);
   }
@@ -100,7 +104,7 @@ export async function apply(): Promise<void> {
   const number = ++asked;
   busy.value = "moving";
   try {
-    cluster.value = await postJson<Cluster>("cluster/layers", { devices: partsOf(draft.value) });
+    cluster.value = await postJson<ClusterBody>("cluster/layers", { devices: partsOf(draft.value) });
     if (number === asked) discard();
   } catch (error) {
     if (number !== asked) return;

@@ -2,7 +2,7 @@
 import { computed, effect, signal } from "@preact/signals";
 import { postJson, stream } from "../api/http";
 import { partsOf } from "../cluster/layout";
-import type { Prediction } from "../cluster/bodies";
+import type { LayoutPrediction } from "../cluster/schema";
 import { cluster, now } from "../cluster/state";
 import { props } from "../api/server";
 import { type LabLink, secondsOnLinks, secondsReckoned, theory } from "./theory";
@@ -52,7 +52,7 @@ async function reckon(place: string): Promise<void> {
   reckoned.value = { ...reckoned.value, [place]: null }; // asked once
   reckoning = true;
   try {
-    const told = await postJson<Prediction>("cluster/predict", { devices: JSON.parse(place) as unknown });
+    const told = await postJson<LayoutPrediction>("cluster/predict", { devices: JSON.parse(place) as unknown });
     reckoned.value = { ...reckoned.value, [place]: secondsReckoned(told) };
   } catch {
     // A worker is gone, or the model is here alone: a run without delays will tell.

@@ -1,11 +1,11 @@
 import { expect, it } from "vitest";
-import type { Device } from "../cluster/bodies";
+import type { DeviceView } from "../cluster/schema";
 import { type LabLink, secondsOnLinks, secondsReckoned, theory } from "./theory";
 
 const link = (endpoint: string, latency_ms: number, jitter_ms = 0, bandwidth: number | null = null): LabLink => ({
   endpoint, latency_ms, jitter_ms, bandwidth, worker: "w", own: true, running: true, watched: false,
 });
-const device = (endpoint: string, runs: number, bytes: number) => ({ endpoint, predicted: { seconds: 0, bytes, runs } }) as Device;
+const device = (endpoint: string, runs: number, bytes: number) => ({ endpoint, predicted: { seconds: 0, bytes, runs } }) as DeviceView;
 
 it("counts a delay for each turn, half of the jitter, and bytes by the bandwidth", () => {
   const devices = [device("a", 1, 1000), device("b", 2, 500), device("c", 0, 0)];

@@ -1,5 +1,5 @@
 // What links cost a token: each turn of a worker waits once for its link, and bytes take their time.
-import type { Device, Prediction } from "../cluster/bodies";
+import type { DeviceView, LayoutPrediction } from "../cluster/schema";
 
 export interface LabLink {
   endpoint: string;
@@ -15,7 +15,7 @@ export interface LabLink {
 }
 
 /** Seconds of a token on a link. A tap delays what goes to a worker, and jitter is half of its most on average. */
-export function secondsOnLink(link: LabLink, devices: Device[]): number {
+export function secondsOnLink(link: LabLink, devices: DeviceView[]): number {
   let seconds = 0;
   for (const device of devices.filter((one) => one.endpoint === link.endpoint)) {
     const turn = (link.latency_ms + link.jitter_ms / 2) / 1e3;
@@ -26,12 +26,12 @@ export function secondsOnLink(link: LabLink, devices: Device[]): number {
 }
 
 /** Seconds of a token on all links. */
-export function secondsOnLinks(links: LabLink[], devices: Device[]): number {
+export function secondsOnLinks(links: LabLink[], devices: DeviceView[]): number {
   return links.reduce((seconds, link) => seconds + secondsOnLink(link, devices), 0);
 }
 
 /** Seconds of a token without its links, as the server reckons; null: a speed is not known. */
-export function secondsReckoned(told: Prediction): number | null {
+export function secondsReckoned(told: LayoutPrediction): number | null {
   let seconds = 0;
   for (const { seconds: its } of told.devices) {
     if (its.compute === null) return null;

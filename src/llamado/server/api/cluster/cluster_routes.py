@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -21,7 +20,8 @@ from llamado.errors import LlamadoError
 from llamado.http.access import comes_from_this_machine, digest
 from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
-from llamado.server.api.cluster.bodies import cluster_json, predicted_json
+from llamado.server.api.cluster.bodies import cluster_body, json_values
+from llamado.server.api.cluster.changes import ClusterPublisher
 from llamado.server.api.routes import Routes
 from llamado.server.errors import RETRY_AFTER, ApiError, invalid, not_supported
 from llamado.server.live.stream import LiveStream
@@ -39,10 +39,11 @@ _MOST_CHARACTERS = 300
 _LEAST_SPEED, _MOST_SPEED = 1e3, 1e16
 """Bytes per second that a worker may give as its speed."""
 _EVENTS_OF = {
-    200: {"description": "the body of /cluster again and again", "content": {"text/event-stream": {"schema": {}}}}
+    200: {
+        "description": "the view of /cluster, then its changes as JSON Patches (RFC 6902)",
+        "content": {"text/event-stream": {"schema": {}}},
+    }
 }
-_LOOK_SECONDS = 0.1  # between two looks at whether something changed
-_FIGURES_SECONDS = 1.0  # between two events where nothing but figures did
 
 T = TypeVar("T")
 
@@ -50,17 +51,18 @@ T = TypeVar("T")
 def cluster_router(state: ServerState) -> Routes:
     """Who is there, and who comes and goes."""
     router = Routes("cluster")
+    publisher = ClusterPublisher(state)
     moving = asyncio.Lock()
     joins, drains = _Changes("joined"), _Changes("drained")
 
     @router.get("/cluster")
     async def cluster(_: Request) -> Response:
-        return json_response(orjson.dumps(_cluster(state)))
+        return _cluster(state)
 
     @router.get("/cluster/events", responses=_EVENTS_OF)
     async def cluster_events(_: Request) -> Response:
         state.loaded()
-        return LiveStream(ClusterSource(state).read, state.ending, tick=_LOOK_SECONDS)
+        return LiveStream(publisher.listen(), state.ending)
 
     @router.post("/cluster/predict")
     async def predict_layout(request: Request) -> Response:
@@ -69,7 +71,7 @@ def cluster_router(state: ServerState) -> Routes:
         parts = _parts(await read_object(request))
         async with moving:  # it may have speeds measured, once
             predicted = await _done(lambda: members.predict(parts), BadLayout)
-        return json_response(orjson.dumps(predicted_json(predicted)))
+        return json_response(orjson.dumps(json_values(predicted)))
 
     @router.post("/cluster/layers")
     async def lay_out(request: Request) -> Response:
@@ -80,7 +82,7 @@ def cluster_router(state: ServerState) -> Routes:
             raise ApiError("unavailable_error", "layers are being moved already", retry_after=RETRY_AFTER)
         async with moving:
             await _done(lambda: members.lay_out(parts), BadLayout, NotEnoughMemory)
-        return json_response(orjson.dumps(_cluster(state)))
+        return _cluster(state)
 
     @router.post("/cluster/join")
     async def join(request: Request) -> Response:
@@ -160,29 +162,8 @@ def _in_thread(work: Callable[[], T]) -> Awaitable[T]:
     return asyncio.wrap_future(future)
 
 
-def _cluster(state: ServerState) -> dict[str, Any]:
-    """`/cluster` as it is now."""
-    served = state.loaded()
-    return cluster_json(served.info.name, None if served.cluster is None else served.cluster.view())
-
-
-class ClusterSource:
-    """One listener of `/cluster/events`; see `LiveStream`."""
-
-    def __init__(self, state: ServerState) -> None:
-        self._state = state
-        self._told: object = None
-        self._at = 0.0
-
-    def read(self) -> dict[str, Any]:
-        """All of it at once, whenever somebody comes or goes or layers move, and each second for the figures."""
-        cluster = self._state.loaded().cluster
-        mark = cluster, None if cluster is None else cluster.mark()
-        now = time.monotonic()
-        if self._at and mark == self._told and now < self._at + _FIGURES_SECONDS:
-            return {}
-        self._told, self._at = mark, now
-        return _cluster(self._state)
+def _cluster(state: ServerState) -> Response:
+    return json_response(orjson.dumps(json_values(cluster_body(state.loaded()))))
 
 
 def _may_move(state: ServerState, request: Request) -> None:
