@@ -1,7 +1,7 @@
 // Messages of /cluster/events: the whole view first, then its changes as JSON Patches (RFC 6902).
 import type { Replacement, ViewChange, WholeView } from "./schema";
 
-/** The view after a message; null if a message is missing between the two. */
+/** Return the view after a message; null if a message is missing in between. */
 export function afterMessage(before: WholeView | null, message: WholeView | ViewChange): WholeView | null {
   if ("cluster" in message) return message;
   if (!before || message.sequence !== before.sequence + 1) return null;
@@ -9,7 +9,7 @@ export function afterMessage(before: WholeView | null, message: WholeView | View
   return { sequence: message.sequence, cluster: cluster as WholeView["cluster"] };
 }
 
-/** A copy of a JSON value with the part at a path (JSON Pointer, RFC 6901) replaced. */
+/** Return a copy of a JSON value with the part at a path (JSON Pointer, RFC 6901) replaced. */
 function replaced(value: unknown, { path, value: part }: Replacement): unknown {
   const keys = path.split("/").slice(1).map((key) => key.replaceAll("~1", "/").replaceAll("~0", "~"));
   return replacedAt(value, keys, part);
