@@ -27,6 +27,7 @@ REWRITTEN = (
     "page",
     "processes",
     "quantize",
+    "server/api/cluster",
     "terminal",
     "text",
 )

@@ -1,4 +1,4 @@
-"""`/cluster`: what it tells, who may join, and what a worker has to say."""
+"""Endpoints of `/cluster`: the view, joins, drains and layouts."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def engine() -> Iterator[FakeEngine]:
     engine.close()
 
 
-def test_all_that_is_known_is_told(engine: FakeEngine) -> None:
+def test_the_view_has_every_field_of_its_devices(engine: FakeEngine) -> None:
     body = Server(engine).ask("GET", "/cluster").json()
     here, far = body["devices"]
     assert here == {
@@ -147,7 +147,7 @@ def test_all_that_is_known_is_told(engine: FakeEngine) -> None:
     assert body["events"] == [{"at": 1e9, "kind": "lost", "device": "RPC0[h:1]", "what": "gone"}]
 
 
-def test_a_model_on_one_machine_has_no_devices_to_show(engine: FakeEngine) -> None:
+def test_a_model_that_is_not_split_has_no_devices(engine: FakeEngine) -> None:
     server = Server(engine)
     server.state.served = served(engine)
     answer = server.ask("GET", "/cluster")
@@ -155,7 +155,7 @@ def test_a_model_on_one_machine_has_no_devices_to_show(engine: FakeEngine) -> No
     assert "llamado_worker_" not in server.ask("GET", "/metrics").text
 
 
-def test_metrics_have_a_line_for_each_device(engine: FakeEngine) -> None:
+def test_metrics_have_samples_of_each_device(engine: FakeEngine) -> None:
     text = Server(engine).ask("GET", "/metrics").text
     found = {
         (s.name.removeprefix("llamado_worker_"), s.labels["device"], s.labels.get("state")): s.value
@@ -181,15 +181,15 @@ def test_a_worker_joins_and_leaves(engine: FakeEngine) -> None:
     assert answer.json() == {
         "endpoint": "h:1", "devices": [{"device": "RPC1", "holds": "nothing", "why": "it is slow"}]
     }  # fmt: skip
-    assert server.cluster.joined == [("h:1", 2.0, [5e9, None])], "the token is the key"
+    assert server.cluster.joined == [("h:1", 2.0, [5e9, None])], "the token replaces the API key"
     assert server.ask("POST", "/cluster/drain", {"endpoint": "h:1"}).json() == {"endpoint": "h:1", "drained": True}
     assert server.cluster.drained == ["h:1"]
-    assert server.ask("GET", "/cluster").status_code == 401, "looking needs a key as everything does"
+    assert server.ask("GET", "/cluster").status_code == 401, "the view requires the API key"
 
 
 @pytest.mark.parametrize("path", ["/cluster/join", "/cluster/drain"])
 @pytest.mark.parametrize("token", [None, "", "secre", "secret ", "Secret", "secretsecret"])
-def test_nobody_joins_without_the_token(engine: FakeEngine, path: str, token: str | None) -> None:
+def test_membership_changes_require_the_token(engine: FakeEngine, path: str, token: str | None) -> None:
     server = Server(engine)
     answer = server.ask("POST", path, {"endpoint": "h:1"}, token)
     assert answer.status_code == 401 and "x-cluster-token" in answer.json()["error"]["message"]
@@ -197,7 +197,7 @@ def test_nobody_joins_without_the_token(engine: FakeEngine, path: str, token: st
 
 
 @pytest.mark.parametrize("path", ["/cluster/join", "/cluster/drain"])
-def test_nobody_joins_a_server_without_a_token(engine: FakeEngine, path: str) -> None:
+def test_a_server_without_a_token_accepts_no_workers(engine: FakeEngine, path: str) -> None:
     server = Server(engine, token=None)
     for token in (None, "", "None"):
         answer = server.ask("POST", path, {"endpoint": "h:1"}, token)
@@ -208,7 +208,9 @@ def test_nobody_joins_a_server_without_a_token(engine: FakeEngine, path: str) ->
 @pytest.mark.parametrize(("body", "endpoint"), [
     ({"port": 50052}, "10.0.0.9:50052"), ({"port": 1, "tls": True}, "tls://10.0.0.9:1"), ({"endpoint": "x"}, "x"),
 ])  # fmt: skip
-def test_a_worker_is_where_it_says_or_asks_from(engine: FakeEngine, body: dict[str, Any], endpoint: str) -> None:
+def test_a_worker_without_an_endpoint_has_the_address_of_its_client(
+    engine: FakeEngine, body: dict[str, Any], endpoint: str
+) -> None:
     server = Server(engine)
     assert server.ask("POST", "/cluster/join", body).json()["endpoint"] == endpoint
     assert server.cluster.joined[0][0] == endpoint
@@ -220,20 +222,20 @@ def test_a_worker_is_where_it_says_or_asks_from(engine: FakeEngine, body: dict[s
     {"port": 1, "devices": {}}, {"port": 1, "devices": [1]}, {"port": 1, "devices": [{}] * 257},
     {"endpoint": "h" * 100_000}, {"endpoint": "h\n:1"}, {"port": 1, "share": 1e300},
 ])  # fmt: skip
-def test_bodies_that_say_nothing_are_refused(engine: FakeEngine, body: dict[str, Any]) -> None:
+def test_invalid_joins_are_rejected(engine: FakeEngine, body: dict[str, Any]) -> None:
     server = Server(engine)
     assert server.ask("POST", "/cluster/join", body).status_code == 400
     assert not server.cluster.joined
 
 
-def test_speeds_that_no_device_has_are_not_known(engine: FakeEngine) -> None:
+def test_impossible_speeds_are_unknown(engine: FakeEngine) -> None:
     server = Server(engine)
     speeds = [1e9, 0, -1, 1e-300, 1e300, "1e9", None, True]
     assert server.ask("POST", "/cluster/join", {"port": 1, "devices": [{"decode": s} for s in speeds]}).is_success
     assert server.cluster.joined == [("10.0.0.9:1", 1.0, [1e9, *[None] * 7])]
 
 
-def test_workers_that_freeze_while_they_join_hold_up_nothing(engine: FakeEngine) -> None:
+def test_hanging_joins_block_no_other_request(engine: FakeEngine) -> None:
     server, frozen = Server(engine), threading.Event()
 
     def join(endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[JoinedWorker]:
@@ -266,11 +268,11 @@ def test_workers_that_freeze_while_they_join_hold_up_nothing(engine: FakeEngine)
     assert server.cluster.drained == ["h:99"]
 
 
-def test_what_fails_is_said(engine: FakeEngine) -> None:
+def test_failed_membership_changes_are_reported(engine: FakeEngine) -> None:
     server = Server(engine)
-    server.cluster.error = LlamadoError("no room")
+    server.cluster.error = LlamadoError("no memory")
     answer = server.ask("POST", "/cluster/join", {"endpoint": "h:1"})
-    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no room")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "no memory")
     server.cluster.error = UnknownWorker("h:1 is no worker of this server")
     assert server.ask("POST", "/cluster/drain", {"endpoint": "h:1"}).status_code == 404
 
@@ -280,7 +282,7 @@ LAYOUT = {"devices": [{"device": "CPU", "layers": [0], "head": True}, {"device":
 
 def test_layers_are_moved(engine: FakeEngine) -> None:
     server = Server(engine, keys=(b"a key",))
-    assert server.ask("POST", "/cluster/layers", LAYOUT).status_code == 401, "the token of workers is no key"
+    assert server.ask("POST", "/cluster/layers", LAYOUT).status_code == 401, "the token does not replace the API key"
     server = Server(engine)
     answer = server.ask("POST", "/cluster/layers", LAYOUT)
     assert answer.status_code == 200 and answer.json() == server.ask("GET", "/cluster").json()
@@ -313,7 +315,7 @@ def test_layers_are_moved_from_this_machine_or_with_the_token(
     assert bool(server.cluster.laid_out) == (status == 200 and path == "/cluster/layers")
 
 
-def test_what_a_layout_would_take(engine: FakeEngine) -> None:
+def test_a_layout_is_predicted(engine: FakeEngine) -> None:
     body = Server(engine).ask("POST", "/cluster/predict", LAYOUT).json()
     memory = {"weights": 1, "kv": 2, "compute": 3, "free": 4, "missing": 5}
     assert body == {
@@ -328,7 +330,7 @@ def test_what_a_layout_would_take(engine: FakeEngine) -> None:
     [None, {}, [1], [{"layers": [0]}], [{"device": 1}], [{"device": "CPU", "layers": [True]}],
      [{"device": "CPU", "layers": "0"}], [{"device": "CPU", "head": 1}], [{"device": "CPU"}] * 257],
 )  # fmt: skip
-def test_layouts_that_are_none(engine: FakeEngine, path: str, devices: Any) -> None:
+def test_invalid_layouts_are_rejected(engine: FakeEngine, path: str, devices: Any) -> None:
     server = Server(engine)
     assert server.ask("POST", path, {"devices": devices}).status_code == 400
     assert not server.cluster.laid_out
@@ -338,14 +340,14 @@ def test_layouts_that_are_none(engine: FakeEngine, path: str, devices: Any) -> N
     ("error", "status"),
     [(BadLayout("layer 1 is named twice"), 400), (NotEnoughMemory("too little", {}), 400), (LlamadoError("gone"), 503)],
 )
-def test_layouts_that_cannot_be(engine: FakeEngine, error: LlamadoError, status: int) -> None:
+def test_impossible_layouts_are_reported(engine: FakeEngine, error: LlamadoError, status: int) -> None:
     server = Server(engine)
     server.cluster.error = error
     answer = server.ask("POST", "/cluster/layers", LAYOUT)
     assert answer.status_code == status and str(error) in answer.json()["error"]["message"]
 
 
-def test_one_machine_has_no_layers_to_move(engine: FakeEngine) -> None:
+def test_a_model_that_is_not_split_has_no_layout(engine: FakeEngine) -> None:
     server = Server(engine)
     server.state.served = served(engine)
     for path in ("/cluster/layers", "/cluster/predict"):

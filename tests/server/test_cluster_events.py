@@ -17,7 +17,7 @@ from waiting import GUARD
 
 from llamado.engine.topology.view import ClusterView
 from llamado.server.api.cluster.bodies import cluster_body, json_values
-from llamado.server.api.cluster.changes import ClusterPublisher, difference
+from llamado.server.api.cluster.events import ClusterPublisher, difference
 from llamado.server.api.cluster.typescript import typescript
 from llamado.server.errors import ApiError
 from llamado.server.state import ServerState

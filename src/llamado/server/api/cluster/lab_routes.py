@@ -1,4 +1,4 @@
-"""`/lab`: links that are made slower while the server runs, and workers that are killed, where `--lab` allows it."""
+"""Endpoints of `/lab` (`--lab`): slow links down and kill workers while the server runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llamado.server.state import ServerState
 
 
 def lab_router(state: ServerState) -> Routes:
-    """The latency lab."""
+    """Return the routes of the latency lab."""
     router = Routes("lab")
 
     @router.get("/lab")
@@ -29,8 +29,8 @@ def lab_router(state: ServerState) -> Routes:
 
     @router.post("/lab/links")
     async def lab_links(request: Request) -> Response:
-        lab = _allowed(state)
-        links = _links(await read_object(request))
+        lab = _require_lab(state)
+        links = _link_settings(await read_object(request))
         try:
             await asyncio.to_thread(lab.set, links)
         except LlamadoError as error:
@@ -39,17 +39,17 @@ def lab_router(state: ServerState) -> Routes:
 
     @router.post("/lab/kill")
     async def lab_kill(request: Request) -> Response:
-        return await _act(request, kill=True)
+        return await _change_worker(request, kill=True)
 
     @router.post("/lab/start")
     async def lab_start(request: Request) -> Response:
-        return await _act(request, kill=False)
+        return await _change_worker(request, kill=False)
 
-    async def _act(request: Request, *, kill: bool) -> Response:
-        lab = _allowed(state)
+    async def _change_worker(request: Request, *, kill: bool) -> Response:
+        lab = _require_lab(state)
         endpoint = (await read_object(request)).get("endpoint")
         if not isinstance(endpoint, str):
-            raise invalid('"endpoint" must be one of those of /lab')
+            raise invalid('"endpoint" must be an endpoint of /lab')
         try:
             await asyncio.to_thread(lab.kill if kill else lab.start, endpoint)
         except LlamadoError as error:
@@ -59,9 +59,9 @@ def lab_router(state: ServerState) -> Routes:
     return router
 
 
-def _allowed(state: ServerState) -> ServedLab:
+def _require_lab(state: ServerState) -> ServedLab:
     if state.lab is None:
-        raise not_supported("There is no lab here. Start the server with `--lab`")
+        raise not_supported("The latency lab is off. Start the server with `--lab`")
     return state.lab
 
 
@@ -69,8 +69,8 @@ def _answer(lab: ServedLab | None) -> Response:
     return json_response(orjson.dumps({"on": lab is not None, "links": [] if lab is None else lab.view()}))
 
 
-def _links(body: dict[str, Any]) -> dict[str, tuple[float, float, float | None]]:
-    """Settings by endpoint: `latency_ms`, `jitter_ms`, `bandwidth` in bits per second (null: no limit)."""
+def _link_settings(body: dict[str, Any]) -> dict[str, tuple[float, float, float | None]]:
+    """Return delay and jitter (ms) and bandwidth (bits per second; None for no limit) by endpoint. Raises ApiError."""
     links = body.get("links")
     if not isinstance(links, list) or not all(isinstance(link, dict) for link in links):
         raise invalid('"links" must be a list of objects')
@@ -78,7 +78,7 @@ def _links(body: dict[str, Any]) -> dict[str, tuple[float, float, float | None]]
     for link in links:
         endpoint, bandwidth = link.get("endpoint"), link.get("bandwidth")
         if not isinstance(endpoint, str):
-            raise invalid('"endpoint" must be one of those of /lab')
+            raise invalid('"endpoint" must be an endpoint of /lab')
         latency, jitter = (_number(link.get(name, 0.0), name) for name in ("latency_ms", "jitter_ms"))
         found[endpoint] = latency, jitter, None if bandwidth is None else _number(bandwidth, "bandwidth")
     return found

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from llamado.engine.topology.layout import LayoutPart, LayoutPrediction
 from llamado.server.api.cluster.bodies import ClusterBody
-from llamado.server.api.cluster.changes import ViewChange, WholeView
+from llamado.server.api.cluster.events import ViewChange, WholeView
 
 BODIES = (ClusterBody, WholeView, ViewChange, LayoutPart, LayoutPrediction)
 _HEADER = """\
