@@ -76,7 +76,7 @@ def import_messages(page: Page) -> None:
     kept = {"conversation": {"title": "long", "leaf": rows[-1]["id"], "updated": 1}, "messages": rows}
     text = json.dumps({"format": "llamado-conversations", "version": 1, "conversations": [kept]})
     file: Any = {"name": "x.json", "mimeType": "application/json", "buffer": text.encode()}
-    page.get_by_label("File of chats").set_input_files(file)
+    page.get_by_label("Chat file").set_input_files(file)
     page.get_by_role("link", name="long").click()
     page.locator("article").nth(MESSAGES - 1).wait_for()
     page.wait_for_timeout(500)

@@ -28,6 +28,7 @@ REWRITTEN = (
     "page",
     "processes",
     "quantize",
+    "server/api/cluster",
     "terminal",
     "text",
 )

@@ -10,10 +10,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import trustme
+from cluster_events import after_message
 from tiny_models import make_llama
 from up_process import BODY, Up, answer
 from waiting import GUARD, until
@@ -72,12 +74,13 @@ def test_the_lab_kills_a_worker_and_it_returns(up: Up) -> None:
     for link in links:  # the first is behind a tap of the cluster's own
         before = {service["name"]: service["pid"] for service in up.ready()["services"]}
         seen: list[str] = []
+        view: Any = None
         with httpx.stream("GET", f"{url}/cluster/events", timeout=GUARD) as told:
             for line in told.iter_lines():
                 if not line.startswith("data: {"):
                     continue
-                devices = json.loads(line[6:])["devices"]
-                state = next(one["state"] for one in devices if one.get("endpoint") == link["endpoint"])
+                view = after_message(view, json.loads(line[6:]))
+                state = next(one["state"] for one in view["devices"] if one.get("endpoint") == link["endpoint"])
                 if not seen:
                     killed = httpx.post(f"{url}/lab/kill", json={"endpoint": link["endpoint"]}, timeout=GUARD)
                     assert killed.status_code == 200, killed.text

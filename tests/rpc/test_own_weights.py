@@ -342,7 +342,11 @@ def test_layers_that_move_and_come_back_are_not_sent(tmp_path: Path, theirs: Pat
 
     def own(llama: LoadedModel) -> dict[str, tuple[int, int]]:
         assert llama.cluster is not None
-        return {d.endpoint: (d.own_weights, d.weights) for d in llama.cluster.view().devices if d.endpoint and d.holds}
+        return {
+            d.endpoint: (d.memory.own_disk, d.memory.weights)
+            for d in llama.cluster.view().devices
+            if d.endpoint and d.holds
+        }
 
     with LoadedModel.load(model, options(None)) as alone:
         right = answer(alone)

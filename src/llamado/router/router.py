@@ -53,7 +53,7 @@ from llamado.router.swap_config import SwapConfig, read_swap_config
 from llamado.server.errors import translate
 from llamado.server.generate.json_values import number_json
 from llamado.server.live.log_tail import LogTail
-from llamado.server.live.stream import LiveStream
+from llamado.server.live.stream import LiveStream, polled
 from llamado.server.settings import Settings
 from llamado.tools.api import ToolsApi
 
@@ -521,7 +521,8 @@ class Router:
             await pass_on(self._instance(name, autoload=False), scope, receive, send, keys=keys)
             return
         source = RouterSource(self.fleet, self.log_tail)
-        await LiveStream(source.read, lambda: self._closing)(scope, receive, send)
+        messages = polled(source.read, lambda: self._closing)
+        await LiveStream(messages, lambda: self._closing)(scope, receive, send)
 
     async def _log_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["path"].removeprefix("/logs/stream").removeprefix("/")
