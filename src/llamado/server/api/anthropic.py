@@ -24,7 +24,7 @@ from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.formats import answer_reader, was_cut
 from llamado.server.generate.generator import Generator
-from llamado.server.generate.json_values import flag, table, text, whole, written
+from llamado.server.generate.json_values import flag, integer, json_text, mapping, text
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import EVENTS
 from llamado.text.dialects.answer import AnswerReader, Part
@@ -54,7 +54,7 @@ def _system(value: Any) -> str | None:
 
 
 def _image(block: Mapping[str, Any]) -> dict[str, Any]:
-    source = table(block, "source")
+    source = mapping(block, "source")
     url = text(source, "url")
     if text(source, "type") == "base64":
         url = f"data:{text(source, 'media_type', 'image/jpeg')};base64,{text(source, 'data')}"
@@ -100,7 +100,7 @@ def _message(given: Any) -> Iterator[dict[str, Any]]:
         elif kind == "image":
             content.append(_image(block))
         elif kind == "tool_use":
-            arguments = written(block.get("input") or {})
+            arguments = json_text(block.get("input") or {})
             function = {"name": text(block, "name"), "arguments": arguments}
             calls.append({"id": text(block, "id"), "type": "function", "function": function})
         elif kind == "tool_result":
@@ -147,7 +147,7 @@ def messages_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
             for tool in _blocks(body["tools"])
             if isinstance(tool.get("input_schema", {}), (dict, type(None)))
         ]
-        choice = table(body, "tool_choice")
+        choice = mapping(body, "tool_choice")
         if choice and chat["tools"]:
             chat["tool_choice"] = _tool_choice(choice)
             if choice.get("disable_parallel_tool_use") is True:
@@ -157,9 +157,9 @@ def messages_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
         chat["max_tokens"] = MAX_TOKENS
     if "chat_template_kwargs" in body:
         chat["chat_template_kwargs"] = body["chat_template_kwargs"]
-    thinking = table(body, "thinking")
+    thinking = mapping(body, "thinking")
     if thinking.get("type") == "enabled":
-        chat["thinking_budget_tokens"] = whole(thinking, "budget_tokens", _THINKING_BUDGET)
+        chat["thinking_budget_tokens"] = integer(thinking, "budget_tokens", _THINKING_BUDGET)
     elif thinking.get("type") == "disabled":
         chat["reasoning_effort"] = "none"
     return chat
@@ -172,8 +172,8 @@ def _strict_tools(body: Mapping[str, Any]) -> StrictTools:
     return {text(tool, "name"): None for tool in given if tool.get("strict") is True}
 
 
-def _stop_reason(asked: GenerationRequest, result: Result, reader: AnswerReader) -> dict[str, Any]:
-    word = result.stopping_word if result.stopping_word in asked.client_stops else None
+def _stop_reason(request: GenerationRequest, result: Result, reader: AnswerReader) -> dict[str, Any]:
+    word = result.stopping_word if result.stopping_word in request.client_stops else None
     if result.stop_type not in ("eos", "word"):
         reason = "max_tokens"
     elif reader.calls:
@@ -196,9 +196,9 @@ class MessagesFormat:
 
     media_type = EVENTS
 
-    def __init__(self, asked: GenerationRequest) -> None:
-        self._asked = asked
-        self._reader = answer_reader(asked)
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+        self._reader = answer_reader(request)
         self._begun = False
         self._n_blocks = 0
         self._open = ""
@@ -208,7 +208,7 @@ class MessagesFormat:
         """The whole body."""
         result, reader = results[0], self._reader
         reader.push(result.content)
-        reader.finish(was_cut(self._asked, result))
+        reader.finish(was_cut(self._request, result))
         content: list[dict[str, Any]] = []
         if reader.reasoning:
             content.append({"type": "thinking", "thinking": reader.reasoning, "signature": ""})
@@ -217,16 +217,16 @@ class MessagesFormat:
         for call in reader.complete_calls:  # `input` is an object, so there is no place for a part of one
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
         usage = {**_input_usage(result.n_prompt, result.n_cached), "output_tokens": result.n_predicted}
-        body = {**self._message(content), **_stop_reason(self._asked, result, reader), "usage": usage}
+        body = {**self._message(content), **_stop_reason(self._request, result, reader), "usage": usage}
         return orjson.dumps(body)
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self._asked.id,
+            "id": self._request.id,
             "type": "message",
             "role": "assistant",
             "content": content,
-            "model": self._asked.model,
+            "model": self._request.model,
             "stop_reason": None,
             "stop_sequence": None,
         }
@@ -274,7 +274,7 @@ class MessagesFormat:
 
     def token(self, index: int, event: Token) -> bytes:
         timings = event.timings
-        events = list(self._begin(len(self._asked.prompt(0)), timings.cache_n if timings else 0))
+        events = list(self._begin(len(self._request.prompt(0)), timings.cache_n if timings else 0))
         for part in self._reader.push(event.text):
             events += self._part(part)
         return _written(events)
@@ -284,12 +284,12 @@ class MessagesFormat:
 
     def final(self, index: int, result: Result) -> bytes:
         events = list(self._begin(result.n_prompt, result.n_cached))
-        for part in self._reader.finish(was_cut(self._asked, result)):
+        for part in self._reader.finish(was_cut(self._request, result)):
             events += self._part(part)
         events += self._stop()
         usage = {**_input_usage(result.n_prompt, result.n_cached), "output_tokens": result.n_predicted}
         events.append(
-            {"type": "message_delta", "delta": _stop_reason(self._asked, result, self._reader), "usage": usage}
+            {"type": "message_delta", "delta": _stop_reason(self._request, result, self._reader), "usage": usage}
         )
         events.append({"type": "message_stop"})
         return _written(events)

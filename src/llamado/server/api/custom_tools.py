@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llamado.server.errors import invalid
-from llamado.server.generate.json_values import table, text
+from llamado.server.generate.json_values import mapping, text
 from llamado.text.grammar.lark_expression import lark_expression
 from llamado.text.grammar.source import GrammarError
 
@@ -67,8 +67,8 @@ def _parameters(what: Mapping[str, Any]) -> dict[str, Any]:
 
 def _format(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """A tool's format: one level down as well, as the chat API has it."""
-    form = table(tool, "format")
-    return {**form, **table(form, "grammar")}
+    form = mapping(tool, "format")
+    return {**form, **mapping(form, "grammar")}
 
 
 def _without_anchors(expression: str) -> str:

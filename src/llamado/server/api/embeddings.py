@@ -22,7 +22,7 @@ from llamado.http.request_log import current
 from llamado.models.hparams import Pooling
 from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid, not_supported, translate
-from llamado.server.generate.json_values import flag, text, type_name, whole
+from llamado.server.generate.json_values import flag, integer, text, type_name
 from llamado.server.generate.prompts import tokenize_prompts
 from llamado.server.generate.streaming import watch
 from llamado.server.generate.threads import in_thread, off_loop, size_of
@@ -120,7 +120,7 @@ async def _rerank(state: ServerState, request: Request) -> Response:
     if not isinstance(query, str):
         raise invalid('"query" must be a string')
     documents = _documents(body)
-    top_n = whole(body, "top_n", len(documents))
+    top_n = integer(body, "top_n", len(documents))
     if top_n < 0:
         raise invalid(f'"top_n" must be 0 or more, but is {top_n}')
 

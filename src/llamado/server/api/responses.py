@@ -26,7 +26,7 @@ from llamado.server.api.routes import Routes
 from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.formats import answer_reader, progress_json, timings_json, was_cut
 from llamado.server.generate.generator import Generator
-from llamado.server.generate.json_values import table, text, written
+from llamado.server.generate.json_values import json_text, mapping, text
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import EVENTS
 from llamado.text.dialects.answer import AnswerReader, Part, PartialCall, random_id
@@ -81,9 +81,9 @@ def _call(item: Mapping[str, Any]) -> tuple[Any, Any]:
     """The name of the tool that an item calls, and its arguments as JSON."""
     kind, action, given = item["type"], item.get("action"), item.get("input")
     if kind == "custom_tool_call":  # its input is a text of no form
-        return item.get("name"), written({"input": given}) if isinstance(given, str) else None
+        return item.get("name"), json_text({"input": given}) if isinstance(given, str) else None
     if kind == "local_shell_call":
-        return "local_shell", written(action) if isinstance(action, dict) else None
+        return "local_shell", json_text(action) if isinstance(action, dict) else None
     return item.get("name"), item.get("arguments")
 
 
@@ -220,10 +220,10 @@ def responses_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
         if "tool_choice" in body:
             chat["tool_choice"] = body["tool_choice"]
     chat |= {name: body[ours] for ours, name in spelled.items() if ours in body}
-    effort = table(body, "reasoning").get("effort")
+    effort = mapping(body, "reasoning").get("effort")
     if effort is not None:
         chat["reasoning_effort"] = effort
-    form = table(table(body, "text"), "format")
+    form = mapping(mapping(body, "text"), "format")
     if form:
         # The Responses API has the schema's fields where the chat API has them under `json_schema`.
         nested = {"type": "json_schema", "json_schema": form}
@@ -239,15 +239,15 @@ class ResponsesFormat:
 
     media_type = EVENTS
 
-    def __init__(self, asked: GenerationRequest, custom: Set[str] = frozenset()) -> None:
+    def __init__(self, request: GenerationRequest, custom: Set[str] = frozenset()) -> None:
         """`custom`: the tools whose calls have a text of no form as their input."""
-        self._asked = asked
+        self._request = request
         self._custom = custom
         self._input = CustomInput()
         """Of the open item, if that is a call of such a tool."""
         self._id = f"resp_{random_id()}"
         self._created = int(time.time())
-        self._reader = answer_reader(asked)
+        self._reader = answer_reader(request)
         self._number = 0
         self._begun = False
         self._items: list[dict[str, Any]] = []
@@ -260,7 +260,7 @@ class ResponsesFormat:
     def answer(self, results: Sequence[Result]) -> bytes:
         """The whole body."""
         self._reader.push(results[0].content)
-        self._reader.finish(was_cut(self._asked, results[0]))
+        self._reader.finish(was_cut(self._request, results[0]))
         return orjson.dumps(self._response(results[0], _items(self._reader, self._custom)))
 
     def _response(self, result: Result | None, output: list[dict[str, Any]]) -> dict[str, Any]:
@@ -268,7 +268,7 @@ class ResponsesFormat:
         status = "in_progress" if result is None else _status(result)
         if status == "incomplete" and output:
             output[-1]["status"] = status
-        engine = self._asked.engine
+        engine = self._request.engine
         response: dict[str, Any] = {
             "id": self._id,
             "object": "response",
@@ -279,7 +279,7 @@ class ResponsesFormat:
             "instructions": None,
             "max_output_tokens": engine.n_predict if engine.n_predict >= 0 else None,
             "metadata": {},
-            "model": self._asked.model,
+            "model": self._request.model,
             "output": output,
             "parallel_tool_calls": True,
             "previous_response_id": None,
@@ -399,7 +399,7 @@ class ResponsesFormat:
 
     def final(self, index: int, result: Result) -> bytes:
         events = list(self._begin())
-        for part in self._reader.finish(was_cut(self._asked, result)):
+        for part in self._reader.finish(was_cut(self._request, result)):
             events += self._part(part)
         events += self._close(_status(result))
         response = self._response(result, self._items)

@@ -198,7 +198,7 @@ def slot_json(slot: SlotSnapshot) -> dict[str, Any]:
     }
     request = slot.request
     if request is not None:
-        asked = request.asked if isinstance(request, SubmittedRequest) else GenerationRequest(engine=request)
+        source = request.source if isinstance(request, SubmittedRequest) else GenerationRequest(engine=request)
         next_token = {
             "has_next_token": slot.has_next_token,
             "has_new_line": slot.has_new_line,
@@ -210,7 +210,7 @@ def slot_json(slot: SlotSnapshot) -> dict[str, Any]:
             "n_prompt_tokens": slot.n_prompt_tokens,
             "n_prompt_tokens_processed": slot.n_prompt_tokens_processed,
             "n_prompt_tokens_cache": slot.n_prompt_tokens_cache,
-            "params": generation_settings(asked, seed=request.sampling.seed, brief=True),
+            "params": generation_settings(source, seed=request.sampling.seed, brief=True),
             "next_token": [next_token],
         }
     return shown

@@ -49,7 +49,7 @@ def text_router(generator: Generator) -> Routes:
                 raise invalid("tokens must be 32-bit whole numbers")
             return orjson.dumps({"tokens": [_piece(tokenizer, t) for t in tokens] if pieces else tokens})
 
-        return json_response(await off_loop(work, size_of(content), patient=True))
+        return json_response(await off_loop(work, size_of(content), background=True))
 
     @router.post("/detokenize", **describe("detokenize"))
     async def detokenize(request: Request) -> Response:
@@ -68,6 +68,6 @@ def text_router(generator: Generator) -> Routes:
             tokens = [int(token) for token in given]
             return orjson.dumps({"content": tokenizer.decode(tokens, special=True)})
 
-        return json_response(await off_loop(work, 4 * len(given), patient=True))
+        return json_response(await off_loop(work, 4 * len(given), background=True))
 
     return router

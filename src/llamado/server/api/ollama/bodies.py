@@ -8,7 +8,7 @@ from typing import Any
 
 from llamado.engine.parameters import PARAMETERS, Parameter
 from llamado.server.errors import ApiError, invalid
-from llamado.server.generate.json_values import flag, table, text, written
+from llamado.server.generate.json_values import flag, json_text, mapping, text
 
 MOST_LOGPROBS = 20
 _MOST_SECONDS = 1e9
@@ -65,7 +65,7 @@ def read_options(body: Mapping[str, Any], n_ctx: int) -> dict[str, Any]:
 
     Raises ApiError.
     """
-    options = table(body, "options")
+    options = mapping(body, "options")
     given: dict[str, Any] = {}
     for row in PARAMETERS:
         value = options.get(row.ollama) if row.ollama else None
@@ -99,7 +99,7 @@ def response_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return {"type": "object"}
     if isinstance(given, dict):
         return given
-    raise invalid(f'invalid format: {written(given)}; expected "json" or a valid JSON Schema object'[:300])
+    raise invalid(f'invalid format: {json_text(given)}; expected "json" or a valid JSON Schema object'[:300])
 
 
 def thinking(body: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def thinking(body: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
     if wish is None:
         return {}
     if not isinstance(wish, (bool, str)) or (isinstance(wish, str) and wish not in ("low", "medium", "high", "max")):
-        raise invalid(f'invalid think value: {written(wish)} (must be "high", "medium", "low", true, or false)'[:300])
+        raise invalid(f'invalid think value: {json_text(wish)} (must be "high", "medium", "low", true, or false)'[:300])
     if wish is False:
         return {"reasoning_effort": "none"}
     if not thinks:
@@ -193,11 +193,11 @@ def _messages(given: list[Any], model: str) -> Iterator[dict[str, Any]]:
 
 
 def _call(call: Any, number: int) -> dict[str, Any]:
-    function = table(call, "function")
+    function = mapping(call, "function")
     name, arguments = text(function, "name"), function.get("arguments")
     if not name:
         raise invalid("a tool call needs the name of its function")
-    said = arguments if isinstance(arguments, str) else written(arguments or {})
+    said = arguments if isinstance(arguments, str) else json_text(arguments or {})
     # Nine letters and digits: some families' templates take nothing else.
     id = text(call, "id") or f"call{number:05d}"
     return {"id": id, "type": "function", "function": {"name": name, "arguments": said}}

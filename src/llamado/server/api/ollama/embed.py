@@ -16,7 +16,7 @@ from llamado.server.api.embeddings import Submitted, Vectors, submit
 from llamado.server.api.ollama.bodies import model_name
 from llamado.server.api.ollama.formats import Waited
 from llamado.server.errors import invalid, not_supported
-from llamado.server.generate.json_values import flag, text, whole
+from llamado.server.generate.json_values import flag, integer, text
 from llamado.server.generate.prompts import encode
 from llamado.server.generate.threads import off_loop, size_of
 from llamado.server.model import Served, ServedEmbeddings, ServedTokenizer
@@ -32,7 +32,7 @@ async def embed_response(body: Mapping[str, Any], served: Served, times: Waited)
         raise invalid("invalid input type")
     if not texts:
         return json_response(orjson.dumps({"model": model, "embeddings": []}))
-    n_dimensions = whole(body, "dimensions", 0)
+    n_dimensions = integer(body, "dimensions", 0)
 
     def make(found: list[Embedding]) -> dict[str, Any]:
         vectors = [embedding.vectors[0] for embedding in found]

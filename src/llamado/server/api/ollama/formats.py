@@ -89,20 +89,20 @@ class OllamaFormat:
 
     def __init__(
         self,
-        asked: GenerationRequest,
+        request: GenerationRequest,
         model: str,
         *,
         times: Waited,
         top_logprobs: int = 0,
         shows_context: bool = False,
     ) -> None:
-        self._asked = asked
+        self._request = request
         self._shows_context = shows_context
         self._model = model
         self._times = times
         self._most = top_logprobs
         # What the client gave of the answer it knows already.
-        self._reader = None if asked.prepared is None else AnswerReader(asked.prepared.parser())
+        self._reader = None if request.prepared is None else AnswerReader(request.prepared.parser())
         self._told_calls = 0
 
     def _head(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class OllamaFormat:
         raise NotImplementedError
 
     def _end(self, result: Result) -> dict[str, Any]:
-        return {"context": [*self._asked.prompt(0), *result.tokens]} if self._shows_context else {}
+        return {"context": [*self._request.prompt(0), *result.tokens]} if self._shows_context else {}
 
     def token(self, index: int, event: Token) -> bytes:
         probs = _logprobs(event.probs or (), self._most)
@@ -154,7 +154,7 @@ class OllamaFormat:
     def final(self, index: int, result: Result) -> bytes:
         chunks: list[dict[str, Any]] = []
         if self._reader is not None:
-            chunks += self._chunks(self._reader.finish(was_cut(self._asked, result)), over=True)
+            chunks += self._chunks(self._reader.finish(was_cut(self._request, result)), over=True)
         return b"".join(map(line, [*chunks, self._over(result, self._said("", "", ()))]))
 
     def answer(self, results: Sequence[Result]) -> bytes:
@@ -164,7 +164,7 @@ class OllamaFormat:
             said = self._said(result.content, "", ())
         else:
             reader.push(result.content)
-            reader.finish(was_cut(self._asked, result))
+            reader.finish(was_cut(self._request, result))
             said = self._said(reader.content, reader.reasoning, reader.complete_calls)
         return orjson.dumps(self._over(result, said) | _logprobs(result.probs, self._most))
 

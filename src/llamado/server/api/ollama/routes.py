@@ -25,7 +25,7 @@ from llamado.server.api.openapi import describe as described
 from llamado.server.api.routes import Routes
 from llamado.server.errors import invalid, not_supported
 from llamado.server.generate.generator import Generator
-from llamado.server.generate.json_values import flag, table, text
+from llamado.server.generate.json_values import flag, mapping, text
 from llamado.server.generate.threads import in_thread
 from llamado.server.model import ModelInfo, Served
 from llamado.server.model_facts import ModelFacts, read_facts
@@ -82,7 +82,7 @@ def ollama_router(generator: Generator, state: ServerState) -> Routes:
         seconds = bodies.keep_alive(body)
         if state.sleep is not None:
             state.sleep.stay(seconds)
-        wanted = table(body, "options").get("num_ctx")
+        wanted = mapping(body, "options").get("num_ctx")
         if isinstance(wanted, int) and wanted > served.info.n_ctx and wanted not in told and len(told) < 100:
             told.add(wanted)
             log.warning("num_ctx %d: this server's context has %d tokens (-c)", wanted, served.info.n_ctx)
@@ -146,7 +146,7 @@ def ollama_router(generator: Generator, state: ServerState) -> Routes:
             mixed = [*context, prompt] if context else prompt
             return await generator.complete({**asked, "prompt": mixed}, make)
         asked = bodies.generate_chat(body, n_ctx=n_ctx, thinks=thinks(served.template))
-        return await generator.chat(asked, make, before=context or ())
+        return await generator.chat(asked, make, prefix=context or ())
 
     @router.post("/api/embed", **described("ollama_embed"))
     async def embed(request: Request) -> Response:
