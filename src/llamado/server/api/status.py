@@ -22,7 +22,7 @@ from llamado.server.errors import RETRY_AFTER, ApiError, invalid, loading, not_s
 from llamado.server.generate.generation_settings import generation_settings
 from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.submission import SubmittedRequest
-from llamado.server.model import ModelInfo, Served
+from llamado.server.model import ModelInfo, ServedModel
 from llamado.server.state import ServerState
 
 _HEALTHY = b'{"status":"ok"}'
@@ -156,7 +156,7 @@ def models_json(info: ModelInfo) -> dict[str, Any]:
     return {"models": [ollama], "object": "list", "data": [model_json(info)]}
 
 
-def props_json(served: Served, state: ServerState) -> dict[str, Any]:
+def props_json(served: ServedModel, state: ServerState) -> dict[str, Any]:
     """`/props`."""
     info, switches = served.info, state.switches
     sampling = served.defaults.sampling
@@ -243,7 +243,7 @@ def live_body(state: ServerState) -> tuple[int, bytes]:
     return error.status, error.body
 
 
-def _healthy(served: Served) -> bytes:
+def _healthy(served: ServedModel) -> bytes:
     """The body of a server that answers; `degraded` lists devices that it does without."""
     degraded = served.engine.snapshot().degraded
     if not degraded:
@@ -257,7 +257,7 @@ def _away_json(away: Away) -> dict[str, Any]:
     return {"device": away.device, "since": since, "why": away.why, "layers": away.layers, "now": dict(away.now)}
 
 
-def _slots_health(served: Served, query: QueryParams) -> tuple[int, bytes]:
+def _slots_health(served: ServedModel, query: QueryParams) -> tuple[int, bytes]:
     """`/health` as older servers gave it: with the number of slots, and 503 when all are busy and one is wanted."""
     slots = served.engine.snapshot().slots
     busy = sum(slot.is_processing for slot in slots)

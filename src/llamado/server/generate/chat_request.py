@@ -21,7 +21,7 @@ from llamado.server.generate.json_values import (
 )
 from llamado.server.generate.prompts import chat_in_context
 from llamado.server.generate.request import GenerationRequest, make_request
-from llamado.server.model import Served
+from llamado.server.model import ServedModel
 from llamado.server.switches import Switches
 from llamado.text.dialects import prepare
 from llamado.text.dialects.dialect import Content, ContinuedMessage, Conversation, Piece, PreparedChat, StrictTools
@@ -335,7 +335,7 @@ def _prepare(conversation: Conversation, switches: Switches, template: ChatTempl
 
 
 def _constraints(
-    body: Mapping[str, Any], prepared: PreparedChat, field: str, budget: int, served: Served, switches: Switches
+    body: Mapping[str, Any], prepared: PreparedChat, field: str, budget: int, served: ServedModel, switches: Switches
 ) -> OutputConstraints:
     reasoning = None
     # Reasoning comes before the text that a grammar constrains, unless the prompt has closed it.
@@ -362,7 +362,7 @@ def _constraints(
 
 def read_chat(
     body: Mapping[str, Any],
-    served: Served,
+    served: ServedModel,
     switches: Switches,
     prefix: Sequence[int] = (),
     strict_tools: StrictTools | None = None,
@@ -395,7 +395,7 @@ def read_chat(
 
 
 def chat_prompt(
-    body: Mapping[str, Any], served: Served, switches: Switches, strict_tools: StrictTools | None = None
+    body: Mapping[str, Any], served: ServedModel, switches: Switches, strict_tools: StrictTools | None = None
 ) -> str:
     """Return the prompt of a chat body as text, with the checks of `read_chat`. Raises LlamadoError."""
     conversation, _ = _conversation(body, switches, strict_tools)

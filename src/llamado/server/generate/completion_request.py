@@ -10,13 +10,13 @@ from llamado.server.generate.constraints import read_constraints
 from llamado.server.generate.fields import read_fields
 from llamado.server.generate.prompts import prompts_in_context
 from llamado.server.generate.request import MOST_PROBABILITIES, GenerationRequest, make_request
-from llamado.server.model import Served
+from llamado.server.model import ServedModel
 from llamado.server.switches import Switches
 
 
 def read_completion(
     body: Mapping[str, Any],
-    served: Served,
+    served: ServedModel,
     switches: Switches,
     *,
     native: bool,
@@ -49,7 +49,7 @@ def read_completion(
     return request
 
 
-def _prompt_texts(given: Any, prompts: list[list[int]], served: Served) -> list[str]:
+def _prompt_texts(given: Any, prompts: list[list[int]], served: ServedModel) -> list[str]:
     """Return the prompts as text: as the client sent them, or decoded if it sent tokens."""
     texts = [given] if isinstance(given, str) else given
     if isinstance(texts, list) and len(texts) == len(prompts) and all(isinstance(text, str) for text in texts):

@@ -19,7 +19,7 @@ from llamado.server.generate.request import GenerationRequest
 from llamado.server.generate.streaming import AnswerFormat, Generation, Mailbox, ReasoningControl, begin
 from llamado.server.generate.submission import engine_requests
 from llamado.server.generate.threads import in_thread, off_loop, off_loop_chat, size_of
-from llamado.server.model import Served
+from llamado.server.model import ServedModel
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 from llamado.text.dialects.dialect import StrictTools
@@ -51,7 +51,7 @@ class Generator:
         return self._state.switches
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ServedModel:
         return self._state.loaded()
 
     async def complete(
@@ -91,7 +91,7 @@ class Generator:
         prompt = await self.render(body, strict_tools)
         return len(await off_loop(partial(tokenize_chat, prompt, self.served), len(prompt)))
 
-    async def _submit(self, request: GenerationRequest, served: Served, make_format: FormatFactory) -> Response:
+    async def _submit(self, request: GenerationRequest, served: ServedModel, make_format: FormatFactory) -> Response:
         """Submit a request to the engine, and return the response that waits for it. Raises LlamadoError."""
         if request.receipt:
             # Hashing a large file takes seconds the first time.

@@ -7,7 +7,7 @@ from typing import Any
 
 from llamado.server.errors import ApiError, invalid
 from llamado.server.generate.json_values import type_name
-from llamado.server.model import Served, ServedTokenizer
+from llamado.server.model import ServedModel, ServedTokenizer
 
 # Most characters of one text. A prompt of a million tokens has about half as many. A single word of this length, which
 # only a hostile client sends, takes a minute to tokenize.
@@ -88,14 +88,14 @@ def _check_tokens(tokens: Sequence[int], tokenizer: ServedTokenizer) -> None:
         raise invalid("Prompt contains invalid tokens")
 
 
-def prompts_in_context(prompt: Any, served: Served, *, most: int) -> list[list[int]]:
+def prompts_in_context(prompt: Any, served: ServedModel, *, most: int) -> list[list[int]]:
     """Tokenize as `tokenize_prompts`. Raises ApiError for a prompt that does not fit into the context, too."""
     for item in prompt if isinstance(prompt, list) else [prompt]:
         _check_length(_n_characters(item), served)
     return [_in_context(tokens, served) for tokens in tokenize_prompts(prompt, served.tokenizer, most=most)]
 
 
-def chat_in_context(prompt: str, served: Served, prefix: Sequence[int] = ()) -> list[int]:
+def chat_in_context(prompt: str, served: ServedModel, prefix: Sequence[int] = ()) -> list[int]:
     """Return the tokens of a rendered chat behind those of `prefix`. Raises ApiError if the context is too small."""
     if prefix:
         _check_tokens(prefix, served.tokenizer)
@@ -104,13 +104,13 @@ def chat_in_context(prompt: str, served: Served, prefix: Sequence[int] = ()) -> 
     return _in_context(tokenize_chat(prompt, served), served)
 
 
-def tokenize_chat(prompt: str, served: Served) -> list[int]:
+def tokenize_chat(prompt: str, served: ServedModel) -> list[int]:
     """Return the tokens of a rendered chat, also if they do not fit into the context. Raises ApiError."""
     _check_length(len(prompt), served)
     return encode(prompt, served.tokenizer, add_special=True, parse_special=True)
 
 
-def _in_context(tokens: list[int], served: Served) -> list[int]:
+def _in_context(tokens: list[int], served: ServedModel) -> list[int]:
     if len(tokens) >= served.info.n_ctx:
         raise _too_long(len(tokens), served.info.n_ctx)
     return tokens
@@ -125,7 +125,7 @@ def _n_characters(prompt: Any) -> int:
     return sum(len(item) for item in prompt if isinstance(item, str)) if isinstance(prompt, list) else 0
 
 
-def _check_length(n_characters: int, served: Served) -> None:
+def _check_length(n_characters: int, served: ServedModel) -> None:
     """Raise ApiError for a text that cannot fit into the context, before tokenizing it, which may take a minute."""
     n_ctx = served.info.n_ctx
     longest = served.longest_token() if n_characters > n_ctx else 0

@@ -11,7 +11,7 @@ from llamado.engine.parameters import BY_NAME
 from llamado.engine.request import Request
 from llamado.server.errors import invalid
 from llamado.server.generate.constraints import OutputConstraints
-from llamado.server.model import ModelOrigin, Served
+from llamado.server.model import ModelOrigin, ServedModel
 from llamado.server.switches import Switches
 from llamado.text.dialects.answer import random_id
 
@@ -89,7 +89,7 @@ _OWN = frozenset(f.name for f in dataclasses.fields(GenerationRequest))
 def make_request(
     given: Mapping[str, Any],
     prompts: Sequence[list[int]],
-    served: Served,
+    served: ServedModel,
     switches: Switches,
     *,
     constraints: OutputConstraints,

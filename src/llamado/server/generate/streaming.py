@@ -97,7 +97,7 @@ class Mailbox:
         self._unread[generation] = self._unread.get(generation, 0) + weight
         self._total += weight
         if self._total > MOST_UNREAD:
-            log.warning("answer aborted: its client reads too slowly, and too many bytes wait for it")
+            log.warning("answer aborted: its client reads too slowly, and clients have too much unread data")
             max(self._unread, key=self._unread.__getitem__).abort()
 
     def forget(self, generation: Generation) -> None:

@@ -1,4 +1,4 @@
-"""A stream of server-sent events that says what there is, then what of it has changed, until client or server ends."""
+"""A stream of server-sent events with a state and its changes, until the client disconnects or the server ends."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 TICK = 0.25
-"""Seconds between two looks for changes."""
+"""Seconds between two checks for changes."""
 _PING_SECONDS = 15.0
-_LAST_SECONDS = 1.0  # for the end of a stream whose client does not read
+_LAST_SECONDS = 1.0  # to send the end of a stream to a client that does not read
 
 
 class LiveStream(Response):
-    """Looks for as long as its client stays, nothing is looked at for nobody, and until the process is `ending`.
+    """A response that polls a state and streams its changes.
 
-    `read` gives all there is the first time, then what has changed; empty: nothing. `tick`: seconds between two looks.
+    `read` returns the whole state at the first call and then the changed fields, {} if there are none. `ending` returns
+    True when the server shuts down, which ends the stream. `tick`: seconds between two calls of `read`.
     """
 
     def __init__(self, read: Callable[[], dict[str, Any]], ending: Callable[[], bool], *, tick: float = TICK) -> None:

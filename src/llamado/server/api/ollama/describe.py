@@ -8,7 +8,7 @@ from typing import Any
 
 from llamado.engine.parameters import PARAMETERS
 from llamado.engine.request import Defaults
-from llamado.server.model_facts import FOREVER, ModelFacts, read_whole_header, timestamp
+from llamado.server.model_facts import FOREVER, ModelFacts, read_header, timestamp
 
 TAG = "latest"
 # Clients ask which features they may use; these are the ones of that version.
@@ -63,7 +63,7 @@ def shown(
     name: str, facts: ModelFacts, *, template: str, parameters: str, capabilities: Sequence[str], everything: bool
 ) -> dict[str, Any]:
     """A model as `/api/show` tells it; `everything`: long arrays and the tensors, too."""
-    whole = read_whole_header(facts.path) if everything else None
+    header = read_header(facts.path) if everything else None
     file = [f"# {name}, as llamado serves it", f"FROM {facts.path}"]
     if template:
         file.append(f'TEMPLATE """{template}"""')
@@ -73,14 +73,14 @@ def shown(
         "parameters": parameters,
         "template": template,
         "details": details(facts),
-        "model_info": facts.info if whole is None else whole.info,
+        "model_info": facts.info if header is None else header.info,
         "capabilities": list(capabilities),
         "modified_at": timestamp(facts.modified),
     }
     if facts.license:
         answer["license"] = facts.license
-    if whole is not None:
-        answer["tensors"] = whole.tensors
+    if header is not None:
+        answer["tensors"] = header.tensors
     return answer
 
 

@@ -19,10 +19,10 @@ from llamado.server.errors import invalid, not_supported
 from llamado.server.generate.json_values import flag, integer, text
 from llamado.server.generate.prompts import encode
 from llamado.server.generate.threads import off_loop, size_of
-from llamado.server.model import Served, ServedEmbeddings, ServedTokenizer
+from llamado.server.model import ServedEmbeddings, ServedModel, ServedTokenizer
 
 
-async def embed_response(body: Mapping[str, Any], served: Served, times: Waited) -> Response:
+async def embed_response(body: Mapping[str, Any], served: ServedModel, times: Waited) -> Response:
     """`/api/embed`: vectors of length 1, of one text or several. Raises LlamadoError."""
     model = model_name(body)
     embeddings = _embeddings(served)
@@ -49,7 +49,7 @@ async def embed_response(body: Mapping[str, Any], served: Served, times: Waited)
     return Vectors(await _submitted(texts, embeddings, served, truncate=flag(body, "truncate", True)), make)
 
 
-async def embedding_response(body: Mapping[str, Any], served: Served) -> Response:
+async def embedding_response(body: Mapping[str, Any], served: ServedModel) -> Response:
     """`/api/embeddings`: the vector of one text, as the model makes it. Raises LlamadoError."""
     model_name(body)
     embeddings = _embeddings(served)
@@ -60,7 +60,7 @@ async def embedding_response(body: Mapping[str, Any], served: Served) -> Respons
     return Vectors(submitted, lambda found: {"embedding": found[0].vectors[0]})
 
 
-def _embeddings(served: Served) -> ServedEmbeddings:
+def _embeddings(served: ServedModel) -> ServedEmbeddings:
     embeddings = served.embeddings
     if embeddings is None:
         raise not_supported("This server does not support embeddings. Start it with `--embeddings`")
@@ -70,7 +70,7 @@ def _embeddings(served: Served) -> ServedEmbeddings:
 
 
 async def _submitted(
-    texts: Sequence[str], embeddings: ServedEmbeddings, served: Served, *, truncate: bool
+    texts: Sequence[str], embeddings: ServedEmbeddings, served: ServedModel, *, truncate: bool
 ) -> Submitted:
     def work() -> Submitted:
         tokens = [_tokens(one, served.tokenizer, embeddings.max_tokens, truncate) for one in texts]

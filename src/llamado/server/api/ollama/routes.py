@@ -27,7 +27,7 @@ from llamado.server.errors import invalid, not_supported
 from llamado.server.generate.generator import Generator
 from llamado.server.generate.json_values import flag, mapping, text
 from llamado.server.generate.threads import in_thread
-from llamado.server.model import ModelInfo, Served
+from llamado.server.model import ModelInfo, ServedModel
 from llamado.server.model_facts import ModelFacts, read_facts
 from llamado.server.state import ServerState
 from llamado.text.dialects import thinks
@@ -57,7 +57,7 @@ def facts_of(info: ModelInfo) -> ModelFacts:
     )
 
 
-def capabilities(served: Served) -> list[str]:
+def capabilities(served: ServedModel) -> list[str]:
     """What a loaded model can do, in Ollama's words."""
     found = []
     if served.grammars is not None:
@@ -77,7 +77,7 @@ def ollama_router(generator: Generator, state: ServerState) -> Routes:
     router = Routes("ollama")
     told: set[int] = set()
 
-    def note(body: Mapping[str, Any], served: Served) -> None:
+    def note(body: Mapping[str, Any], served: ServedModel) -> None:
         """What of a body concerns the server: how long the model stays, and a context that there is not."""
         seconds = bodies.keep_alive(body)
         if state.sleep is not None:
@@ -98,7 +98,7 @@ def ollama_router(generator: Generator, state: ServerState) -> Routes:
         head = {"model": bodies.model_name(body), "created_at": now()}
         return json_response(orjson.dumps({**head, **said, "done": True, "done_reason": reason}))
 
-    def generating(model: str, what: str) -> Served:
+    def generating(model: str, what: str) -> ServedModel:
         served = generator.served
         if served.grammars is None:
             raise invalid(f'"{model}" does not support {what}')
