@@ -30,7 +30,7 @@ from llamado.engine.options import EngineOptions, ModelSource
 from llamado.gguf.metadata import Metadata, StringArray
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.models import Pooling
-from llamado.server.api.embeddings import Vectors
+from llamado.server.api.embeddings import EmbeddingsResponse
 from llamado.server.app import create_app
 from llamado.server.load import load_served
 from llamado.server.model import ServedModel
@@ -368,7 +368,7 @@ def test_a_client_that_goes_away_gives_its_texts_up() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(Vectors((future, 1), lambda found: found)({"type": "http"}, receive, send))
+    asyncio.run(EmbeddingsResponse((future, 1), lambda found: found)({"type": "http"}, receive, send))
     assert future.cancelled() and not sent
 
 

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: its bodies as chat bodies, chat answers as its content blocks and events.
+"""Anthropic's Messages API: converts its bodies to chat bodies, and chat answers to its content blocks and events.
 
 Requests are read as llama-server reads them (`server-chat.cpp`, b11434); errors have Anthropic's form beside
 llama-server's fields.
@@ -31,11 +31,11 @@ from llamado.text.dialects.answer import AnswerReader, Part
 from llamado.text.dialects.dialect import Content, Reasoning, StrictTools
 
 MAX_TOKENS = 4096
-"""Where a body names no `max_tokens`, as llama-server."""
+"""llama-server's default of `max_tokens`."""
 _THINKING_BUDGET = 10_000
 _PATH = "/v1/messages"
 
-# The line of Claude Code that differs in each request and so keeps a prompt's cache from being used.
+# A line of Claude Code's prompts that differs in each request, which would prevent prefix reuse.
 _BILLING = re.compile(r"(x-anthropic-billing-header:[^\n]*?\bcch=)[0-9a-f]{5}(?=;)")
 
 
@@ -47,10 +47,10 @@ def _system(value: Any) -> str | None:
     if value is None:
         return None
     if isinstance(value, str):
-        said = value
+        system = value
     else:
-        said = "".join(text(block, "text") for block in _blocks(value) if block.get("type") == "text")
-    return _BILLING.sub(r"\g<1>00000", said)
+        system = "".join(text(block, "text") for block in _blocks(value) if block.get("type") == "text")
+    return _BILLING.sub(r"\g<1>00000", system)
 
 
 def _image(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _result_content(content: Any) -> str | list[dict[str, Any]]:
 
 
 def _message(given: Any) -> Iterator[dict[str, Any]]:
-    """One message as messages of the chat API: results of tools stand for themselves there."""
+    """Convert a message to messages of the chat API, where each tool result is a message of its own."""
     if not isinstance(given, dict):
         raise invalid("'messages' must be an array of objects")
     role = given.get("role")
@@ -104,8 +104,8 @@ def _message(given: Any) -> Iterator[dict[str, Any]]:
             function = {"name": text(block, "name"), "arguments": arguments}
             calls.append({"id": text(block, "id"), "type": "function", "function": function})
         elif kind == "tool_result":
-            said = _result_content(block.get("content"))
-            results.append({"role": "tool", "tool_call_id": text(block, "tool_use_id"), "content": said})
+            result = _result_content(block.get("content"))
+            results.append({"role": "tool", "tool_call_id": text(block, "tool_use_id"), "content": result})
     if content or calls or thoughts:
         message: dict[str, Any] = {"role": role, "content": content or ""}
         if calls:
@@ -124,7 +124,7 @@ def _tool_choice(choice: Mapping[str, Any]) -> Any:
 
 
 def messages_to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A body of the Messages API as one of the chat API. Raises ApiError."""
+    """Convert a body of the Messages API to one of the chat API. Raises ApiError."""
     system = _system(body.get("system"))
     if "messages" not in body:
         raise invalid("'messages' is required")
@@ -192,7 +192,7 @@ def _input(arguments: str) -> Any:
 
 
 class MessagesFormat:
-    """Answers and events of the Messages API: one content block after the other, each stopped before the next."""
+    """Answers and events of the Messages API: a sequence of content blocks, each stopped before the next one starts."""
 
     media_type = EVENTS
 
@@ -202,10 +202,10 @@ class MessagesFormat:
         self._begun = False
         self._n_blocks = 0
         self._open = ""
-        """The type of the block that grows."""
+        """Type of the open content block; "" if none is open."""
 
     def answer(self, results: Sequence[Result]) -> bytes:
-        """The whole body."""
+        """Return the whole body."""
         result, reader = results[0], self._reader
         reader.push(result.content)
         reader.finish(was_cut(self._request, result))
@@ -214,7 +214,7 @@ class MessagesFormat:
             content.append({"type": "thinking", "thinking": reader.reasoning, "signature": ""})
         if reader.content:
             content.append({"type": "text", "text": reader.content})
-        for call in reader.complete_calls:  # `input` is an object, so there is no place for a part of one
+        for call in reader.complete_calls:  # `input` is an object, which cannot be incomplete
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
         usage = {**_input_usage(result.n_prompt, result.n_cached), "output_tokens": result.n_predicted}
         body = {**self._message(content), **_stop_reason(self._request, result, reader), "usage": usage}
@@ -267,7 +267,7 @@ class MessagesFormat:
     def _stop(self) -> Iterator[dict[str, Any]]:
         if not self._open:
             return
-        if self._open == "thinking":  # the API wants one; nobody can check what this model thought
+        if self._open == "thinking":  # the API requires a signature; this one is empty
             yield self._delta({"type": "signature_delta", "signature": ""})
         yield {"type": "content_block_stop", "index": self._n_blocks - 1}
         self._open = ""
@@ -313,7 +313,7 @@ def _written(events: list[dict[str, Any]]) -> bytes:
 
 
 def messages_router(generator: Generator) -> Routes:
-    """Anthropic's Messages API."""
+    """Return the routes of Anthropic's Messages API."""
     router = Routes("generate")
 
     @router.post(_PATH, **describe("messages"))
@@ -321,7 +321,7 @@ def messages_router(generator: Generator) -> Routes:
         body = await read_object(request)
         chat = messages_to_chat(body)
         if flag(chat, "stream"):
-            chat["timings_per_token"] = True  # the first event says how much of the prompt was cached
+            chat["timings_per_token"] = True  # the first event has the number of cached tokens
         return await generator.chat(chat, MessagesFormat, strict_tools=_strict_tools(body))
 
     @router.post("/v1/messages/count_tokens", **describe("messages_count"))

@@ -21,7 +21,7 @@ from llamado.server.model import ServedTokenizer
 
 
 def _piece(tokenizer: ServedTokenizer, token: int) -> dict[str, Any]:
-    """A token with its text, or its bytes where they are not UTF-8 alone."""
+    """Return a token with its text, or with its bytes if they are not valid UTF-8."""
     raw = tokenizer.piece(token, special=True) if 0 <= token < tokenizer.n_vocab else b""
     try:
         return {"id": token, "piece": raw.decode()}
@@ -30,7 +30,7 @@ def _piece(tokenizer: ServedTokenizer, token: int) -> dict[str, Any]:
 
 
 def text_router(generator: Generator) -> Routes:
-    """Text to tokens and back."""
+    """Return the routes of `/tokenize` and `/detokenize`."""
     router = Routes("text")
 
     @router.post("/tokenize", **describe("tokenize"))
