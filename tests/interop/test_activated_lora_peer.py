@@ -16,7 +16,7 @@ from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults, Done, Failure, Request, Result
 from llamado.engine.sampling.params import Sampling
 from llamado.server.load import load_served
-from llamado.server.model import Served
+from llamado.server.model import ServedModel
 from llamado.server.settings import Settings
 
 pytestmark = [pytest.mark.interop, pytest.mark.full]
@@ -95,7 +95,7 @@ def asked(client: Any, prompt: list[int], scales: dict[int, float], *, cache_pro
     return client.post("/completion", json=body).raise_for_status().json()
 
 
-def answer(model: Served, prompt: list[int], scales: dict[int, float], *, cache_prompt: bool = False) -> Result:
+def answer(model: ServedModel, prompt: list[int], scales: dict[int, float], *, cache_prompt: bool = False) -> Result:
     """Ours."""
     request = Request(
         prompt=prompt,

@@ -42,7 +42,7 @@ from llamado.server.live.log_tail import LogTail
 from llamado.server.load import LoadLog
 from llamado.server.ops.banner import layer_devices, overview
 from llamado.server.ops.sleep import Sleep
-from llamado.server.ops.tracing import Tracing, TracingError, open_tracing
+from llamado.server.ops.tracing import RequestTracer, TracingError, open_tracing
 from llamado.server.settings import Settings
 from llamado.server.switches import Switches
 from llamado.text.grammar.source import GrammarError
@@ -595,7 +595,7 @@ def test_spans() -> None:
 
     async def work() -> None:
         async with client() as http:
-            http.state.tracing = Tracing(exporter)
+            http.state.tracing = RequestTracer(exporter)
             parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
             body = {"prompt": "abc", "n_predict": 2, "stream": True}
             await http.post("/v1/completions", json=body, headers={"traceparent": parent})
