@@ -40,12 +40,12 @@ def test_what_a_shell_makes_of_the_lines() -> None:
 def test_a_comment_ends_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words_of(COPIED)) == 2
     assert capsys.readouterr().err == (
-        "llamado: a space, or a comment, behind the \\ at a line's end ended the command: the flags of the lines below "
-        "it are missing. A \\ joins two lines only as the last character of the first: put comments on lines of their "
+        "llamado: a space or comment after the \\ at the end of a line ended the command, so the flags on the "
+        "following lines are missing. A \\ continues a line only as its last character: put comments on lines of their "
         "own, before the command\n"
     )
     assert cli.main(words_of(COPIED, comments=False)) == 2
-    assert "the comment '# Use GPU if available' behind the \\ at a line's end ended" in capsys.readouterr().err
+    assert "the comment '# Use GPU if available' after the \\ at the end of a line ended" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("end", [" ", "   ", "\t", "\r", "\u00a0", "\\"])

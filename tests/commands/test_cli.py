@@ -144,7 +144,7 @@ def test_how_a_model_is_divided() -> None:
 
 def test_flags_of_a_division_say_nothing_without_workers() -> None:
     s = settings("-m", "x", "-ngl", "7", "-ot", "blk.0=CPU", "-sm", "row", "-dev", "none", "--rpc-wait", "9")
-    assert s.engine.split is None and len(s.notes) == 1 and "--rpc names others" in s.notes[0]
+    assert s.engine.split is None and len(s.notes) == 1 and "--rpc adds others" in s.notes[0]
     assert settings("-m", "x", "--rpc", "a:1", "-ngl", "7", "-dev", "none").notes == ()
 
 
@@ -162,7 +162,7 @@ def test_sizes_of_memory() -> None:
     for text, size in sizes.items():
         assert cli.memory_size(text) == size
     for text in ("", "0", "-5", "much", "1E9", "5X"):
-        with pytest.raises(FlagError, match="-m/--mem: expected MiB"):
+        with pytest.raises(FlagError, match="-m/--mem: expected a number of MiB"):
             cli.memory_size(text)
 
 
@@ -214,7 +214,7 @@ def test_bench_over_slow_links_is_another_program(monkeypatch: pytest.MonkeyPatc
 
 
 def test_meaningless_flags_are_said_once_each() -> None:
-    notes = parsed("-m", "x", "-ngl", "1", "-ngl", "2", "-sm", "row", "--perf").notes
+    notes = parsed("-m", "x", "-ngl", "1", "-ngl", "2", "-sm", "row", "--perf").warnings
     assert len(notes) == 2  # those with the same reason share a line
     assert any("-ngl/--gpu-layers, -sm/--split-mode" in note for note in notes)
 
@@ -249,7 +249,7 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--reasoning-budget -2", "--reasoning-budget: expected -1 or more"),
         ("--reasoning maybe", "expected one of on, off, auto, got 'maybe'"),
         ("--pooling first", "expected one of none, mean, cls, last, rank"),
-        ("--api-prefix llama", "--api-prefix: expected a path as /llama"),
+        ("--api-prefix llama", "--api-prefix: expected a path such as /llama"),
         ("--path /nonexistent", "--path /nonexistent: there is no such folder"),
         ("--slot-save-path /nonexistent", "--slot-save-path /nonexistent: there is no such folder"),
         ("--metrics-labels pool", "--metrics-labels: expected NAME=VALUE"),
@@ -513,7 +513,7 @@ def test_exit_codes_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "-m", "a", "-m", "b"]) == 2 and "one model is expected" in capsys.readouterr().err
     assert cli.main(["wait", "http://h", "--timeout", "0"]) == 2 and "--timeout" in capsys.readouterr().err
     assert cli.main(["serve", "--nonsense"]) == 2
-    assert cli.main(["serve", "smollm2"]) == 2 and "a model is given with -m smollm2" in capsys.readouterr().err
+    assert cli.main(["serve", "smollm2"]) == 2 and "to give a model, use -m smollm2" in capsys.readouterr().err
     assert cli.main(["worker", "smollm2"]) == 2 and "-m smollm2" not in capsys.readouterr().err
     assert cli.main(["pull"]) == 2
     assert cli.main(["inspect", "/nonexistent.gguf"]) == 1
@@ -565,21 +565,21 @@ def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> set[str]:
 
 def test_the_usual_help_is_short_and_the_whole_one_whole(capsys: pytest.CaptureFixture[str]) -> None:
     serve = {f.key: f for f in flags.FLAGS if "serve" in f.commands}
-    assert {serve[key].kind for key in flags.OFTEN} == {Kind.USED}, "and each is a flag of serve"
+    assert {serve[key].kind for key in flags.COMMON} == {Kind.USED}, "and each is a flag of serve"
     for command in cli.COMMANDS:
         used = [f for f in flags.FLAGS if f.kind is Kind.USED and command in f.commands]
         names = {name for f in used for name in f.names}
         short, whole = helped(capsys, command, "--help"), helped(capsys, command, "--help-all")
         assert names <= whole
         if len(used) > 40:
-            own = {name for f in used for name in f.names if f.key in flags.OFTEN or f.commands == {command}}
+            own = {name for f in used for name in f.names if f.key in flags.COMMON or f.commands == {command}}
             if command == "serve":
-                own = {name for f in used for name in f.names if f.key in flags.OFTEN}
+                own = {name for f in used for name in f.names if f.key in flags.COMMON}
             assert own <= short and "--help-all" in short
             assert len(short & names) < len(names) * 0.6, command
         else:
             assert names <= short
-    assert len([f for f in serve.values() if f.key in flags.OFTEN]) <= 40
+    assert len([f for f in serve.values() if f.key in flags.COMMON]) <= 40
     with pytest.raises(FlagError, match=r"llamado serve --help-all"):
         parsed("--no-such-flag")
 

@@ -588,7 +588,7 @@ def turned(flag: Flag, name: str, value: str | None) -> list[str]:
     """The arguments that set a flag by one of its spellings."""
     if value is None:
         return [name]
-    if flag.words > 1:
+    if flag.n_values > 1:
         return [name, *value.split()]
     return [f"{name}={value}"] if name.startswith("--") and value.startswith("-") else [name, value]
 

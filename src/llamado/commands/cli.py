@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from llamado import __version__
 from llamado.errors import LlamadoError
 from llamado.flags import (
-    DRAFTED,
+    DRAFT_COMMANDS,
     FLAGS,
     SECRET_FLAGS,
     FlagError,
@@ -98,7 +98,7 @@ def _bench(flags: Parsed, _: argparse.Namespace) -> int:
         from llamado.commands.bench.latency import bench_latency
 
         return bench_latency(flags)
-    drafting = [flag.label for flag in FLAGS if flag.key in flags.given and flag.commands == DRAFTED]
+    drafting = [flag.label for flag in FLAGS if flag.key in flags.given and flag.commands == DRAFT_COMMANDS]
     if drafting and flags.spec_type != "none":
         names = ", ".join(drafting)
         print(f"llamado: {names}: no effect without --latency; these tests evaluate given tokens", file=sys.stderr)
@@ -545,7 +545,7 @@ def _main(given: list[str], environ: Mapping[str, str]) -> int:
             return _list_devices(flags)
         if flags.values.get("cache_list"):
             return _list_cache()
-        for note in flags.notes if command != "serve" else ():  # a server says it in its log
+        for note in flags.warnings if command != "serve" else ():  # a server says it in its log
             print(f"llamado: {note}", file=sys.stderr)
         namespace.given, namespace.behind = own, behind
         return COMMANDS[command][0](flags, namespace)

@@ -64,7 +64,7 @@ def serve_settings(flags: Parsed) -> Settings:
         ssl_cert=flags.ssl_cert_file,
         aliases=() if many else _names(flags.alias or []),
         tags=_names([flags.tags]),
-        notes=flags.notes,
+        notes=flags.warnings,
         timeout=flags.timeout,
         threads_http=None if flags.threads_http < 0 else flags.threads_http,
         max_connections=None if flags.max_connections < 0 else flags.max_connections,
