@@ -24,10 +24,10 @@ ROOT = SOURCES.parents[1]
 _STARTS = {
     "a model of the router": """
         import subprocess
-        from llamado.commands.cli import _parser
+        from llamado.commands.cli import make_parser
         from llamado.router import catalog
         from llamado.flags import parse
-        flags, _ = parse(_parser("serve"), "serve", ["-m", "a.gguf", "-m", "b.gguf"])
+        flags, _ = parse(make_parser("serve"), "serve", ["-m", "a.gguf", "-m", "b.gguf"])
         for model in catalog.load(flags).models.values():
             subprocess.run([*model.launch.args, "--help"], check=True)
     """,

@@ -27,7 +27,7 @@ def words_of(text: str, *, comments: bool = True) -> list[str]:
 
 def refused(*words: str, command: str = "serve") -> str:
     with pytest.raises(FlagError) as caught:
-        parse(cli._parser(command), command, list(words), {})
+        parse(cli.make_parser(command), command, list(words), {})
     return str(caught.value)
 
 
@@ -72,13 +72,13 @@ def test_other_commands() -> None:
 def test_a_command_that_ends_before_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     for word in (" ", " #", "\\"):
         assert cli.main([word, "comment"]) == 2
-        assert "no command: a \\ joins two lines only" in capsys.readouterr().err
+        assert "no command: a \\ continues a line only" in capsys.readouterr().err
 
 
 def test_values_may_be_anything() -> None:
-    flags, _ = parse(cli._parser("run"), "run", ["-m", "x", "-p", " "], {})
+    flags, _ = parse(cli.make_parser("run"), "run", ["-m", "x", "-p", " "], {})
     assert flags.prompt == " "
-    flags, _ = parse(cli._parser("serve"), "serve", ["-m", "x", "--api-key", "#1", "--chat-template", "\\"], {})
+    flags, _ = parse(cli.make_parser("serve"), "serve", ["-m", "x", "--api-key", "#1", "--chat-template", "\\"], {})
     assert (flags.api_key, flags.chat_template) == (["#1"], "\\")
-    flags, _ = parse(cli._parser("serve"), "serve", ["-m", "x", "--dry-sequence-breaker", "\n"], {})
+    flags, _ = parse(cli.make_parser("serve"), "serve", ["-m", "x", "--dry-sequence-breaker", "\n"], {})
     assert flags.dry_sequence_breakers == ["\n"]

@@ -238,7 +238,7 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("-np 0", "-np/--parallel"),
         ("--model", "-m/--model: expected one argument"),
         ("--draft 4", "--draft/--draft-n: llama-server has removed this flag"),
-        ("--tools-folder /nonexistent", "--tools-folder /nonexistent: there is no such folder"),
+        ("--tools-folder /nonexistent", "--tools-folder /nonexistent: no such folder"),
         ("--fim-qwen-3b-default", "give the model with -hf ggml-org/Qwen2.5-Coder-3B-Q8_0-GGUF"),
         ("-sps 2", "-sps/--slot-prompt-similarity: expected 0 to 1"),
         ("--cache-ram -2", "--cache-ram: expected -1 or more"),
@@ -250,8 +250,8 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--reasoning maybe", "expected one of on, off, auto, got 'maybe'"),
         ("--pooling first", "expected one of none, mean, cls, last, rank"),
         ("--api-prefix llama", "--api-prefix: expected a path such as /llama"),
-        ("--path /nonexistent", "--path /nonexistent: there is no such folder"),
-        ("--slot-save-path /nonexistent", "--slot-save-path /nonexistent: there is no such folder"),
+        ("--path /nonexistent", "--path /nonexistent: no such folder"),
+        ("--slot-save-path /nonexistent", "--slot-save-path /nonexistent: no such folder"),
         ("--metrics-labels pool", "--metrics-labels: expected NAME=VALUE"),
         ("--metrics-labels le=1", "--metrics-labels: expected NAME=VALUE"),
         ("--metrics-labels engine=x", "--metrics-labels: expected NAME=VALUE"),
@@ -262,7 +262,7 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--rope-scale -1", "--rope-scale: expected a number above 0"),
         ("--rope-scaling ntk", "expected one of none, linear, yarn"),
         ("--grammar x --json-schema {}", "--grammar and -j/--json-schema: give one of them"),
-        ("--json-schema {", "-j/--json-schema: no JSON"),
+        ("--json-schema {", "-j/--json-schema: invalid JSON"),
         ("--grammar-file /nonexistent", "--grammar-file /nonexistent"),
         ("--spec-type draft-dspark", "--spec-type draft-dspark: a DFlash head whose places depend on each other"),
         ("--spec-type draft-eagle3", "--spec-type draft-eagle3: -md/--model-draft names"),
@@ -284,7 +284,7 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("--rpc h:1 -ts 3,x", "-ts/--tensor-split: expected auto, memory, or proportions"),
         (
             "--rpc h:1 -ts 3,x",
-            "-ts/--tensor-split: expected auto, memory, or proportions as 3,1, got '3,x', of which 'x'",
+            "-ts/--tensor-split: expected auto, memory, or proportions such as 3,1; 'x' in '3,x' is not",
         ),
         ("--rpc h:1 -ts 3,-1", "-ts/--tensor-split 3,-1: the share -1 is less than 0 (0 gives a device nothing)"),
         ("--rpc h:1 -ts -1,1", "-ts/--tensor-split -1,1: the share -1 is less than 0 (0 gives a device nothing)"),
@@ -296,23 +296,23 @@ def test_meaningless_flags_are_said_once_each() -> None:
         ("-ts 3,x", "-ts/--tensor-split: expected auto, memory, or proportions"),
         ("-ngl many", "-ngl/--gpu-layers: expected a whole number, all or auto"),
         ("--rpc h:1 -ngl many", "-ngl/--gpu-layers: expected a whole number, all or auto"),
-        ("--rpc h:1 -sm row", "-sm/--split-mode row: devices share whole layers only"),
-        ("--rpc h:1 -sm none -mg -1", "-mg/--main-gpu: expected a device's number"),
-        ("--rpc h:1 -sm none -dev RPC0,CPU -mg 2", "-mg/--main-gpu: expected a device's number"),
-        ("--rpc h:1 -dev none,CPU", "-dev/--device: none stands alone"),
+        ("--rpc h:1 -sm row", "-sm/--split-mode row: not supported"),
+        ("--rpc h:1 -sm none -mg -1", "-mg/--main-gpu: expected the index of a device"),
+        ("--rpc h:1 -sm none -dev RPC0,CPU -mg 2", "-mg/--main-gpu: expected the index of a device"),
+        ("--rpc h:1 -dev none,CPU", "-dev/--device: none cannot be combined"),
         ("--rpc h:1 -dev ,", "-dev/--device: expected names"),
         ("--rpc h:1 -ncmoe -1", "--n-cpu-moe: expected a number of layers"),
         ("--rpc h:1 -ot blk.0", "-ot/--override-tensor: expected PATTERN=DEVICE"),
-        ("--rpc h:1 -ot (=CPU", "-ot/--override-tensor: '(' is no regular expression"),
+        ("--rpc h:1 -ot (=CPU", "-ot/--override-tensor: '(' is not a regular expression"),
         ("--samplers top_k;nonsense", "nonsense"),
         ("--logit-bias x", "-l/--logit-bias: expected TOKEN_ID+BIAS"),
         ("--chat-template-kwargs [1]", "expected a JSON object"),
-        ("--api-key ,", "no key in it"),
+        ("--api-key ,", "no key given"),
         ("--api-key-file /nonexistent", "--api-key-file /nonexistent: it cannot be read: No such file or directory"),
         ("--chat-template-file /nonexistent", "--chat-template-file /nonexistent"),
         ("--ssl-key-file x", "give both or none"),
-        ("--embeddings --cluster-token t", "--embeddings: texts are made into vectors on this machine alone"),
-        ("--reranking --rpc h:1 --discover", "leave out --rpc and --discover"),
+        ("--embeddings --cluster-token t", "--embeddings: embeddings are computed on this machine only"),
+        ("--reranking --rpc h:1 --discover", "omit --rpc and --discover"),
         ("--lab", "--lab: there are no links"),
         ("--lab 17", "--lab: expected 0 to 16 workers"),
         ("--lab 2 --host 0.0.0.0", "give --api-key KEY, or --host 127.0.0.1"),
@@ -350,7 +350,7 @@ def spellings() -> list[tuple[list[str], list[str]]]:
 def test_every_flag_and_variable_of_llama_server_is_in_the_table() -> None:
     rows = {n: f for f in flags.FLAGS if "serve" in f.commands for n in f.names + f.off_names}
     variables = {e: f for f in rows.values() for e in f.env}
-    parser = cli._parser("serve")._option_string_actions
+    parser = cli.make_parser("serve")._option_string_actions
     assert len(spellings()) == 256
     for names, env in spellings():
         assert set(names) <= set(parser), names
@@ -508,7 +508,7 @@ def test_exit_codes_and_messages(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0 and "llamado serve" in capsys.readouterr().out
     assert cli.main([]) == 2
     assert cli.main(["serv"]) == 2 and "did you mean serve?" in capsys.readouterr().err
-    assert cli.main(["-m", "x"]) == 2 and "which command?" in capsys.readouterr().err
+    assert cli.main(["-m", "x"]) == 2 and "no command: try llamado serve -m" in capsys.readouterr().err
     assert cli.main(["bench"]) == 2 and "no model" in capsys.readouterr().err
     assert cli.main(["bench", "-m", "a", "-m", "b"]) == 2 and "one model is expected" in capsys.readouterr().err
     assert cli.main(["wait", "http://h", "--timeout", "0"]) == 2 and "--timeout" in capsys.readouterr().err

@@ -144,7 +144,7 @@ def test_numbers_of_the_flags() -> None:
 
 
 def compared(*words: str, environ: dict[str, str] | None = None) -> list[str]:
-    return compared_of(parse(cli._parser("bench"), "bench", ["-m", "x", *words], environ or {})[0])
+    return compared_of(parse(cli.make_parser("bench"), "bench", ["-m", "x", *words], environ or {})[0])
 
 
 def test_columns_of_the_flags() -> None:

@@ -45,7 +45,7 @@ class UpFailed(LlamadoError):
 
 def run_up(flags: Parsed, namespace: argparse.Namespace) -> int:
     """The command: returns when the cluster has ended; with `--detach` when it is ready. Raises LlamadoError."""
-    behind = namespace.behind or json.loads(secret(UP_SERVER_FLAGS) or "[]")
+    behind = namespace.server_flags or json.loads(secret(UP_SERVER_FLAGS) or "[]")
     config = cluster_config(flags, namespace.file, behind)
     return run_behind(config, namespace.given, behind) if flags.detach else run_here(config)
 
