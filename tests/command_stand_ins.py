@@ -404,7 +404,7 @@ class Commands:
 
         def measured_pass(loaded: Any, machine: Any, n: int, start: int, repetitions: int, threads: int) -> Any:
             self._seen.setdefault("roofline.passes", []).append((n, start))
-            return [roofline.KernelRow("in all", 1, 1.0, roofline.PassWork(), 0.0)], roofline.Peaks(1.0, 1.0, 1.0)
+            return [roofline.KernelRow("total", 1, 1.0, roofline.PassWork(), 0.0)], roofline.Peaks(1.0, 1.0, 1.0)
 
         def batch(forward: Any, pp: int, tg: int, pl: int) -> tuple[float, float]:
             self._seen.setdefault("bench.batches", []).append((pp, tg, pl))
