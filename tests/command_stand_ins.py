@@ -553,8 +553,8 @@ class Commands:
         self._patch.setattr(f"{deploy}.files_for", lambda target, what: note("deploy", what=what) or {})
         self._patch.setattr(f"{deploy}.write", lambda files, folder: note("deploy", folder=folder) or [])
         up = "llamado.commands.up.start"
-        self._patch.setattr(f"{up}.run_here", lambda config: note("up", config=config, detach=False))
-        self._patch.setattr(f"{up}.run_behind", lambda config, *_: note("up", config=config, detach=True))
+        self._patch.setattr(f"{up}.run_in_foreground", lambda config: note("up", config=config, detach=False))
+        self._patch.setattr(f"{up}.run_in_background", lambda config, *_: note("up", config=config, detach=True))
         self._patch.setattr(
             "llamado.commands.wait.wait.run_wait", lambda url, **options: note("wait", url=url, **options)
         )

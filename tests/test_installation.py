@@ -40,11 +40,11 @@ _STARTS = {
     """,
     "a cluster in the background": """
         import os, tempfile
-        from llamado.commands.up.start import UpFailed, start_behind
+        from llamado.commands.up.start import UpError, start_in_background
         os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp()
         try:
-            start_behind("demo", ["--help"], [])
-        except UpFailed as ended:
+            start_in_background("demo", ["--help"], [])
+        except UpError as ended:
             assert "usage: llamado up" in str(ended), ended
     """,
     "workers of the bench": """

@@ -637,7 +637,7 @@ class Interrupting(types.ModuleType):
 def test_what_stands_before_the_dashes_of_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     for given in (["--port", "9000"], ["-m", "x.gguf"]):
         assert cli.main(["up", "--nodes", "2", "--", *given]) == 2
-        assert "it stands before the --" in capsys.readouterr().err
+        assert "give it before the --" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["-h", "--help", "--help-all", "help"])

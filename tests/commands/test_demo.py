@@ -127,7 +127,7 @@ def test_chat_with_a_file_and_stop(run: Run, clone: Path, tmp_path: Path) -> Non
     again = run("tiny.gguf", LLAMADO_DEMO_PORT=str(port))
     assert again.returncode == 1 and f"a demo is already running at {url}" in again.stdout
     pids = [one["pid"] for one in services(clone)]
-    assert run("stop").stdout == "demo has ended\n"
+    assert run("stop").stdout == "demo has stopped\n"
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
     for pid in pids:
@@ -155,7 +155,7 @@ def test_a_slow_link_to_one_of_two_workers(run: Run, clone: Path, tmp_path: Path
     assert server[server.index("--rpc") + 1] == ",".join(address for _, address, _ in links)
     assert server[server.index("--tensor-split") + 1] == "1,1,1"
     pids = [one["pid"] for one in services(clone)]
-    assert run("stop").stdout == "demo has ended\n"
+    assert run("stop").stdout == "demo has stopped\n"
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -222,7 +222,7 @@ def test_a_large_model_from_the_hub_to_an_answer(run: Run, clone: Path, tmp_path
     assert (tmp_path / "home" / ".models" / LARGE["qwen3"].file_name).read_bytes() == content
     *_, server = commands(clone)
     assert server[server.index("--alias") + 1] == "qwen3"
-    assert run("stop").stdout == "demo has ended\n"
+    assert run("stop").stdout == "demo has stopped\n"
 
 
 @pytest.mark.full
@@ -247,10 +247,10 @@ def test_a_download_that_broke_off_goes_on_and_is_kept(run: Run, clone: Path, tm
     assert "worker 1: 127.0.0.1:" in words and "link latency 1 ms" in words
     _, _, _, server = commands(clone)
     assert server[server.index("--alias") + 1] == "glm"
-    assert run("stop").stdout == "demo has ended\n"
+    assert run("stop").stdout == "demo has stopped\n"
     again = run("glm", **variables)  # nobody is asked now
     assert again.returncode == 0, again.stdout + again.stderr
-    assert run("stop").stdout == "demo has ended\n"
+    assert run("stop").stdout == "demo has stopped\n"
 
 
 def test_a_large_model_that_does_not_fit_is_refused_by_its_header(

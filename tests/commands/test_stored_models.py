@@ -174,7 +174,7 @@ def test_a_model_in_use_is_not_deleted_without_saying_so(capsys: pytest.CaptureF
 
 
 def test_servers_that_run_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["ps"]) == 1 and "nothing runs" in capsys.readouterr().out
+    assert cli.main(["ps"]) == 1 and "nothing is running" in capsys.readouterr().out
     with serving(engine=FakeEngine(delay=0.05)) as wire, announced("server", [wire.url]) as announcement:
         announcement.tell(model="fake", path="/models/fake.gguf")
         (server,) = output(capsys, "ps", "-o", "json")["servers"]

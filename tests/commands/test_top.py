@@ -172,7 +172,7 @@ def test_replicas_of_a_gateway(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr("llamado.commands.top.top.httpx.Client", lambda **given: real(transport=transport, **given))
     assert cli.main(["top", "h:1", "--once"]) == 0
     title, _, a, b = capsys.readouterr().out.splitlines()
-    assert title.split() == "gateway 1 of 2 replicas ready 2 requests running 1.50 requests/s".split()
+    assert " ".join(title.split()) == "gateway 1 of 2 replicas ready 2 requests running 1.50 requests/s"
     assert a.split() == ["a", "ready", "3", "of", "4", "17", "3", "1.50", "smol"]
     assert b.split() == [
         *["b", "connecting:", "cannot", "connect:", "[refused]", "(circuit", "open)", "0", "40", "2", "0.00"]

@@ -18,7 +18,7 @@ import orjson
 
 from llamado.cluster.state import GONE, StateFolder, all_clusters
 from llamado.commands.up.running import run_down
-from llamado.commands.up.start import start_behind
+from llamado.commands.up.start import start_in_background
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.supported import fetch_model
 from llamado.errors import LlamadoError
@@ -97,7 +97,7 @@ def start(model: Path, alias: str, port: int, links: list[float]) -> str:
     """Run `llamado up` in the background with logs in `.demo`; return the server's URL. Raises LlamadoError."""
     arguments = ["-m", str(model), "--name", NAME, "--port", str(port), "--log-folder", FOLDER]
     arguments += ["--nodes", str(len(links) + 1), "--latency", ",".join(f"{ms:g}" for ms in links)]
-    state = start_behind(NAME, arguments, ["-a", alias, "-c", str(CONTEXT), "--metrics"])
+    state = start_in_background(NAME, arguments, ["-a", alias, "-c", str(CONTEXT), "--metrics"])
     addresses = {service.name: service.address for service in state.services}
     for number, latency in enumerate(links, 1):
         link = f", link latency {latency:g} ms" if latency else ""
