@@ -44,7 +44,7 @@ import llamado.text.grammar.compiler
 from llamado.cluster.doctor.examination import Examination
 from llamado.commands import cli, options
 from llamado.commands.chat import run as chat_run
-from llamado.commands.chat.speaker import Figures, Said
+from llamado.commands.chat.backend import AnswerPiece, AnswerStats
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures
@@ -475,10 +475,10 @@ class Commands:
         """run, plan, worker, tap, wait, and what ends a command early."""
         note = self._note
 
-        def answer(_: Any, messages: Any, settings: Any) -> Generator[Said, None, Figures]:
+        def answer(_: Any, messages: Any, settings: Any) -> Generator[AnswerPiece, None, AnswerStats]:
             note("chat", messages=messages, **settings)
-            yield Said("answer")
-            return Figures()
+            yield AnswerPiece("answer")
+            return AnswerStats()
 
         class Far:
             name, notes = "far", ()
@@ -495,8 +495,8 @@ class Commands:
         real_screen = chat_run.screen_of
         self._patch.setattr(Far, "answer", answer, raising=False)
         self._patch.setattr(chat_run, "screen_of", screen_of)
-        self._patch.setattr("llamado.commands.chat.here.EngineSpeaker.answer", answer)
-        self._patch.setattr("llamado.commands.chat.remote.HttpSpeaker", Far)
+        self._patch.setattr("llamado.commands.chat.local.LocalBackend.answer", answer)
+        self._patch.setattr("llamado.commands.chat.remote.RemoteBackend", Far)
 
         class Workers:
             def __init__(self, split: Any) -> None:

@@ -538,7 +538,7 @@ def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_types_of_files_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["quantize", "--help"])
-    shown = [line.split() for line in capsys.readouterr().out.partition("TYPE, bits a weight")[2].splitlines()[1:]]
+    shown = [line.split() for line in capsys.readouterr().out.partition("TYPE, bits per weight")[2].splitlines()[1:]]
     assert {row[0] for row in shown if row} == {kind.name for kind in (*FILE_TYPES, COPY)}
     bits = [float(row[1]) for row in shown if row and row[0] != "COPY"]
     assert bits == sorted(bits) and len(bits) == len(FILE_TYPES)
