@@ -383,9 +383,9 @@ def _print_completions(shell: str) -> int:
 
         print("\n".join(model.argument for model in stored_models() if model.is_complete))
         return 0
-    from llamado.commands.completions import completed, script
+    from llamado.commands.completions import command_of, script
 
-    print(script(shell, [completed(name, help, make_parser(name)) for name, (_, help) in COMMANDS.items()]), end="")
+    print(script(shell, [command_of(name, help, make_parser(name)) for name, (_, help) in COMMANDS.items()]), end="")
     return 0
 
 
