@@ -28,7 +28,7 @@ from waiting import GUARD, until
 from llamado.cluster.deploy.deployment import Deployment
 from llamado.cluster.deploy.targets import files_for
 from llamado.cluster.file import read_cluster
-from llamado.commands.cli import COMMANDS, PROGRAMS, _divided, _parser
+from llamado.commands.cli import COMMANDS, PROGRAMS, make_parser, split_server_flags
 from llamado.commands.wait.wait import run_wait
 from llamado.flags import FLAGS, parse
 from llamado.gateway.options import read_config
@@ -289,8 +289,8 @@ def why_not(command: str) -> str:
 
 def flags_of(given: list[str]) -> Any:
     """The flags of a command of llamado's, read by its own parser. Raises FlagError and SystemExit."""
-    own, _ = _divided(given[2:]) if given[1] in ("deploy", "up") else (given[2:], [])
-    return parse(_parser(given[1]), given[1], own, {})[0]
+    own, _ = split_server_flags(given[2:]) if given[1] in ("deploy", "up") else (given[2:], [])
+    return parse(make_parser(given[1]), given[1], own, {})[0]
 
 
 @pytest.fixture
@@ -374,15 +374,15 @@ def test_flags_exist_wherever_a_command_is_shown() -> None:
                 continue
             command = PROGRAMS.get(given[1], given[1])
             assert command in COMMANDS, f"{page}: {span}"
-            known = {*_parser(command)._option_string_actions, "--"}
-            for word in _divided(given[2:])[0]:
+            known = {*make_parser(command)._option_string_actions, "--"}
+            for word in split_server_flags(given[2:])[0]:
                 assert not re.match(r"--?[a-z]", word) or word.partition("=")[0] in known, f"{page}: {span}"
 
 
 @pytest.mark.slow
 def test_flags_named_in_prose_exist() -> None:
     ours = {name for flag in FLAGS for name in (*flag.names, *flag.off_names)}
-    ours |= {name for command in COMMANDS for name in _parser(command)._option_string_actions}
+    ours |= {name for command in COMMANDS for name in make_parser(command)._option_string_actions}
     scripts = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
     of_scripts = {*re.findall(r'add_argument\("(--[\w-]+)"', scripts)}
     for page in PAGES:

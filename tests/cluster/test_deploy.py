@@ -93,7 +93,7 @@ def written(folder: Path, files: dict[str, str]) -> Path:
 
 def read(command: list[str]) -> tuple[str, Parsed]:
     """A command line of llamado as its own parser reads it: the sub-command, and its flags."""
-    return command[0], parse(cli._parser(command[0]), command[0], command[1:], {})[0]
+    return command[0], parse(cli.make_parser(command[0]), command[0], command[1:], {})[0]
 
 
 def is_as_asked(command: list[str], what: Deployment, *, host: str, rpc: list[str]) -> Parsed:
@@ -372,8 +372,8 @@ def test_variables_reach_those_that_need_them() -> None:
 
 def test_an_empty_key_starts_no_server() -> None:
     """A file of secrets that was not filled in leaves no server open."""
-    parser = cli._parser("serve")
-    with pytest.raises(FlagError, match="no key in it"):
+    parser = cli.make_parser("serve")
+    with pytest.raises(FlagError, match="no key given"):
         access_rules(parse(parser, "serve", ["-m", "m"], {"LLAMA_API_KEY": ""})[0])
 
 

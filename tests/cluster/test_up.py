@@ -55,7 +55,7 @@ def test_from_nothing_to_an_answer_and_each_killed_in_turn(up: Up) -> None:
     assert "tap1    | " in up.command("logs").stdout
     assert "all slots are idle" in up.command("logs", "server").stdout
     assert up.command("drain", "server").stdout == "server is drained\n"
-    assert up.command("down").stdout == "default has ended\n"
+    assert up.command("down").stdout == "default has stopped\n"
     assert process.wait(GUARD) == 0, (up.folder / "out").read_text()
     assert not up.left()
     assert "no cluster" in up.command("down").stderr
@@ -202,7 +202,7 @@ def test_nothing_is_left_when_its_watchdog_is_killed_as_well(up: Up) -> None:
     with subprocess.Popen(["sleep", "600"]) as other:
         told["services"].append({**told["services"][0], "name": "other", "pid": other.pid, "mark": "1"})
         path.write_text(json.dumps(told))
-        assert "was killed; nothing of it is left" in up.command("down").stdout
+        assert "was killed; its remaining processes were stopped" in up.command("down").stdout
         assert not any(is_same(service["pid"], service["mark"]) for service in services)
         assert other.poll() is None
         other.kill()
@@ -217,7 +217,7 @@ def test_in_the_background_and_a_name_that_is_taken(up: Up) -> None:
     assert answer(done.stdout.split()[1])
     again = up.command("up", str(file))
     assert again.returncode == 1 and "a cluster named 'mine' runs already" in again.stderr
-    assert up.command("down", "mine").stdout == "mine has ended\n"
+    assert up.command("down", "mine").stdout == "mine has stopped\n"
 
 
 @pytest.mark.full

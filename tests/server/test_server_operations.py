@@ -24,7 +24,7 @@ from tiers import first_of
 from waiting import GUARD, until, until_async
 from wire import serving
 
-from llamado.commands.cli import _parser
+from llamado.commands.cli import make_parser
 from llamado.commands.serve import serve_settings
 from llamado.devices.split.placement import Placement
 from llamado.engine.errors import QueueFull
@@ -278,7 +278,7 @@ def test_the_log_tells_when_all_slots_are_idle(log: io.StringIO) -> None:
 
 
 def test_times_of_lines_and_local_pages_are_the_default() -> None:
-    flags, _ = parse(_parser("serve"), "serve", ["-m", "x"])
+    flags, _ = parse(make_parser("serve"), "serve", ["-m", "x"])
     assert (
         flags.log_timestamps and serve_settings(flags).access.cors_origins == AccessRules().cors_origins == "localhost"
     )
