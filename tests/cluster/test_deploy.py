@@ -568,7 +568,7 @@ def container(manifest: Any) -> Any:
     return one
 
 
-def gateway_of(found: dict[str, Any]) -> Any:
+def gateway_service(found: dict[str, Any]) -> Any:
     return container(found["Deployment llamado-gateway"])
 
 
@@ -598,7 +598,7 @@ def test_kubernetes(what: Deployment) -> None:
     for name in ("llamado-server", "llamado-server-0.llamado-server", "llamado-server.default.svc.cluster.local"):
         assert hosts.allows_host(f"{name}:8080")
     assert not hosts.allows_host("llamado-server.evil.com")
-    for part, one in (("server", server), ("gateway", (what.gateway is not None and gateway_of(found)) or {})):
+    for part, one in (("server", server), ("gateway", (what.gateway is not None and gateway_service(found)) or {})):
         kept = found.get(f"Secret llamado-{part}-keys", {}).get("stringData", {})
         assert kept == what.secrets(part)
         assert one.get("envFrom", []) == [{"secretRef": {"name": f"llamado-{part}-keys"}}] * bool(kept)
@@ -637,7 +637,7 @@ def test_kubernetes(what: Deployment) -> None:
         assert server["resources"]["limits"] == {"memory": "16Gi", "cpu": "2.5"}
     assert ("Deployment llamado-gateway" in found) == (what.gateway is not None)
     if what.gateway is not None:
-        gateway = gateway_of(found)
+        gateway = gateway_service(found)
         name, flags = read(gateway["args"])
         scaler = found.get("HorizontalPodAutoscaler llamado-server", {}).get("spec", {"maxReplicas": what.replicas})
         names = [f"http://llamado-server-{i}.llamado-server:8080{what.prefix}" for i in range(scaler["maxReplicas"])]

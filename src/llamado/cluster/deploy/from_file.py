@@ -9,7 +9,7 @@ from typing import Any
 from llamado.cluster.deploy.containers import MODELS
 from llamado.cluster.deploy.deployment import Deployment, DeploymentError, spelled
 from llamado.cluster.file import ClusterConfig, WorkerConfig
-from llamado.cluster.services import alias_of, flag_arguments, server_arguments
+from llamado.cluster.services import flag_arguments, model_alias, server_arguments
 
 IN_CONTAINERS = frozenset({"compose", "docker", "helm", "kubernetes"})
 """Targets whose models are in a folder of the container."""
@@ -22,14 +22,14 @@ def deployed(config: ClusterConfig, source: str, target: str) -> dict[str, Any]:
     """
     if config.engine != "llamado":
         raise DeploymentError(f"{source}: engine: only llamado's own programs are deployed; leave it out")
-    local = [worker for worker in config.worker_list if worker.here]
-    remote = [f"{worker.host}:{worker.port}" for worker in config.worker_list if not worker.here]
+    local = [worker for worker in config.worker_list if worker.is_local]
+    remote = [f"{worker.host}:{worker.port}" for worker in config.worker_list if not worker.is_local]
     if local and remote:
         raise DeploymentError(f"{source}: workers: either new ones are deployed, or those that are there are used")
     serve = [spelled("serve", "model"), _model(config.model, target)]
     if "alias" not in config.server:
-        serve += [spelled("serve", "alias"), alias_of(config.model)]
-    serve += server_arguments(config.server, ours=True)
+        serve += [spelled("serve", "alias"), model_alias(config.model)]
+    serve += server_arguments(config.server, is_llamado=True)
     if remote:
         serve += [spelled("serve", "rpc"), ",".join(remote)]
     fields: dict[str, Any] = {
