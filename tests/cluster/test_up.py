@@ -72,8 +72,8 @@ def test_the_lab_kills_a_worker_and_it_returns(up: Up) -> None:
     for link in links:  # the first is behind a tap of the cluster's own
         before = {service["name"]: service["pid"] for service in up.ready()["services"]}
         seen: list[str] = []
-        with httpx.stream("GET", f"{url}/cluster/events", timeout=GUARD) as told:
-            for line in told.iter_lines():
+        with httpx.stream("GET", f"{url}/cluster/events", timeout=GUARD) as response:
+            for line in response.iter_lines():
                 if not line.startswith("data: {"):
                     continue
                 devices = json.loads(line[6:])["devices"]
@@ -116,8 +116,8 @@ def test_a_worker_is_drained_during_requests_over_https_with_a_prefix(up: Up) ->
 
     def text(started: threading.Event) -> str:
         found = ""
-        with httpx.stream("POST", f"{url}/completion", json=body, verify=False, timeout=GUARD) as told:
-            for line in told.iter_lines():
+        with httpx.stream("POST", f"{url}/completion", json=body, verify=False, timeout=GUARD) as response:
+            for line in response.iter_lines():
                 if line.startswith("data: {"):
                     found += json.loads(line[6:])["content"]
                     started.set()
@@ -157,9 +157,9 @@ def test_a_gateway_serves_while_a_replica_is_killed(up: Up) -> None:
     assert "│ server1   │ restarting │" in shown
     with httpx.Client(base_url=state["url"], timeout=GUARD) as http:
         for _ in range(4):  # no request fails while one replica is away
-            told = http.post("/completion", json=BODY)
-            assert told.status_code == 200 and told.json()["content"].encode() == expected
-            assert told.headers["x-llamado-replica"] == state["services"][3]["address"]
+            response = http.post("/completion", json=BODY)
+            assert response.status_code == 200 and response.json()["content"].encode() == expected
+            assert response.headers["x-llamado-replica"] == state["services"][3]["address"]
     assert up.command("drain", "server1").stdout == "server1 is drained\n"
     assert answer(state["url"]) == expected
     assert "not drained" in up.command("drain", "server2", "--undo").stderr
@@ -195,10 +195,10 @@ def test_leftovers_of_a_killed_watchdog_are_ended(up: Up) -> None:
     process.wait()
     assert all(is_same(service["pid"], service["mark"]) for service in services)
     path = up.folder / "run" / "llamado" / "default" / "state.json"
-    told = json.loads(path.read_text())
+    response = json.loads(path.read_text())
     with subprocess.Popen(["sleep", "600"]) as other:
-        told["services"].append({**told["services"][0], "name": "other", "pid": other.pid, "mark": "1"})
-        path.write_text(json.dumps(told))
+        response["services"].append({**response["services"][0], "name": "other", "pid": other.pid, "mark": "1"})
+        path.write_text(json.dumps(response))
         assert "was killed; nothing of it is left" in up.command("down").stdout
         assert not any(is_same(service["pid"], service["mark"]) for service in services)
         assert other.poll() is None

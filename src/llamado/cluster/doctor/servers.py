@@ -253,8 +253,8 @@ def _ready(server: _Server, client: httpx.Client, result: ServerExamination) -> 
     if props is None:
         yield _stopped_answering(server, f"no response to /props within {server.timeout:g} s after one to /health")
         return
-    asks = props.status_code == 401
-    if asks:
+    requires_key = props.status_code == 401
+    if requires_key:
         if server.key is not None:
             props = _get(client, "/props", server.key) or props
         if props.status_code == 401:
@@ -263,7 +263,7 @@ def _ready(server: _Server, client: httpx.Client, result: ServerExamination) -> 
             return
     elif props.status_code == 200 and not is_loopback(server.host):
         yield finding("no-key", server.url, f"/props on {server.host} responds without a key")
-    key = server.key if asks else None
+    key = server.key if requires_key else None
     yield from _replicas(server, client, key)
     result.build = _read(props, {"build_info": ""})["build_info"]
     data = _read(_get(client, "/v1/models", key), _MODELS)["data"]
