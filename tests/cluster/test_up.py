@@ -195,10 +195,10 @@ def test_leftovers_of_a_killed_watchdog_are_ended(up: Up) -> None:
     process.wait()
     assert all(is_same(service["pid"], service["mark"]) for service in services)
     path = up.folder / "run" / "llamado" / "default" / "state.json"
-    response = json.loads(path.read_text())
+    state = json.loads(path.read_text())
     with subprocess.Popen(["sleep", "600"]) as other:
-        response["services"].append({**response["services"][0], "name": "other", "pid": other.pid, "mark": "1"})
-        path.write_text(json.dumps(response))
+        state["services"].append({**state["services"][0], "name": "other", "pid": other.pid, "mark": "1"})
+        path.write_text(json.dumps(state))
         assert "was killed; nothing of it is left" in up.command("down").stdout
         assert not any(is_same(service["pid"], service["mark"]) for service in services)
         assert other.poll() is None
