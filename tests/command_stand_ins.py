@@ -332,7 +332,7 @@ class Commands:
 
             def close(self) -> None: ...
 
-        self._patch.setattr("llamado.cluster.lab.Lab", Laboratory)
+        self._patch.setattr("llamado.cluster.latency_lab.LatencyLab", Laboratory)
         self._patch.setattr("llamado.text.grammar.compiler.GrammarCompiler", Grammars)
         self._patch.setattr(load, "serve_llama", serve_llama)
         self._patch.setattr(loaded_model, "load_embedder", load_embedder)

@@ -173,7 +173,7 @@ sys.platform = "win32"
 from llamado.cluster.state import ClusterStateError, StateFolder
 from llamado.processes.guarded import Watchdog
 try:
-    with StateFolder("one").held():
+    with StateFolder("one").locked():
         pass
 except ClusterStateError as error:
     print(error)
@@ -215,7 +215,6 @@ def test_missing_system_features_are_errors() -> None:
     done = without(_REFUSED)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "a cluster of processes needs Linux or macOS; "
-        "here, start llamado worker and llamado serve --rpc, each by itself",
+        "llamado up needs Linux or macOS; on Windows start llamado worker and llamado serve --rpc separately",
         "[Errno 38] processes that end with their parent need Linux or macOS",
     ]

@@ -19,6 +19,7 @@ import llamado
 SOURCE = Path(llamado.__file__).parent
 REWRITTEN = (
     "client",
+    "cluster",
     "devices",
     "engine",
     "ggml",
@@ -49,7 +50,9 @@ NOUNS = {
     "Drawing",
     "Embedding",
     "Encoding",
+    "Finding",
     "Gating",
+    "Greeting",
     "Lowering",
     "Mapping",
     "Padding",

@@ -258,11 +258,11 @@ def _run_serve(flags: Parsed) -> int:
     if flags.lab is None:
         return serve(settings, load_served, listening, listen)
 
-    from llamado.cluster.lab import Lab
+    from llamado.cluster.latency_lab import LatencyLab
 
     split = settings.engine.split
     assert split is not None
-    lab = Lab(split.rpc, flags.lab)
+    lab = LatencyLab(split.rpc, flags.lab)
     try:
         drafts = settings.engine.drafts
         if drafts.kinds is None:  # drafts would hide the cost of a link: several tokens per round trip
