@@ -23,6 +23,7 @@ REWRITTEN = (
     "engine",
     "ggml",
     "gguf",
+    "http",
     "models",
     "page",
     "processes",

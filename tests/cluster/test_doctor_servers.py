@@ -180,7 +180,7 @@ def test_503_for_ever(reason: str, cause: str) -> None:
     assert ("-ctk q8_0" in found.command) == ("memory" in reason), "the reason's own remedy, where it is known"
 
 
-@pytest.mark.parametrize(("reason", "symptom"), [("the server is ending", "ended"), ("no idea", "unready")])
+@pytest.mark.parametrize(("reason", "symptom"), [("the server is shutting down", "ended"), ("no idea", "unready")])
 def test_503_of_a_server_that_loaded_its_model(reason: str, symptom: str, stack: ExitStack) -> None:
     found = one(scripted(stack, (503, {"error": {"code": 503, "message": reason}})))
     assert found.symptom == symptom and reason in found.found

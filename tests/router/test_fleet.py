@@ -326,7 +326,7 @@ def test_sleeping_models() -> None:
         body = b'{"sleep": 1}'
         connection = await lease.child.pool.connect()
         connection.send(b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body), body)
-        await connection.answered()
+        await connection.wait_for_response()
         connection.release()
         lease.release()
         await fleet.look_asleep(instance)

@@ -27,7 +27,7 @@ from llamado.http.exchange import MODEL, MODEL_POSTS, Exchange
 from llamado.http.exposition import CONTENT_TYPE
 from llamado.http.json_body import parse_body
 from llamado.http.metrics import Traffic
-from llamado.http.monitoring.counted import OTHER
+from llamado.http.monitoring.counter import OTHER
 from llamado.http.upstream import UpstreamLost
 
 log = logging.getLogger("llamado.gateway")
@@ -132,7 +132,7 @@ class Gateway:
                 await forwarding.run(chain, model if isinstance(model, str) else None, meter)
         finally:
             if meter is not None:
-                await meter.settle(charged=exchange.started or (exchange.gone and exchange.sent))
+                await meter.settle(charged=exchange.started or (exchange.disconnected and exchange.sent))
 
     # About all of them
 

@@ -52,7 +52,7 @@ class Forwarding:
         lost = 0
         end: float | None = None
         asked: dict[str, str] = {}
-        while not self._exchange.gone:
+        while not self._exchange.disconnected:
             replica = self._balancer.choose(chain, model, self._tried)
             if replica is None:
                 now = asyncio.get_running_loop().time()
@@ -77,7 +77,7 @@ class Forwarding:
     async def _wait(self, seconds: float) -> None:
         """Until a replica comes, for a moment at most; or the client goes away."""
         try:
-            await self._exchange.unless_gone(asyncio.wait_for(self._balancer.changed(), min(_LOOK, seconds)))
+            await self._exchange.unless_disconnected(asyncio.wait_for(self._balancer.changed(), min(_LOOK, seconds)))
         except TimeoutError:
             pass
 
@@ -88,7 +88,7 @@ class Forwarding:
         probe = replica.begin(exchange)
         more = [] if meter is None else meter.begin(replica)
         try:
-            connection = await exchange.ask(replica.pool, self._path, self._query, key=replica.key, more=more)
+            connection = await exchange.forward(replica.pool, self._path, self._query, key=replica.key, more=more)
             status = connection.status
             self._judge(replica, probe, status)
             if status in NOT_NOW and self._balancer.choose(chain, model, self._tried) is not None:
@@ -122,16 +122,16 @@ class Forwarding:
 
     async def _lost(self, replica: Replica, probe: bool, error: UpstreamLost) -> str | None:
         exchange = self._exchange
-        if exchange.gone:
+        if exchange.disconnected:
             replica.breaker.forgotten(probe)
             return None
         replica.breaker.failed(probe)
         replica.suspect()
         if exchange.started:
             replica.losses["begun"] += 1
-            await exchange.break_off(error, f"replica {replica.name}")
+            await exchange.fail(error, f"replica {replica.name}")
             return None
-        reason = "frozen" if exchange.was_cut else "lost" if exchange.sent else "refused"
+        reason = "frozen" if exchange.was_aborted else "lost" if exchange.sent else "refused"
         replica.losses[reason] += 1
         log.warning("replica %s: request not answered: %s; trying another replica", replica.name, error)
         return reason

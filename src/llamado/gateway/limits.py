@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from llamado.gateway.options import GatewayError, KeyOptions
-from llamado.http.access import digest, digests_given
+from llamado.http.access import digest, key_digests
 from llamado.http.errors import ApiError
 
 log = logging.getLogger("llamado.gateway")
@@ -194,4 +194,4 @@ class KeyLimits:
     def of(self, headers: Mapping[bytes, bytes]) -> KeyUse | None:
         """The use of the key that a request came with; None: one without limits."""
         # Looking up a digest tells by its time nothing about the key.
-        return next((self._by_digest[d] for d in digests_given(headers) if d in self._by_digest), None)
+        return next((self._by_digest[d] for d in key_digests(headers) if d in self._by_digest), None)

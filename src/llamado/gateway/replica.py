@@ -154,9 +154,9 @@ class Replica:
         if self._silent_since is None:
             self._silent_since = now - timeout
         for exchange in list(self._waiting):
-            exchange.cut(f"replica {self.name} does not answer within {timeout:g} s")
+            exchange.abort(f"replica {self.name} does not answer within {timeout:g} s")
         if now - self._silent_since >= self._settings.stall_timeout:
-            self.pool.break_all(f"replica {self.name} was silent for {now - self._silent_since:.0f} s")
+            self.pool.abort_all(f"replica {self.name} was silent for {now - self._silent_since:.0f} s")
 
     def _note(self, state: State) -> None:
         before, self.state = self.state, state

@@ -69,11 +69,11 @@ async def pass_on(instance: Instance, scope: Scope, receive: Receive, send: Send
         raise invalid("model is not loaded")
     async with Exchange(scope, receive, send, b"", keys=keys) as exchange:
         try:
-            connection = await exchange.ask(child.pool, PATH.encode(), b"", ended=child.exit.done)
+            connection = await exchange.forward(child.pool, PATH.encode(), b"", ended=child.exit.done)
             await exchange.deliver(connection)
         except UpstreamLost as error:
             if exchange.started:
                 # The model was unloaded: the stream ends as it does when a server ends.
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
-            elif not exchange.gone:
+            elif not exchange.disconnected:
                 raise ApiError("server_error", f"model '{instance.model.name}': {error}", status=502) from None

@@ -112,8 +112,8 @@ class Peers:
             try:
                 asking = asyncio.timeout(peer.timeout or None)
                 async with asking:
-                    connection = await exchange.unless_gone(
-                        exchange.ask(
+                    connection = await exchange.unless_disconnected(
+                        exchange.forward(
                             self._pools[peer.name], scope["raw_path"], scope["query_string"], key=key, more=more
                         )
                     )
@@ -125,10 +125,10 @@ class Peers:
                 message = f"the peer {peer.name!r} gave no answer within {peer.timeout:g} s"
                 raise ApiError("server_error", message, status=504) from None
             except UpstreamLost as error:
-                if exchange.gone:
+                if exchange.disconnected:
                     return
                 if exchange.started:
-                    await exchange.break_off(error, f"the peer {peer.name!r}")
+                    await exchange.fail(error, f"the peer {peer.name!r}")
                     return
                 log.warning("peer %s: %s", peer.name, error)
                 raise ApiError("server_error", f"the peer {peer.name!r} gave no answer: {error}", status=502) from None

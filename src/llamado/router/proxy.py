@@ -40,8 +40,8 @@ class Passage:
             try:
                 await self._run(exchange, instance, path, query, count, autoload)
             except UpstreamLost as error:
-                if not exchange.gone:
-                    await exchange.break_off(error, "the model's process")
+                if not exchange.disconnected:
+                    await exchange.fail(error, "the model's process")
 
     async def _run(
         self, exchange: Exchange, instance: Instance, path: bytes, query: bytes, count: bool, autoload: bool
@@ -57,11 +57,11 @@ class Passage:
             try:
                 if asked is not lease.child:
                     self._stop_at_a_crash(name, asked)
-                connection = await exchange.ask(lease.child.pool, path, query, ended=lease.child.exit.done)
+                connection = await exchange.forward(lease.child.pool, path, query, ended=lease.child.exit.done)
                 await exchange.deliver(connection)
                 return
             except UpstreamLost as error:
-                if exchange.gone or exchange.started:
+                if exchange.disconnected or exchange.started:
                     raise
                 reason = str(error)
             finally:
@@ -79,11 +79,11 @@ class Passage:
 
     async def _lease(self, instance: Instance, count: bool, autoload: bool) -> Lease | None:
         """None when the client went away while it waited."""
-        if self._exchange.gone:
+        if self._exchange.disconnected:
             return None
         if not autoload and not instance.running:
             raise ApiError("invalid_request_error", "model is not loaded")
-        return await self._exchange.unless_gone(self._fleet.acquire(instance, count=count))
+        return await self._exchange.unless_disconnected(self._fleet.acquire(instance, count=count))
 
     async def _settle(self, lease: Lease) -> None:
         """After a lost answer: wait a moment for the process's end, which is probably why."""

@@ -33,9 +33,9 @@ from llamado.http.exchange import MODEL, MODEL_POSTS
 from llamado.http.exposition import CONTENT_TYPE, merge
 from llamado.http.json_body import parse_json
 from llamado.http.metrics import USAGE_PATH, Traffic, ask_usage, is_usage_id
-from llamado.http.monitoring.counted import OTHER, Counted
-from llamado.http.running import announced
-from llamado.http.signals import EndingServer
+from llamado.http.monitoring.counter import OTHER, RequestCounter
+from llamado.http.running import announce
+from llamado.http.signals import GracefulServer
 from llamado.http.sockets import address_of
 from llamado.http.upstream import UpstreamLost, get
 from llamado.page.files import page_paths, page_response
@@ -669,7 +669,7 @@ def _downloading(name: str, progress: dict[str, Any], now: int) -> dict[str, Any
     }
 
 
-class RouterServer(EndingServer):
+class RouterServer(GracefulServer):
     """uvicorn that ends the models' processes before it ends; the second signal ends everything at once."""
 
     router: Router | None = None
@@ -734,10 +734,10 @@ def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda mode
         )
     settings = replace(settings, access=access)
     tools = ToolsApi.open(settings.tools, access, settings.hosts)
-    application: list[Counted] = []
+    application: list[RequestCounter] = []
     limits = FleetLimits(models_max=models_max, memory=_memory_limit(flags), waiting=settings.engine.max_queue)
 
-    def make() -> Counted:
+    def make() -> RequestCounter:
         router = server.router = Router(
             catalog,
             settings,
@@ -755,7 +755,7 @@ def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda mode
                 router.fleet.load(instance)
         prefix, public = settings.switches.api_prefix, HEALTH | router.page
         access = server.access = Access(router, settings.access, prefix, public=public, changing=CHANGING)
-        application.append(Counted(RefusalLog(access), router.traffic, router.endpoint, prefix))
+        application.append(RequestCounter(RefusalLog(access), router.traffic, router.endpoint, prefix))
         return application[0]
 
     # Each request has a connection to its model besides the client's.
@@ -797,7 +797,7 @@ def serve_router(settings: Settings, flags: Parsed, sockets: list[socket.socket]
     addresses = [address_of(sock, tls=bool(settings.ssl_cert)) for sock in sockets]
     for address in addresses:
         log.info("server listening on %s", address)
-    with announced("router", addresses, settings.switches.api_prefix):
+    with announce("router", addresses, settings.switches.api_prefix):
         try:
             server.run(sockets=sockets)
         finally:

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from llamado.http.access import AccessRules
 from llamado.http.answer import Receive, error_response, json_response
-from llamado.http.errors import ApiError, ClientGone, invalid, not_found
+from llamado.http.errors import ApiError, ClientDisconnected, invalid, not_found
 from llamado.http.json_body import read_object
 from llamado.http.sockets import is_local
 from llamado.tools.errors import BadCall, ToolsError
@@ -184,13 +184,13 @@ def _saying(call: Call, say: Callable[[str], None]) -> Call:
 
 
 async def unless_gone(receive: Receive, what: Awaitable[T]) -> T:
-    """Wait for something as long as the client does. Raises ClientGone."""
+    """Wait for something as long as the client does. Raises ClientDisconnected."""
     task = asyncio.ensure_future(what)
     watcher = asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait([task, watcher], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientGone("the client went away before the tool was done")
+            raise ClientDisconnected("the client went away before the tool was done")
         return task.result()
     finally:
         task.cancel()

@@ -201,7 +201,7 @@ def _unhealthy(server: _Asked, response: httpx.Response, message: str) -> Findin
         lost = worker if error["worker"] is None else error["worker"]
         if lost is not None:
             return _worker_lost(server, "worker-lost", lost, message)
-        if message.endswith("is ending"):
+        if message.endswith("is shutting down"):
             return finding("ended", where, message)
         if replicas := _named_replicas(response):
             return _missing(where, replicas)

@@ -18,7 +18,7 @@ from llamado.devices.split.placement import MAX_SHARE, NotEnoughMemory
 from llamado.engine.topology.layout import BadLayout, LayoutPart
 from llamado.engine.topology.membership import UnknownWorker
 from llamado.errors import LlamadoError
-from llamado.http.access import comes_from_this_machine, digest
+from llamado.http.access import digest, is_local_request
 from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
 from llamado.server.api.cluster.bodies import cluster_json, predicted_json
@@ -187,7 +187,7 @@ class ClusterSource:
 
 def _may_move(state: ServerState, request: Request) -> None:
     """Raise ApiError if a request may not move layers: one from another machine needs the token, as workers do."""
-    if comes_from_this_machine(request.scope):
+    if is_local_request(request.scope):
         return
     token = state.switches.cluster_token
     if token is None or not _has_token(token, request):
