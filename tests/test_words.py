@@ -28,6 +28,7 @@ REWRITTEN = (
     "page",
     "processes",
     "quantize",
+    "router",
     "terminal",
     "text",
 )
