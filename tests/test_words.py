@@ -21,6 +21,7 @@ REWRITTEN = (
     "client",
     "devices",
     "engine",
+    "gateway",
     "ggml",
     "gguf",
     "http",

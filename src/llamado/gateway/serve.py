@@ -1,4 +1,4 @@
-"""Runs a gateway until a signal comes."""
+"""Running a gateway until a signal arrives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("llamado.gateway")
 
 
 class GatewayServer(GracefulServer):
-    """uvicorn that lets go of the replicas before it ends; the second signal ends everything at once."""
+    """uvicorn server that closes the replicas before it exits; a second signal ends everything at once."""
 
     gateway: Gateway | None = None
 
@@ -39,7 +39,7 @@ class GatewayServer(GracefulServer):
 
 
 def make_gateway(options: GatewayOptions) -> GatewayServer:
-    """A server that is ready to run. Raises GatewayError."""
+    """Return a server that is ready to run. Raises GatewayError."""
     application: list[RequestCounter] = []
     limits = KeyLimits(options.keys, options.quota_file)
 
@@ -52,7 +52,7 @@ def make_gateway(options: GatewayOptions) -> GatewayServer:
         application.append(RequestCounter(server.access, gateway.traffic, gateway.endpoint))
         return application[0]
 
-    # Each request has a connection to its replica besides the client's.
+    # Each request needs a second connection, to its replica.
     connections = ConnectionLimits((raise_file_limit() - RESERVED_FILES) // 2, options.timeout)
     refuse = busy_app(lambda: application[0], "", lambda *refused: application[0].refused(*refused))
     settings = configure(
@@ -63,7 +63,7 @@ def make_gateway(options: GatewayOptions) -> GatewayServer:
 
 
 def serve_gateway(options: GatewayOptions, sockets: list[socket.socket]) -> int:
-    """Serve until a signal comes; the exit code. Raises GatewayError."""
+    """Serve until a signal arrives; return the exit code. Raises GatewayError."""
     server = make_gateway(options)
     for sock in sockets:
         log.info("gateway listening on %s", address_of(sock, tls=bool(options.ssl_cert)))
