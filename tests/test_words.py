@@ -32,6 +32,7 @@ REWRITTEN = (
     "router",
     "terminal",
     "text",
+    "tools",
 )
 
 _OPENING = re.compile(r"(What|Whether|Who|Whose|Whoever|How|Where|Which|Those|That which)\b")
