@@ -73,7 +73,7 @@ class Child:
         return self._stopping
 
     def start(self) -> None:
-        """Start the process. Raises LoadFailed."""
+        """Start the process. Raises LoadError."""
         try:
             self._process = GuardedProcess(
                 self.args, self.model.launch.env, self._guard, said=self._on_output, ended=self._on_exit
@@ -110,7 +110,7 @@ class Child:
         return "" if self._process is None else self._process.last_words()
 
     async def ready(self, progress: Progress) -> None:
-        """Wait until the health check returns 200. Raises LoadFailed."""
+        """Wait until the health check returns 200. Raises LoadError."""
         launch = self.model.launch
         began = self._loop.time()
         try:

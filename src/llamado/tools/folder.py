@@ -53,7 +53,7 @@ class Folder:
         return absolute
 
     def _names(self, absolute: str) -> list[str]:
-        """Return the names of the path relative to this folder. Raises Outside."""
+        """Return the names of the path relative to this folder. Raises OutsideFolder."""
         for top in (self.path, self._given):
             if absolute == top or absolute.startswith(top.rstrip("/") + "/"):
                 return [name for name in absolute[len(top) :].split("/") if name]
@@ -68,7 +68,7 @@ class Folder:
         return True
 
     def open(self, absolute: str, flags: int, *, make_folders: bool = False) -> int:
-        """Open a path; follow links as long as they stay inside. Return a file descriptor. Raises OSError and Outside.
+        """Open a path and return its descriptor. Links must stay inside. Raises OSError and OutsideFolder.
 
         `make_folders`: create missing folders.
         """
@@ -135,11 +135,11 @@ class Folder:
         return "dir" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else ""
 
     def read(self, absolute: str) -> BinaryIO:
-        """Open a file for reading. Raises OSError and Outside."""
+        """Open a file for reading. Raises OSError and OutsideFolder."""
         return self._file(self.open(absolute, os.O_RDONLY), "rb")
 
     def write(self, absolute: str, data: bytes) -> None:
-        """Create or overwrite a file; create missing folders. Raises OSError and Outside."""
+        """Create or overwrite a file; create missing folders. Raises OSError and OutsideFolder."""
         # Truncated only after it is known to be a regular file.
         flags = os.O_WRONLY | os.O_CREAT
         with self._file(self.open(absolute, flags, make_folders=True), "wb") as file:

@@ -28,10 +28,10 @@ class ToolHost(Protocol):
         """Return the size of a file in bytes; None if there is none."""
 
     def read(self, path: str) -> BinaryIO:
-        """Open a file for reading. Raises OSError and Outside."""
+        """Open a file for reading. Raises OSError and OutsideFolder."""
 
     def write(self, path: str, data: bytes) -> None:
-        """Create or overwrite a file; create missing folders. Raises OSError and Outside."""
+        """Create or overwrite a file; create missing folders. Raises OSError and OutsideFolder."""
 
     def entries(self, path: str, depth: int, kind: str) -> FolderListing:
         """List the contents of a folder (see `list_folder`)."""
@@ -52,12 +52,12 @@ class LocalToolHost:
     """This machine: files of one folder, and commands run in it."""
 
     def __init__(self, folder: Folder, commands: CommandRunner, cwd: str = "") -> None:
-        """`cwd`: a folder within `folder`. Raises Outside and ToolFailed."""
+        """`cwd`: a folder within `folder`. Raises OutsideFolder and ToolFailed."""
         self._folder = folder
         self._commands = commands
         self.cwd = folder.absolute(cwd)
         if cwd and folder.kind(self.cwd) != "dir":
-            folder.open(self.cwd, 0)  # raises Outside if that is the reason
+            folder.open(self.cwd, 0)  # raises OutsideFolder if that is the reason
             raise ToolFailed(f"no such folder: {self.cwd}")
 
     def absolute(self, path: str) -> str:

@@ -27,7 +27,7 @@ class Call:
     """Returns True if the client has disconnected."""
 
     def text(self, name: str) -> str:
-        """Return a required text. Raises BadCall."""
+        """Return a required text. Raises InvalidCall."""
         return text_of(self.params, name)
 
     def option(self, name: str, default: str) -> str:
@@ -46,7 +46,7 @@ class Call:
 
 
 def text_of(params: Mapping[str, Any], name: str) -> str:
-    """Return a required text parameter. Raises BadCall."""
+    """Return a required text parameter. Raises InvalidCall."""
     value = params.get(name)
     if not isinstance(value, str):
         raise InvalidCall(f'"{name}" must be a string' if name in params else f'"{name}" is missing')
@@ -71,7 +71,7 @@ class Tool(ABC):
 
     @abstractmethod
     async def use(self, call: Call) -> dict[str, Any]:
-        """Return the result. Raises BadCall, and ToolFailed with a message for the model."""
+        """Return the result. Raises InvalidCall, and ToolFailed with a message for the model."""
 
     def entry(self) -> dict[str, Any]:
         """Return its entry in `GET /tools`."""

@@ -103,7 +103,7 @@ class Toolbox:
         return known.get(name)
 
     async def use(self, tool: Tool, call: Call) -> dict[str, Any]:
-        """Run a tool; return its result, or the reason of its failure. Raises BadCall."""
+        """Run a tool; return its result, or the reason of its failure. Raises InvalidCall."""
         began = time.perf_counter()
         try:
             found = await tool.use(call)

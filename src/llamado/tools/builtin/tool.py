@@ -18,7 +18,7 @@ class ToolEnvironment:
     """The environment of built-in tools."""
 
     host: Callable[[Call], ToolHost]
-    """Returns the host for a call. Raises BadCall and ToolFailed."""
+    """Returns the host for a call. Raises InvalidCall and ToolFailed."""
     run_in_thread: Callable[[str, Callable[[Call], Result], Call], Awaitable[Result]]
     """Runs blocking work in a thread of the named tool. The call passed on is stopped if its client disconnects."""
 
@@ -36,4 +36,4 @@ class BuiltinTool(Tool):
 
     @abstractmethod
     def run_on(self, host: ToolHost, call: Call) -> Result:
-        """Return the result of a call on a host; may block. Raises BadCall and ToolFailed."""
+        """Return the result of a call on a host; may block. Raises InvalidCall and ToolFailed."""

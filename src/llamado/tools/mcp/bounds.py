@@ -30,7 +30,7 @@ class MessageTooLarge(Exception):
 
 
 class MessageSize:
-    """Checks the size of the message being received. Raises Flooded."""
+    """Checks the size of the message being received. Raises MessageTooLarge."""
 
     def __init__(self) -> None:
         self._n_bytes = self._n_containers = 0

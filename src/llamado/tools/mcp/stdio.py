@@ -35,7 +35,7 @@ _Sent = ObjectSendStream[SessionMessage]
 
 
 async def _lines(pipe: IO[bytes]) -> AsyncIterator[bytes]:
-    """Yield the lines of a pipe. Raises Flooded."""
+    """Yield the lines of a pipe. Raises MessageTooLarge."""
     reader = asyncio.StreamReader(_PIECE)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
