@@ -22,16 +22,20 @@ REWRITTEN = (
     "cluster",
     "devices",
     "engine",
+    "gateway",
     "ggml",
     "gguf",
+    "http",
     "library",
     "models",
     "page",
     "processes",
     "quantize",
+    "router",
     "server/api/cluster",
     "terminal",
     "text",
+    "tools",
 )
 
 TESTS = Path(__file__).parent

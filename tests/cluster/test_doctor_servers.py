@@ -180,7 +180,7 @@ def test_a_model_that_failed_to_load(reason: str, cause: str) -> None:
     assert ("-ctk q8_0" in found.command) == ("memory" in reason), "a known reason has its own remedy"
 
 
-@pytest.mark.parametrize(("reason", "symptom"), [("the server is ending", "ended"), ("no idea", "unready")])
+@pytest.mark.parametrize(("reason", "symptom"), [("the server is shutting down", "ended"), ("no idea", "unready")])
 def test_503_after_loading(reason: str, symptom: str, stack: ExitStack) -> None:
     found = one(scripted(stack, (503, {"error": {"code": 503, "message": reason}})))
     assert found.symptom == symptom and reason in found.found

@@ -130,7 +130,7 @@ def test_who_comes_while_the_last_answers_are_finished_is_told_to_come_again(fak
     for answer in told:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5"), answer.url
         assert answer.headers["connection"] == "close"
-        assert answer.json()["error"]["message"] == "the server is ending"
+        assert answer.json()["error"]["message"] == "the server is shutting down"
     assert len(events(text)) == 51 and process.wait(60) == 0
 
 

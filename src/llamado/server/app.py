@@ -18,11 +18,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from llamado import __version__
 from llamado.errors import LlamadoError
-from llamado.http.access import HEALTH, OWN, Access
+from llamado.http.access import HEALTH, PRIVILEGED, Access
 from llamado.http.answer import error_response, json_response
 from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
 from llamado.http.metrics import USAGE_HEADER, is_usage_id
-from llamado.http.monitoring.counted import CLIENT_GONE, OTHER
+from llamado.http.monitoring.counter import CLIENT_GONE, OTHER
 from llamado.http.request_log import Record, current, request_id
 from llamado.page.files import START, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
@@ -123,7 +123,7 @@ class ServerApp:
         try:
             sleep = self._state.sleep
             path = scope["path"]
-            quiet = path in (QUIET | self._page if scope["method"] == "GET" else MEMBER_PATHS) | OWN
+            quiet = path in (QUIET | self._page if scope["method"] == "GET" else MEMBER_PATHS) | PRIVILEGED
             quiet = quiet or path.startswith("/v1/models/")
             if sleep is None or quiet or (sleep.asleep and not self._endpoint(scope["method"], path)):
                 await self._app(scope, receive, send)
