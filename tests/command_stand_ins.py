@@ -44,7 +44,7 @@ import llamado.text.grammar.compiler
 from llamado.cluster.doctor.examination import Examination
 from llamado.commands import cli, options
 from llamado.commands.chat import run as chat_run
-from llamado.commands.chat.speaker import Figures, Said
+from llamado.commands.chat.backend import AnswerPiece, AnswerStats
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures
@@ -158,7 +158,7 @@ class Commands:
         )
 
     def _loading(self) -> None:
-        """What a model is loaded with, down to the device, the forward pass and the engine."""
+        """Record the arguments that reach the device, the forward pass and the engine."""
         commands = self
         note, real_open = self._note, loaded_model.GGUFFile.open
         real_memory_request = fitting.memory_request
@@ -332,7 +332,7 @@ class Commands:
 
             def close(self) -> None: ...
 
-        self._patch.setattr("llamado.cluster.lab.Lab", Laboratory)
+        self._patch.setattr("llamado.cluster.latency_lab.LatencyLab", Laboratory)
         self._patch.setattr("llamado.text.grammar.compiler.GrammarCompiler", Grammars)
         self._patch.setattr(load, "serve_llama", serve_llama)
         self._patch.setattr(loaded_model, "load_embedder", load_embedder)
@@ -351,7 +351,7 @@ class Commands:
         self._patch.setattr(run, "use_threads", lambda n: note("long texts", n_threads=n))
         self._patch.setattr(run, "open_tracing", lambda on: note("tracing", on=on))
         self._patch.setattr(run, "overview", lambda *_: [])
-        self._patch.setattr(run.memory, "keep", lambda: None)
+        self._patch.setattr(run.memory, "freeze", lambda: None)
         self._patch.setattr(sys, "setswitchinterval", lambda _: None)
         self._patch.setattr("llamado.http.sockets.check_tls", lambda *files: note("tls", checked=files))
 
@@ -405,7 +405,7 @@ class Commands:
 
         def measured_pass(loaded: Any, machine: Any, n: int, start: int, repetitions: int, threads: int) -> Any:
             self._seen.setdefault("roofline.passes", []).append((n, start))
-            return [roofline.KernelRow("in all", 1, 1.0, roofline.PassWork(), 0.0)], roofline.Peaks(1.0, 1.0, 1.0)
+            return [roofline.KernelRow("total", 1, 1.0, roofline.PassWork(), 0.0)], roofline.Peaks(1.0, 1.0, 1.0)
 
         def batch(forward: Any, pp: int, tg: int, pl: int) -> tuple[float, float]:
             self._seen.setdefault("bench.batches", []).append((pp, tg, pl))
@@ -476,10 +476,10 @@ class Commands:
         """run, plan, worker, tap, wait, and what ends a command early."""
         note = self._note
 
-        def answer(_: Any, messages: Any, settings: Any) -> Generator[Said, None, Figures]:
+        def answer(_: Any, messages: Any, settings: Any) -> Generator[AnswerPiece, None, AnswerStats]:
             note("chat", messages=messages, **settings)
-            yield Said("answer")
-            return Figures()
+            yield AnswerPiece("answer")
+            return AnswerStats()
 
         class Far:
             name, notes = "far", ()
@@ -496,8 +496,8 @@ class Commands:
         real_screen = chat_run.screen_of
         self._patch.setattr(Far, "answer", answer, raising=False)
         self._patch.setattr(chat_run, "screen_of", screen_of)
-        self._patch.setattr("llamado.commands.chat.here.EngineSpeaker.answer", answer)
-        self._patch.setattr("llamado.commands.chat.remote.HttpSpeaker", Far)
+        self._patch.setattr("llamado.commands.chat.local.LocalBackend.answer", answer)
+        self._patch.setattr("llamado.commands.chat.remote.RemoteBackend", Far)
 
         class Workers:
             def __init__(self, split: Any) -> None:
@@ -554,15 +554,15 @@ class Commands:
         self._patch.setattr(f"{deploy}.files_for", lambda target, what: note("deploy", what=what) or {})
         self._patch.setattr(f"{deploy}.write", lambda files, folder: note("deploy", folder=folder) or [])
         up = "llamado.commands.up.start"
-        self._patch.setattr(f"{up}.run_here", lambda config: note("up", config=config, detach=False))
-        self._patch.setattr(f"{up}.run_behind", lambda config, *_: note("up", config=config, detach=True))
+        self._patch.setattr(f"{up}.run_in_foreground", lambda config: note("up", config=config, detach=False))
+        self._patch.setattr(f"{up}.run_in_background", lambda config, *_: note("up", config=config, detach=True))
         self._patch.setattr(
             "llamado.commands.wait.wait.run_wait", lambda url, **options: note("wait", url=url, **options)
         )
 
 
 class _Late:
-    """What the current run has seen."""
+    """The calls that the current run recorded."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands

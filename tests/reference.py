@@ -75,9 +75,9 @@ def _encode_nl(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 class ReferenceDevice:
-    """Runs graphs one node at a time. Memory is a byte array per tensor that owns memory; data nobody wrote is zero.
+    """Runs graphs one node at a time. Each tensor that owns memory has a byte array, zero until it is written.
 
-    Results nobody computed yet are filled with NaN, so that an order which reads too early shows.
+    Results that are not computed yet are NaN, so that an order which reads too early shows.
     """
 
     def __init__(self, dtype: type[np.floating[Any]] = np.float64) -> None:
@@ -147,7 +147,7 @@ class ReferenceDevice:
             return
         rule = RULES.get(node.op)
         if rule is None:
-            raise NotImplementedError(f"the reference does not know {node.op.name}")
+            raise NotImplementedError(f"the reference has no {node.op.name}")
         values = rule(self, node)
         if values is not None:
             self.set(node, values)

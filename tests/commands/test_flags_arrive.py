@@ -16,7 +16,7 @@ from command_stand_ins import Commands, Seen
 from tiny_models import make_llama
 
 from llamado.cluster.file import LinkConfig, WorkerConfig
-from llamado.commands.verify import made_prompts
+from llamado.commands.verify import generated_prompts
 from llamado.flags import FLAGS, Flag, Kind
 from llamado.gateway.options import KeyOptions, ReplicaOptions
 from llamado.gguf.types import TensorType
@@ -495,7 +495,7 @@ ROWS: dict[str, Row] = {
     "gateway --stall-timeout": gateway("stall_timeout", "3", 3.0),
     "gateway --patience": gateway("patience", "3", 3.0),
     "verify --prompts": Row("@folder/keys", {"verify.prompts": ("one", "# two", "two"), "verify.n": 3}),
-    "verify --count": Row("2", {"verify.n": 2, "verify.prompts": tuple(made_prompts(2))}),
+    "verify --count": Row("2", {"verify.n": 2, "verify.prompts": tuple(generated_prompts(2))}),
     "verify --parallel": verify("parallel", "3", 3),
     "verify --n-predict": verify("n_predict", "3", 3),
     "verify --temp": verify("temperature", "0.5", 0.5),
@@ -588,7 +588,7 @@ def turned(flag: Flag, name: str, value: str | None) -> list[str]:
     """The arguments that set a flag by one of its spellings."""
     if value is None:
         return [name]
-    if flag.words > 1:
+    if flag.n_values > 1:
         return [name, *value.split()]
     return [f"{name}={value}"] if name.startswith("--") and value.startswith("-") else [name, value]
 

@@ -99,7 +99,7 @@ def test_a_chunk_without_outputs_ends_early(tmp_path: Path) -> None:
     assert not parts[-1].graph.outputs
 
 
-def test_what_is_written_between_gaps_does_not_cross() -> None:
+def test_rows_between_gaps_are_not_transferred() -> None:
     """Bytes go to another device as they lie."""
     for width in (4, 8):
         graph = Graph()

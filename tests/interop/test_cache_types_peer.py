@@ -37,7 +37,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize("types", TYPES)
-def test_the_real_one_says_the_same(
+def test_equals_llama_cpp(
     peer_bin: Path, floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, types: str
 ) -> None:
     k, v = types.split("/")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from llamado.engine.topology.layout import LayoutPart, LayoutPrediction, Layouts
 from llamado.engine.topology.membership import BetweenSteps, JoinedWorker, Membership
-from llamado.engine.topology.view import ClusterView, Mark, Observer
+from llamado.engine.topology.observer import Mark, Observer
+from llamado.engine.topology.view import ClusterView
 
 if TYPE_CHECKING:
     from llamado.engine.forward.device_pool import DevicePool
