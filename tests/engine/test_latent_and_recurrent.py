@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,12 @@ from tiny.llama import HEAD
 from tiny.mamba import N_INNER, N_MIXED, WIDE
 from waiting import until
 
-from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.cpu.jit import Jit
 from llamado.devices.split.placement import Placement
 from llamado.engine.cache.prompt_cache import CellReader
 from llamado.engine.drafts.drafts import DraftManager
 from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
-from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.forward.sizes import model_sizes
 from llamado.engine.options import EngineOptions
@@ -38,6 +37,7 @@ from llamado.models.architectures.granite.granitehybrid import GraniteHybridMode
 from llamado.models.memory import Handle, MemoryOptions, Span
 
 from . import test_restore
+from .conftest import OpenModel
 from .fake import FakeTokenizer, ask, send
 
 Array = np.ndarray[Any, Any]
@@ -45,11 +45,6 @@ Open = Callable[..., ModelRunner]
 Kind = type[Deepseek2Model] | type[GraniteHybridModel]
 N, MAX_BATCH = 260, 16
 TOKENIZER = FakeTokenizer(dict.fromkeys(range(512), b"x"), eog=())
-
-
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
 
 
 @pytest.fixture(scope="module", params=[Deepseek2Model, GraniteHybridModel])
@@ -65,18 +60,8 @@ def path(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start(jit: Jit, kind: Kind, path: Path) -> Iterator[Open]:
-    opened: list[ModelRunner] = []
-
-    def open_(**options: Any) -> ModelRunner:
-        file = GGUFFile.open(path)
-        given = {"n_cells": 1536, "n_sequences": 3, "max_batch": MAX_BATCH, **options}
-        opened.append(ModelRunner(file, kind(file), [CpuDevice(1, jit=jit)], RunnerOptions(**given)))
-        return opened[-1]
-
-    yield open_
-    for runner in opened:
-        runner.close()
+def start(open_model: OpenModel, kind: Kind, path: Path) -> Open:
+    return partial(open_model, path, load=kind, n_cells=1536, n_sequences=3, max_batch=MAX_BATCH)
 
 
 def text(seed: int = 0, n: int = N) -> list[int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +47,15 @@ PROMPT = [1 + i * 7 % 96 for i in range(120)]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    engines: list[Engine] = []
-
+def make(exits: ExitStack) -> Make:
     def build(n_cells: int = 4096, **kw: Any) -> tuple[Engine, FakeForward]:
         forward = FakeForward(n_cells)
-        engines.append(new_engine(forward, FakeTokenizer(), **{"n_slots": 4, "lora": (0.0, 0.0), **kw}))
-        return engines[-1], forward
+        engine = exits.enter_context(
+            closing(new_engine(forward, FakeTokenizer(), **{"n_slots": 4, "lora": (0.0, 0.0), **kw}))
+        )
+        return engine, forward
 
-    yield build
-    for engine in engines:
-        engine.close()
+    return build
 
 
 def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
@@ -224,11 +223,6 @@ def test_saved_slots(make: Make, tmp_path: Path) -> None:
 
 
 # --- on real models ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
 
 
 @pytest.fixture(scope="module", params=[make_llama, make_gemma3], ids=["llama", "gemma3"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +54,15 @@ def reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make(layers: Layers) -> Iterator[Make]:
-    engines: list[Engine] = []
-
+def make(layers: Layers, exits: ExitStack) -> Make:
     def build(forward: FakeForward | None = None, **options: Any) -> tuple[Engine, FakeForward]:
         forward = forward or new(layers)
-        engines.append(new_engine(forward, FakeTokenizer(eog=()), **{"n_slots": N_SLOTS, **options}))
-        return engines[-1], forward
+        engine = exits.enter_context(
+            closing(new_engine(forward, FakeTokenizer(eog=()), **{"n_slots": N_SLOTS, **options}))
+        )
+        return engine, forward
 
-    yield build
-    for engine in engines:
-        engine.close()
+    return build
 
 
 def new(layers: Layers, kind: type[FakeForward] = FakeForward, **options: Any) -> FakeForward:

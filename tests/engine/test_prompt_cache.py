@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,15 @@ def reading_pays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    engines: list[Engine] = []
-
+def make(exits: ExitStack) -> Make:
     def build(n_cells: int = 4096, **kw: Any) -> tuple[Engine, FakeForward]:
         forward = FakeForward(n_cells)
-        engines.append(new_engine(forward, FakeTokenizer(), **{"n_slots": 2, "cache_ram": 1, **kw}))
-        return engines[-1], forward
+        engine = exits.enter_context(
+            closing(new_engine(forward, FakeTokenizer(), **{"n_slots": 2, "cache_ram": 1, **kw}))
+        )
+        return engine, forward
 
-    yield build
-    for engine in engines:
-        engine.close()
+    return build
 
 
 def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
@@ -268,11 +267,6 @@ def test_what_is_larger_than_memory_goes_to_disk(limit: int) -> None:
 
 
 # -- real forward passes ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
 
 
 @pytest.fixture(scope="module")

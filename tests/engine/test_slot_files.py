@@ -7,8 +7,9 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +55,13 @@ Make = Callable[..., tuple[Engine, FakeForward]]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    engines: list[Engine] = []
-
+def make(exits: ExitStack) -> Make:
     def build(n_cells: int = 4096, **kw: Any) -> tuple[Engine, FakeForward]:
         forward = FakeForward(n_cells)
-        engines.append(new_engine(forward, FakeTokenizer(), **{"n_slots": 2, **kw}))
-        return engines[-1], forward
+        engine = exits.enter_context(closing(new_engine(forward, FakeTokenizer(), **{"n_slots": 2, **kw})))
+        return engine, forward
 
-    yield build
-    for engine in engines:
-        engine.close()
+    return build
 
 
 def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
@@ -362,11 +359,6 @@ def test_any_bytes_changed(tmp_path: Path, data: st.DataObject) -> None:
 
 
 # -- real forward passes ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def jit() -> Jit:
-    return Jit()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -24,17 +25,13 @@ Make = Callable[..., tuple[Engine, FakeForward]]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    engines: list[Engine] = []
-
+def make(exits: ExitStack) -> Make:
     def build(n_cells: int = 4096, *, n_vocab: int = 97, **kw: Any) -> tuple[Engine, FakeForward]:
         forward = FakeForward(n_cells, n_vocab=n_vocab)
-        engines.append(new_engine(forward, FakeTokenizer(), **kw))
-        return engines[-1], forward
+        engine = exits.enter_context(closing(new_engine(forward, FakeTokenizer(), **kw)))
+        return engine, forward
 
-    yield build
-    for engine in engines:
-        engine.close()
+    return build
 
 
 def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
