@@ -39,19 +39,18 @@ class Task:
 
     def __init__(
         self,
-        id: int,
         request: Request,
         emit: Callable[[Event], None],
-        taken: Callable[[], None] | None,
+        taken: Callable[[], None] | None = None,
         *,
         sampler: Sampler,
         seed: Seed,
-        outbox: list[tuple[Task, Event]],
         scales: Scales = (),
     ) -> None:
-        """`outbox`: list of events that wait to be sent."""
-        self.outbox = outbox
-        self.id = id
+        self.id = -1
+        """Its number in the queue, which sets it."""
+        self.outbox: list[tuple[Task, Event]] = []
+        """The queue's list of events that wait to be sent."""
         self.request = request
         self.emit = emit
         self.taken = taken
