@@ -1,4 +1,4 @@
-"""The pictures of the chat, the comparison and the completion in the documents: a real, small model's answers."""
+"""Screenshots of chat, comparison and completion for the documentation, with answers of a small model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def setting(page: Page, name: str, value: str) -> None:
     page.get_by_label(name, exact=name[-1] != " ").blur()
 
 
-def test_pictures(page: Page, smollm2_server: str) -> None:
+def test_screenshots_of_text_views(page: Page, smollm2_server: str) -> None:
     page.goto(smollm2_server)
     page.get_by_role("button", name="Settings").click()
     setting(page, "temperature", "0")

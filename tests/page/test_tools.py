@@ -1,4 +1,4 @@
-"""Tools that the server, or MCP servers behind its proxy, run for the model of the page."""
+"""Tools in the chat: the server's own and those of MCP servers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def call(name: str, arguments: str) -> str:
 
 
 def calls_then(answer: str, *calls: str) -> ScriptedEngine:
-    """Makes the calls, and answers once a result is there."""
+    """Return an engine that makes the calls, and answers once it has a result."""
     return ScriptedEngine(lambda prompt: answer if "<|im_start|>tool" in prompt else "".join(calls))
 
 
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_servers_tools_by_hand_and_by_themselves(page: Page, folder: Path) -> None:
+def test_server_tools_run_on_confirmation_and_automatically(page: Page, folder: Path) -> None:
     engine = calls_then("It is seven.", call("read_file", '{"path": "notes.txt"}'))
     settings = ToolSettings(builtin=("read_file", "write_file"), folder=str(folder))
     with scripted_server(engine, source=TEMPLATE, tools=settings) as address:
@@ -62,7 +62,7 @@ def test_the_servers_tools_by_hand_and_by_themselves(page: Page, folder: Path) -
         prompts = [bytes(token for token in one.prompt if token < 256).decode() for one in engine.requests]
         assert "read_file" in prompts[0] and "write_file" not in prompts[0] and "the secret is seven" in prompts[1]
 
-        # Probabilities are refused beside tools: they are not asked for.
+        # The server rejects probabilities together with tools, so the page does not request them.
         page.get_by_label("Probabilities: ").fill("2")
         page.get_by_text("Not available together with tools.").wait_for()
 
@@ -74,7 +74,7 @@ def test_the_servers_tools_by_hand_and_by_themselves(page: Page, folder: Path) -
         expect(page.get_by_role("button", name="Run on the server")).to_have_count(0)
 
 
-def test_a_model_that_calls_for_ever_is_stopped(page: Page, folder: Path) -> None:
+def test_endless_tool_calls_are_stopped(page: Page, folder: Path) -> None:
     engine = ScriptedEngine(call("read_file", '{"path": "none.txt"}'))
     settings = ToolSettings(builtin=("read_file",), folder=str(folder))
     with scripted_server(engine, source=TEMPLATE, tools=settings) as address:
@@ -89,7 +89,7 @@ def test_a_model_that_calls_for_ever_is_stopped(page: Page, folder: Path) -> Non
         page.get_by_role("button", name="Run on the server").wait_for()
 
 
-def test_an_mcp_server_behind_the_proxy(page: Page) -> None:
+def test_tools_of_an_mcp_server_run_through_the_proxy(page: Page) -> None:
     engine = calls_then("Five.", call("add", '{"a": 2, "b": 3}'))
     with (
         mcp_server() as mcp,
@@ -115,7 +115,7 @@ def test_an_mcp_server_behind_the_proxy(page: Page) -> None:
 
 
 class mcp_server:
-    """A server of the protocol with one tool, over streamable HTTP: its address."""
+    """An MCP server with one tool, over streamable HTTP; yields its address."""
 
     def __enter__(self) -> str:
         from mcp.server.mcpserver import MCPServer
@@ -124,7 +124,7 @@ class mcp_server:
 
         @app.tool()
         def add(a: int, b: int) -> int:
-            """The sum."""
+            """Return the sum."""
             return a + b
 
         config = uvicorn.Config(app.streamable_http_app(), port=0, log_level="error")

@@ -1,4 +1,4 @@
-"""Two sides compared, a text completed, a gap filled, over a model whose answers the tests write."""
+"""The compare, complete and infill views, with scripted answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def address(engine: ScriptedEngine) -> Iterator[str]:
 MARKED = "() => [...(CSS.highlights.get('differs') ?? [])].map((range) => range.toString())"
 
 
-def test_two_sides_stream_at_once_and_what_differs_is_marked(page: Page, address: str, engine: ScriptedEngine) -> None:
+def test_two_sides_stream_at_once_and_differences_are_highlighted(
+    page: Page, address: str, engine: ScriptedEngine
+) -> None:
     def say(prompt: str) -> str:
         start = "Short" if "<system>brief" in prompt else "Long"
         return f"{start} answer {prompt.count('<user>')} of **rivers**." + " word" * 300 * ("slow" in prompt)
@@ -62,7 +64,7 @@ def test_two_sides_stream_at_once_and_what_differs_is_marked(page: Page, address
     assert (
         "Long answer 1 of **rivers**"
         in bytes(engine.requests[-1].prompt).decode() + bytes(engine.requests[-2].prompt).decode()
-    )  # each side goes on from its own answers
+    )  # each side continues from its own answers
     page.get_by_label("Highlight differences").click()
     until(page, lambda: page.evaluate(MARKED) == [])
     page.reload()
@@ -70,7 +72,7 @@ def test_two_sides_stream_at_once_and_what_differs_is_marked(page: Page, address
 
 
 @pytest.mark.full
-def test_a_side_that_fails_leaves_the_other_its_answer(page: Page, address: str, engine: ScriptedEngine) -> None:
+def test_an_error_on_one_side_keeps_the_other_answer(page: Page, address: str, engine: ScriptedEngine) -> None:
     page.goto(f"{address}#/compare")
     page.get_by_role("button", name="Right settings").click()
     page.get_by_label("JSON schema").fill("{")
@@ -82,13 +84,13 @@ def test_a_side_that_fails_leaves_the_other_its_answer(page: Page, address: str,
 
 
 @pytest.mark.full
-def test_who_reads_the_beginning_is_left_there(page: Page, address: str, engine: ScriptedEngine) -> None:
+def test_scrolling_up_stops_autoscroll_of_a_comparison(page: Page, address: str, engine: ScriptedEngine) -> None:
     engine.say, engine.delay, engine.piece = "A line.\n\n" * 300, 0.02, 9
     page.goto(f"{address}#/compare")
     page.get_by_label("Message", exact=True).fill("Go")
     page.keyboard.press("Enter")
     list_ = page.locator(".compare-turns")
-    until(page, lambda: list_.evaluate("(all) => all.scrollTop > 300"))  # it follows the end
+    until(page, lambda: list_.evaluate("(all) => all.scrollTop > 300"))  # autoscroll
     list_.evaluate("(all) => all.scrollTo(0, 0)")
     shown = page.locator(".compared").inner_text()
     until(page, lambda: len(page.locator(".compared").inner_text()) > len(shown) + 100)
@@ -96,7 +98,7 @@ def test_who_reads_the_beginning_is_left_there(page: Page, address: str, engine:
     page.get_by_role("button", name="Stop").click()
 
 
-def test_a_text_goes_on_in_place(page: Page, address: str, engine: ScriptedEngine) -> None:
+def test_a_text_is_continued_in_place(page: Page, address: str, engine: ScriptedEngine) -> None:
     page.goto(f"{address}#/complete")
     text = page.get_by_label("Text", exact=True)
     page.get_by_role("button", name="Settings").click()
@@ -146,7 +148,7 @@ def test_a_gap_is_filled(page: Page, address: str, engine: ScriptedEngine) -> No
 
 
 @pytest.mark.full
-def test_a_model_without_tokens_for_infill(page: Page, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_infill_tokens_is_reported(page: Page, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fakes.FakeTokenizer.fim_pre", None)
     page.expected_errors.append("501")  # type: ignore[attr-defined]
     page.goto(f"{address}#/infill")
