@@ -16,7 +16,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
+"""Installed by `npm ci`."""
 SCREENSHOTS = Path(__file__).parents[2] / "docs" / "pictures"
+
+
+def send(page: Page, text: str) -> None:
+    """Send a message in the chat or the compare view."""
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+
+
+def assert_accessible(page: Page) -> None:
+    """Fail if axe-core finds a violation in the view; does nothing if it is not installed."""
+    if AXE.exists():
+        page.evaluate(AXE.read_text())
+        assert [found["id"] for found in page.evaluate("axe.run()")["violations"]] == []
 
 
 def take_picture(page: Page, name: str) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import AXE, send
 from playwright.sync_api import Browser, Page, expect
 from scripted import ScriptedEngine, scripted_server
 from tiers import first_of
 
 pytestmark = pytest.mark.browser
 
-AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 VIEWS = ("chat", "compare", "complete", "infill")
 ANSWER = (
     "# Title\n\nSome **text**, `code`, [a link](https://example.org) and $x^2$.\n\n- one\n- two\n\n> said\n\n"
@@ -54,15 +53,14 @@ def test_views_have_no_serious_violations(browser: Browser, scheme: Any, width: 
             heading.wait_for()
             check(view)
             if view in ("chat", "compare"):
-                page.get_by_label("Message", exact=True).fill("Hello")
-                page.keyboard.press("Enter")
+                send(page, "Hello")
                 page.locator(".hljs-keyword").first.wait_for()
                 page.get_by_role("button", name="Send", exact=True).wait_for()
                 check(f"{view}, answered")
             elif view == "complete":
                 page.get_by_label("Text", exact=True).fill("Hello")
                 page.get_by_role("button", name="Complete", exact=True).click()
-                page.locator(".stats").wait_for()
+                page.locator(".stats:not(.streaming)").wait_for()
                 check(f"{view}, done")
             page.get_by_role("button", name="settings").first.click()
             page.get_by_label("top_k", exact=True).wait_for()

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
-from browsing import serving, take_picture
+from browsing import assert_accessible, serving, take_picture
 from playwright.sync_api import Locator, Page, expect
 from scripted import ScriptedEngine, scripted_server
 from workers import WorkerProcess
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
-AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +79,7 @@ def test_layers_are_moved_by_mouse_and_keyboard_and_answers_stay_equal(page: Pag
     assert [*second, *third, *first] == list(range(31)), "30 layers and the head"
     expect(page.get_by_role("article", name="This machine")).to_be_visible()
     assert page.locator(".worker").count() == 2
-    if AXE.exists():
-        page.evaluate(AXE.read_text())
-        assert [found["id"] for found in page.evaluate("axe.run()")["violations"]] == []
+    assert_accessible(page)
 
     predicted = page.locator(".figure", has_text="predicted")
     expect(predicted.locator("strong")).to_have_text("–")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browsing import computing
+from browsing import computing, send
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -66,8 +66,7 @@ def chat(page: Page, engine: ScriptedEngine, listener: Listener) -> Iterator[Pag
 
 
 def ask(page: Page, text: str = "Go") -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
+    send(page, text)
     page.get_by_role("button", name="Send", exact=True).wait_for()
 
 

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from browsing import serving, take_picture, until
+from browsing import assert_accessible, serving, take_picture, until
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
-AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 
 FACTOR = 1.4
 """Allowed ratio of the fastest run to the formula: other processes share the machine."""
@@ -53,9 +52,7 @@ def test_delays_match_the_theory_and_keep_the_bytes(page: Page, lab: str) -> Non
     page.goto(f"{lab}/#/lab")
     expect(page.locator("fieldset")).to_have_count(2)
     fast = max(more_runs(page, 8))
-    if AXE.exists():
-        page.evaluate(AXE.read_text())
-        assert [found["id"] for found in page.evaluate("axe.run()")["violations"]] == []
+    assert_accessible(page)
     page.get_by_label("Delay").first.fill("60")
     page.get_by_label("Delay").last.fill("40")
     expect(page.locator(".figure").nth(2)).to_contain_text("100 ms")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from browsing import take_picture
+from browsing import send, take_picture
 from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
 
 def ask(page: Page, text: str) -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
-    page.locator(".stats").last.wait_for()
+    send(page, text)
+    page.locator(".stats:not(.streaming)").last.wait_for()
 
 
 def setting(page: Page, name: str, value: str) -> None:
@@ -57,7 +56,7 @@ def test_screenshots_of_text_views(page: Page, smollm2_server: str) -> None:
     setting(page, "n_predict", "60")
     setting(page, "seed", "1")
     page.get_by_role("button", name="Complete", exact=True).click()
-    page.locator(".stats").wait_for()
+    page.locator(".stats:not(.streaming)").wait_for()
     page.locator(".complete-foot").get_by_role("button", name="Probabilities").click()
     page.locator(".token").nth(8).hover()
     page.wait_for_timeout(200)

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from browsing import take_picture
+from browsing import send, take_picture
 from playwright.sync_api import Browser, Page, Route, expect
 from scripted import ScriptedEngine, scripted_server
 
@@ -19,8 +19,7 @@ def test_a_message_is_answered(page: Page) -> None:
     engine = ScriptedEngine(lambda prompt: "Ebro, Tajo, Duero." if "rivers" in prompt else "What?")
     with scripted_server(engine) as address:
         page.goto(address)
-        page.get_by_label("Message", exact=True).fill("Name three rivers.")
-        page.keyboard.press("Enter")
+        send(page, "Name three rivers.")
         page.get_by_text("Ebro, Tajo, Duero.").wait_for()
         page.get_by_text("fake", exact=True).first.wait_for()
 
@@ -37,8 +36,7 @@ def test_the_page_asks_for_the_api_key(page: Page) -> None:
         dialog.get_by_label("API key").fill("secret")
         dialog.get_by_role("button", name="Continue").click()
         page.get_by_text("fake", exact=True).first.wait_for()
-        page.get_by_label("Message", exact=True).fill("Hello")
-        page.keyboard.press("Enter")
+        send(page, "Hello")
         page.get_by_text("All is well.").wait_for()
         page.reload()
         page.get_by_text("fake", exact=True).first.wait_for()
@@ -147,7 +145,7 @@ def test_requests_name_a_loaded_model_until_another_is_chosen(page: Page) -> Non
             with page.expect_request(re.compile("completion")) as asked:
                 page.keyboard.press("ControlOrMeta+Enter" if name == "Text" else "Enter")
             assert asked.value.post_data_json["model"] == "b", view
-            page.locator(".stats").last.wait_for()
+            page.locator(".stats:not(.streaming)").last.wait_for()
         for view in ("Cluster", "Lab"):  # a router has neither
             page.get_by_role("link", name=view, exact=True).click()
             page.get_by_role("heading", name="This address is a router").wait_for()

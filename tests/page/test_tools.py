@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from browsing import take_picture
+from browsing import send, take_picture
 from playwright.sync_api import Page, expect
 from scripted import ScriptedEngine, scripted_server
 from waiting import GUARD
@@ -37,11 +37,6 @@ def calls_then(answer: str, *calls: str) -> ScriptedEngine:
     return ScriptedEngine(lambda prompt: answer if "<|im_start|>tool" in prompt else "".join(calls))
 
 
-def ask(page: Page, text: str) -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "notes.txt").write_text("the secret is seven\n")
@@ -55,7 +50,7 @@ def test_server_tools_run_on_confirmation_and_automatically(page: Page, folder: 
         page.goto(address)
         page.get_by_role("button", name="Settings").click()
         page.get_by_label("read_file", exact=True).check()
-        ask(page, "What is the secret?")
+        send(page, "What is the secret?")
         page.get_by_role("button", name="Run on the server").click()
         page.get_by_text("It is seven.").wait_for()
         expect(page.locator("article.tool .message-text")).to_contain_text("the secret is seven")
@@ -68,7 +63,7 @@ def test_server_tools_run_on_confirmation_and_automatically(page: Page, folder: 
 
         page.get_by_label("Run read_file automatically").check()
         page.get_by_role("link", name="New chat").click()
-        ask(page, "And again?")
+        send(page, "And again?")
         page.get_by_text("It is seven.").wait_for()
         assert len(engine.requests) == 4
         expect(page.get_by_role("button", name="Run on the server")).to_have_count(0)
@@ -82,7 +77,7 @@ def test_endless_tool_calls_are_stopped(page: Page, folder: Path) -> None:
         page.get_by_role("button", name="Settings").click()
         page.get_by_label("read_file", exact=True).check()
         page.get_by_label("Run read_file automatically").check()
-        ask(page, "Go")
+        send(page, "Go")
         page.get_by_role("alert").get_by_text("10 rounds of automatic tool calls").wait_for()
         assert len(engine.requests) == 11
         expect(page.locator("article.tool .message-text").first).to_contain_text("Error: ")
@@ -105,7 +100,7 @@ def test_tools_of_an_mcp_server_run_through_the_proxy(page: Page) -> None:
         page.get_by_role("button", name="Add", exact=True).click()
         page.get_by_text("1 tool", exact=True).wait_for()
         page.get_by_label("add", exact=True).check()
-        ask(page, "2 + 3?")
+        send(page, "2 + 3?")
         page.get_by_role("button", name=f"Run at {mcp}").click()
         page.get_by_text("Five.").wait_for()
         expect(page.locator("article.tool .message-text")).to_have_text("5")
