@@ -15,15 +15,6 @@ from llamado.text.template.templates import TEMPLATES
 pytestmark = pytest.mark.browser
 
 
-def test_a_message_is_answered(page: Page) -> None:
-    engine = ScriptedEngine(lambda prompt: "Ebro, Tajo, Duero." if "rivers" in prompt else "What?")
-    with scripted_server(engine) as address:
-        page.goto(address)
-        send(page, "Name three rivers.")
-        page.get_by_text("Ebro, Tajo, Duero.").wait_for()
-        page.get_by_text("fake", exact=True).first.wait_for()
-
-
 def test_the_page_asks_for_the_api_key(page: Page) -> None:
     page.expected_errors.append("401")
     with scripted_server(ScriptedEngine(), keys=("secret",)) as address:
