@@ -1,4 +1,4 @@
-"""What the page costs a browser: bytes and time until it shows, memory after 200 messages, pictures while tokens come.
+"""Cost of the page in a browser: bytes and time until it shows, memory after 200 messages, frames while tokens come.
 
 A Chromium that shows no window is driven by CDP against a server in this process whose model writes Markdown at a given
 rate, so that the figures are the page's and not a model's.

@@ -213,7 +213,7 @@ def test_memory_of_layers_that_moved_is_given_back(
     monkeypatch.setattr("llamado.engine.forward.device_tensors.GROUP", 1)
     with worker() as first, worker() as second, LoadedModel.load(model, options(SPLIT)) as llama:
         assert llama.cluster is not None
-        (lender,) = first.shared.lenders
+        (lender,) = first.state.devices
         llama.cluster.join(str(first.endpoint))
         assert answer(llama) == right
         alone = lender.memory()[0]

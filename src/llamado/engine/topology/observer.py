@@ -65,7 +65,7 @@ class Observer:
         rows = max(1, n_rows)
         prediction = predict(self._pool.fit.sizes, figures, placement)
         shares = prediction.shares
-        words, away = describe_parts(placement), {gone.device: gone for gone in runner.away()}
+        words, away = describe_parts(placement), {gone.device: gone for gone in runner.recovery.away()}
         idle = self._pool.idle(placement)
         linked = runner.links
         names = {number: known.name for number, known in enumerate(figures)}

@@ -44,9 +44,9 @@ class Topology:
         self._membership.lay_out(self._layouts.placement(parts))
 
     def join(self, endpoint: str, share: float = 1.0, speeds: Sequence[float | None] = ()) -> list[JoinedWorker]:
-        """Add a worker; see Membership."""
+        """Add a worker (see Membership.join)."""
         return self._membership.join(endpoint, share, speeds)
 
     def drain(self, endpoint: str) -> None:
-        """Remove a worker; see Membership."""
+        """Remove a worker (see Membership.drain)."""
         self._membership.drain(endpoint)

@@ -9,7 +9,7 @@ import orjson
 
 from llamado.engine.forward.events import ClusterEvent
 from llamado.engine.topology.view import DeviceView, ModelTokenTime
-from llamado.server.model import Served
+from llamado.server.model import ServedModel
 
 _DECIMALS = 6  # of every number: microseconds
 
@@ -26,7 +26,7 @@ class ClusterBody:
     events: tuple[ClusterEvent, ...] = ()
 
 
-def cluster_body(served: Served) -> ClusterBody:
+def cluster_body(served: ServedModel) -> ClusterBody:
     """Return the present view of a model's devices."""
     view = None if served.cluster is None else served.cluster.view()
     return ClusterBody(served.info.name, **({} if view is None else vars(view)))

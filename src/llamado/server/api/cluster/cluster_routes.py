@@ -17,7 +17,7 @@ from llamado.devices.split.placement import MAX_SHARE, NotEnoughMemory
 from llamado.engine.topology.layout import BadLayout, LayoutPart
 from llamado.engine.topology.membership import UnknownWorker
 from llamado.errors import LlamadoError
-from llamado.http.access import comes_from_this_machine, digest
+from llamado.http.access import digest, is_local_request
 from llamado.http.answer import json_response
 from llamado.http.json_body import read_object
 from llamado.server.api.cluster.bodies import cluster_body, json_values
@@ -168,7 +168,7 @@ def _cluster(state: ServerState) -> Response:
 
 def _check_may_move(state: ServerState, request: Request) -> None:
     """Raise ApiError for a request from another machine without the cluster token."""
-    if comes_from_this_machine(request.scope):
+    if is_local_request(request.scope):
         return
     token = state.switches.cluster_token
     if token is None or not _has_token(token, request):

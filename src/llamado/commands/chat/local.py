@@ -1,4 +1,4 @@
-"""A model of this process as the one who answers."""
+"""Chat backend that runs a model in this process."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamado.commands.chat.speaker import Answer, Figures, Message, Said
+from llamado.commands.chat.backend import Answer, AnswerPiece, AnswerStats, Message
 from llamado.engine.loaded_model import MOST_TOKENS, LoadedModel
 from llamado.text.dialects import Conversation, Reasoning, prepare
 from llamado.text.dialects.answer import AnswerReader, CallPart
 
 
-class EngineSpeaker:
-    """Answers with a loaded model."""
+class LocalBackend:
+    """Chat backend for a loaded model."""
 
     def __init__(self, llama: LoadedModel, name: str) -> None:
         self._llama = llama
         self.name = name
         self.notes: Sequence[str] = ()
         if llama.lacks and llama.defaults.n_predict < 0:
-            self.notes = (f"answers end after {MOST_TOKENS:,} tokens (-n says otherwise)",)
+            self.notes = (f"answers end after {MOST_TOKENS:,} tokens (-n changes it)",)
 
     def answer(self, messages: Sequence[Message], settings: Mapping[str, Any]) -> Answer:
         llama, options = self._llama, dict(settings)
@@ -37,13 +37,13 @@ class EngineSpeaker:
             while True:
                 parts = reader.push(next(events).text)
                 first = first or time.perf_counter()
-                yield from _said(parts)
+                yield from _pieces(parts)
         except StopIteration as end:
             result = end.value
-            yield from _said(reader.finish())
+            yield from _pieces(reader.finish())
         finally:
             events.close()
-        return Figures(
+        return AnswerStats(
             n_prompt=result.n_prompt,
             n_cached=result.n_cached,
             n_predicted=result.n_predicted,
@@ -56,5 +56,5 @@ class EngineSpeaker:
         self._llama.close()
 
 
-def _said(parts: Sequence[Any]) -> list[Said]:
-    return [Said(part.text, isinstance(part, Reasoning)) for part in parts if not isinstance(part, CallPart)]
+def _pieces(parts: Sequence[Any]) -> list[AnswerPiece]:
+    return [AnswerPiece(part.text, isinstance(part, Reasoning)) for part in parts if not isinstance(part, CallPart)]

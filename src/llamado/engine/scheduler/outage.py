@@ -1,4 +1,4 @@
-"""Recovery of the engine after a device is lost, and after it came back."""
+"""Outages: pause the engine while a device is lost, and resume when it is back or its layers have moved."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 
 from llamado.devices.device import DeviceLost
+from llamado.devices.split.placement import SplitOptions
 from llamado.engine.errors import Unavailable
-from llamado.engine.forward.contract import Forward
+from llamado.engine.forward.contract import Recovery
 from llamado.engine.request import Fault
 from llamado.engine.scheduler.queue import CallQueue, Queue
 from llamado.errors import LlamadoError
@@ -25,20 +26,14 @@ _FIRST_REST, _LONGEST_REST = 5.0, 600.0
 _LOOK_SECONDS = 0.02
 
 
-class EngineRecovery:
-    """Tracks lost devices, and pauses the engine's thread while there is one.
+class OutageHandler:
+    """Tracks lost devices, and pauses the engine's thread while there is one."""
 
-    `failover`: seconds after which the lost layers move to other devices (None: never). `wait`: seconds after which
-    requests that wait for a slot meanwhile are rejected.
-    """
-
-    def __init__(
-        self, forward: Forward, queue: Queue, calls: CallQueue, *, failover: float | None, wait: float
-    ) -> None:
-        self._forward = forward
+    def __init__(self, recovery: Recovery, queue: Queue, calls: CallQueue, options: SplitOptions) -> None:
+        self._recovery = recovery
         self._queue = queue
         self._calls = calls
-        self._failover, self._wait = failover, wait
+        self._failover, self._wait = options.failover, options.request_wait
         self._void: DeviceLost | None = None
         self.fault: Fault | None = None
         """The loss that the engine waits for, for status requests."""
@@ -50,7 +45,7 @@ class EngineRecovery:
 
     def current_loss(self) -> DeviceLost | None:
         """Return the present loss, detected by the forward pass or by one of its batches."""
-        return self._forward.lost() or self._void
+        return self._recovery.lost() or self._void
 
     def pause(self, lost: DeviceLost, forget: Callable[[], None], changed: Callable[[], None]) -> None:
         """Drop all cells, and retry until all devices are back, or the engine closes; answers continue at their last
@@ -65,7 +60,7 @@ class EngineRecovery:
         began = time.monotonic()
         while not self._queue.closing:
             late = self._failover is not None and time.monotonic() - began >= self._failover
-            attempt = _Attempt(self._forward, elsewhere=late)
+            attempt = _Attempt(self._recovery, elsewhere=late)
             self._idle_until(lambda attempt=attempt: not attempt.is_alive(), began, changed)  # type: ignore[misc]
             if attempt.is_alive():
                 return  # closing; the attempt need not be waited for
@@ -83,13 +78,13 @@ class EngineRecovery:
                 until = min(until, began + self._failover)
             self._idle_until(lambda until=until: time.monotonic() >= until, began, changed)  # type: ignore[misc]
         self.fault = self._void = None
-        if self._forward.away():
+        if self._recovery.away():
             if self._returning is None:
-                self._returning = _ReturnWatcher(self._forward, self._queue)
+                self._returning = _ReturnWatcher(self._recovery, self._queue)
             self._returning.needed.set()
 
     def _log_outcome(self, seconds: float) -> None:
-        away = self._forward.away()
+        away = self._recovery.away()
         if not away:
             log.info("devices: all back after %.1f s", seconds)
             return
@@ -108,13 +103,13 @@ class EngineRecovery:
         forget()
         moved = False
         try:
-            self._forward.move_back()
+            self._recovery.move_back()
             moved = True
         except LlamadoError as error:
             log.warning("layers: not moved back: %s", error)
         except Exception:
             log.exception("layers: moving back failed")
-        if moved and not self._forward.away():
+        if moved and not self._recovery.away():
             log.info("devices: all back; moving layers took %.1f s", time.monotonic() - began)
         self._returning.finish_move(moved)
 
@@ -140,9 +135,9 @@ class EngineRecovery:
 class _ReturnWatcher(threading.Thread):
     """Thread that reconnects devices whose layers moved to others. `ready`: some can have their layers back."""
 
-    def __init__(self, forward: Forward, queue: Queue) -> None:
+    def __init__(self, recovery: Recovery, queue: Queue) -> None:
         super().__init__(name="llamado-return", daemon=True)
-        self._forward, self._queue = forward, queue
+        self._recovery, self._queue = recovery, queue
         self.needed = threading.Event()
         """Set when layers moved to other devices."""
         self.ready = threading.Event()
@@ -153,7 +148,7 @@ class _ReturnWatcher(threading.Thread):
     def run(self) -> None:
         began, reported = time.monotonic(), ""
         while not self._queue.closing:
-            if not self._forward.away():
+            if not self._recovery.away():
                 self.needed.wait(_LONGEST_PAUSE)
                 self.needed.clear()
                 began, reported = time.monotonic(), ""
@@ -161,7 +156,7 @@ class _ReturnWatcher(threading.Thread):
             time.sleep(min(max(_FIRST_PAUSE, _PAUSE_SHARE * (time.monotonic() - began)), _LONGEST_PAUSE))
             try:
                 if not self._queue.closing:
-                    self._forward.call_back()
+                    self._recovery.call_back()
             except DeviceLost:
                 continue
             except Exception as error:
@@ -195,15 +190,15 @@ def _is_ours(error: Exception) -> bool:
 class _Attempt(threading.Thread):
     """One attempt of a forward pass to get its devices back, on a thread of its own because it may take long."""
 
-    def __init__(self, forward: Forward, *, elsewhere: bool) -> None:
+    def __init__(self, recovery: Recovery, *, elsewhere: bool) -> None:
         super().__init__(name="llamado-restore", daemon=True)
-        self._forward, self._elsewhere = forward, elsewhere
+        self._recovery, self._elsewhere = recovery, elsewhere
         self.error: Exception | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            self._forward.restore(self._elsewhere)
+            self._recovery.restore(self._elsewhere)
         except Exception as error:
             if not isinstance(error, LlamadoError):
                 log.exception("restoring failed")

@@ -14,9 +14,9 @@ from waiting import GUARD
 
 from llamado.commands import cli
 from llamado.commands.chat import remote
-from llamado.commands.chat.here import EngineSpeaker
-from llamado.commands.chat.remote import HttpSpeaker, ServerRefused
-from llamado.commands.chat.speaker import Figures, Said, Speaker
+from llamado.commands.chat.backend import AnswerPiece, AnswerStats, ChatBackend
+from llamado.commands.chat.local import LocalBackend
+from llamado.commands.chat.remote import RemoteBackend, ServerRefused
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import EngineOptions
 from llamado.text.template.chat import ChatTemplate
@@ -24,8 +24,8 @@ from llamado.text.template.chat import ChatTemplate
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def spoken(speaker: Speaker, messages: Any = HELLO, **settings: Any) -> tuple[list[Said], Figures]:
-    answer, found = speaker.answer(messages, settings), []
+def spoken(backend: ChatBackend, messages: Any = HELLO, **settings: Any) -> tuple[list[AnswerPiece], AnswerStats]:
+    answer, found = backend.answer(messages, settings), []
     try:
         while True:
             found.append(next(answer))
@@ -60,23 +60,23 @@ def delta(**fields: Any) -> dict[str, Any]:
     return {"choices": [{"delta": fields, "finish_reason": None}]}
 
 
-def test_what_a_server_is_asked(served: Any) -> None:
+def test_request_to_a_server(served: Any) -> None:
     asked = served(delta(content="Hi"))
-    speaker = HttpSpeaker("h:1/", None, "secret")
+    backend = RemoteBackend("h:1/", None, "secret")
     messages = [*HELLO, {"role": "assistant", "content": "Hi", "reasoning_content": "hm"}, *HELLO]
-    spoken(speaker, messages, n_predict=7, top_k=3, stop=["x"])
+    spoken(backend, messages, n_predict=7, top_k=3, stop=["x"])
     models, chat = asked
     assert str(models.url) == "http://h:1/v1/models" and str(chat.url) == "http://h:1/v1/chat/completions"
     assert chat.headers["authorization"] == "Bearer secret"
     body = json.loads(chat.content)
-    assert body["messages"][1] == {"role": "assistant", "content": "Hi"}, "other servers refuse fields they do not know"
+    assert body["messages"][1] == {"role": "assistant", "content": "Hi"}, "other servers reject unknown fields"
     assert (body["model"], body["stream"], body["max_tokens"], body["top_k"], body["stop"]) == (
         "tiny", True, 7, 3, ["x"],
     )  # fmt: skip
-    assert str(HttpSpeaker("https://h/v1", "name")._base) == "https://h/v1"
+    assert str(RemoteBackend("https://h/v1", "name")._base) == "https://h/v1"
 
 
-def test_what_a_server_answers(served: Any) -> None:
+def test_answer_of_a_server(served: Any) -> None:
     served(
         delta(role="assistant", content=""), delta(reasoning_content="hm"), delta(reasoning="!"), delta(content="Hi"),
         {"choices": [{"delta": {}, "finish_reason": "length"}]},
@@ -84,44 +84,44 @@ def test_what_a_server_answers(served: Any) -> None:
                                   "prompt_tokens_details": {"cached_tokens": 5}},
          "timings": {"predicted_per_second": 12.5, "cache_n": 5}},
     )  # fmt: skip
-    said, figures = spoken(HttpSpeaker("h", "name"))
-    assert said == [Said("hm", True), Said("!", True), Said("Hi")]
-    assert (figures.n_prompt, figures.n_cached, figures.n_predicted, figures.tokens_per_second, figures.cut) == (
+    pieces, stats = spoken(RemoteBackend("h", "name"))
+    assert pieces == [AnswerPiece("hm", True), AnswerPiece("!", True), AnswerPiece("Hi")]
+    assert (stats.n_prompt, stats.n_cached, stats.n_predicted, stats.tokens_per_second, stats.cut) == (
         9, 5, 4, 12.5, True,
     )  # fmt: skip
-    assert figures.first_seconds is not None and 0 <= figures.first_seconds < GUARD
+    assert stats.first_seconds is not None and 0 <= stats.first_seconds < GUARD
     served(delta(content="Hi"))
-    said, figures = spoken(HttpSpeaker("h", "name"))
-    assert figures.n_predicted is None and figures.tokens_per_second is None and not figures.cut
+    pieces, stats = spoken(RemoteBackend("h", "name"))
+    assert stats.n_predicted is None and stats.tokens_per_second is None and not stats.cut
 
 
-def test_what_a_server_refuses(served: Any) -> None:
+def test_errors_of_a_server(served: Any) -> None:
     served({"error": {"message": "too \x1b[31mlong"}})
     with pytest.raises(ServerRefused, match=r"too \\x1b\[31mlong"):
-        spoken(HttpSpeaker("h", "name"))
+        spoken(RemoteBackend("h", "name"))
     served("{broken")
-    with pytest.raises(ServerRefused, match="no JSON object"):
-        spoken(HttpSpeaker("h", "name"))
+    with pytest.raises(ServerRefused, match="not a JSON object"):
+        spoken(RemoteBackend("h", "name"))
     served(status=401)
-    for ask in (lambda: HttpSpeaker("h", None), lambda: spoken(HttpSpeaker("h", "name"))):
+    for ask in (lambda: RemoteBackend("h", None), lambda: spoken(RemoteBackend("h", "name"))):
         with pytest.raises(ServerRefused, match=r"answers 401.*--api-key"):
             ask()
     served(models=("a", "b"))
-    with pytest.raises(ServerRefused, match=r"which model.*a, b"):
-        HttpSpeaker("h", None)
+    with pytest.raises(ServerRefused, match=r"no model given.*a, b"):
+        RemoteBackend("h", None)
     served(models=())
     with pytest.raises(ServerRefused, match="none"):
-        HttpSpeaker("h", None)
+        RemoteBackend("h", None)
 
 
-def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "--url", "127.0.0.1:1", "-p", "hi"]) == 1
     assert "does not answer" in capsys.readouterr().err
     assert cli.main(["run", "--url", "127.0.0.1:1", "name", "-p", "hi"]) == 1
     assert "is a server running there" in capsys.readouterr().err
 
 
-def test_flags_of_answers_go_to_the_server(served: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sampling_flags_are_sent_to_the_server(served: Any, capsys: pytest.CaptureFixture[str]) -> None:
     asked = served(delta(content="Hi"))
     arguments = ["--temp", "0.5", "-n", "3", "-r", "end", "--sampler-seq", "kt", "-sys", "be brief", "-l", "5-inf"]
     assert cli.main(["run", "--url", "h", "name", "-p", "hi", *arguments]) == 0
@@ -142,17 +142,17 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
 
 
 @pytest.mark.slow
-def test_a_model_answers_as_its_library_does(llama: LoadedModel) -> None:
-    speaker = EngineSpeaker(llama, "tiny")
-    said, figures = spoken(speaker, n_predict=12, seed=4)
-    assert "".join(one.text for one in said) == llama.chat(HELLO, n_predict=12, seed=4)
-    assert figures.n_predicted == 12 and figures.cut and figures.tokens_per_second
-    _, again = spoken(speaker, n_predict=12, seed=4)
-    assert again.n_cached and again.n_prompt == figures.n_prompt
+def test_local_backend_answers_like_the_library(llama: LoadedModel) -> None:
+    backend = LocalBackend(llama, "tiny")
+    pieces, stats = spoken(backend, n_predict=12, seed=4)
+    assert "".join(one.text for one in pieces) == llama.chat(HELLO, n_predict=12, seed=4)
+    assert stats.n_predicted == 12 and stats.cut and stats.tokens_per_second
+    _, again = spoken(backend, n_predict=12, seed=4)
+    assert again.n_cached and again.n_prompt == stats.n_prompt
 
 
 @pytest.mark.slow
-def test_an_answer_that_nobody_wants_frees_its_slot(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_answer_frees_its_slot(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, real = [], llama.events
 
     def events(prompt: Any, **options: Any) -> Any:
@@ -160,16 +160,16 @@ def test_an_answer_that_nobody_wants_frees_its_slot(llama: LoadedModel, monkeypa
         return kept[-1]
 
     monkeypatch.setattr(llama, "events", events)
-    speaker = EngineSpeaker(llama, "tiny")
-    answer = speaker.answer(HELLO, {"ignore_eos": True, "n_predict": 200})
+    backend = LocalBackend(llama, "tiny")
+    answer = backend.answer(HELLO, {"ignore_eos": True, "n_predict": 200})
     next(answer)
     answer.close()
-    assert kept[0].gi_frame is None, "the engine's own is over, too"
-    assert spoken(speaker, n_predict=2)[1].n_predicted == 2
+    assert kept[0].gi_frame is None, "the generator of the engine is closed, too"
+    assert spoken(backend, n_predict=2)[1].n_predicted == 2
 
 
 @pytest.mark.slow
-def test_thoughts_of_a_model_are_told_apart(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasoning_is_separated_from_the_answer(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
         "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n"
@@ -191,13 +191,13 @@ def test_thoughts_of_a_model_are_told_apart(llama: LoadedModel, monkeypatch: pyt
             return end.value
 
     monkeypatch.setattr(llama, "events", events)
-    said, _ = spoken(EngineSpeaker(llama, "tiny"), n_predict=8, ignore_eos=True)
-    assert "".join(one.text for one in said if one.thought).strip() == "let me see"
-    assert "".join(one.text for one in said if not one.thought).strip() == "It is so"
+    said, _ = spoken(LocalBackend(llama, "tiny"), n_predict=8, ignore_eos=True)
+    assert "".join(one.text for one in said if one.is_reasoning).strip() == "let me see"
+    assert "".join(one.text for one in said if not one.is_reasoning).strip() == "It is so"
 
 
-def test_where_answers_of_a_model_that_cannot_end_them_end(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert EngineSpeaker(llama, "tiny").notes == ()
+def test_model_without_an_end_token_has_a_token_limit(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LocalBackend(llama, "tiny").notes == ()
     monkeypatch.setattr(llama, "lacks", ("no token that ends an answer",))
-    (note,) = EngineSpeaker(llama, "tiny").notes
+    (note,) = LocalBackend(llama, "tiny").notes
     assert "1,024 tokens" in note

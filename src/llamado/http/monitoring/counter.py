@@ -1,4 +1,4 @@
-"""Counting of a router's or gateway's requests."""
+"""Request counting middleware for router and gateway."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from llamado.http.answer import App, Receive, Scope, Send
 from llamado.http.metrics import Traffic
 
 CLIENT_GONE = 499
-"""Status in logs and metrics of a request whose client went away before its answer began (nginx's)."""
+"""Status in logs and metrics for a client that disconnected before the response started (as in nginx)."""
 OTHER = "other"
-"""Endpoint, in metrics, of paths that do not exist."""
+"""Metrics endpoint of unknown paths."""
 
 
-class Counted:
-    """An application whose answers are counted. `endpoint` maps (method, path without prefix) to a row's name."""
+class RequestCounter:
+    """ASGI middleware that counts requests. `endpoint` maps (method, path without prefix) to a metrics endpoint."""
 
     def __init__(self, app: App, traffic: Traffic, endpoint: Callable[[str, str], str], prefix: str = "") -> None:
         self._app = app
@@ -34,7 +34,7 @@ class Counted:
         complete = False
         method, path = scope["method"], scope["path"]
 
-        async def noting(message: Any) -> None:
+        async def send_counted(message: Any) -> None:
             nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -43,7 +43,7 @@ class Counted:
             await send(message)
 
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, send_counted)
         except BaseException:
             status = status or 500
             raise
@@ -51,7 +51,7 @@ class Counted:
             self._count(method, path, status or CLIENT_GONE, time.perf_counter() - began, cancelled=not complete)
 
     def refused(self, scope: Scope, status: int) -> None:
-        """Count a request that was answered by an outer layer."""
+        """Count a request that was refused before it reached this middleware."""
         self._count(scope["method"], scope["path"], status, 0.0)
 
     def _count(self, method: str, path: str, status: int, seconds: float, *, cancelled: bool = False) -> None:

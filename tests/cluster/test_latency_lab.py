@@ -1,4 +1,4 @@
-"""The latency lab's links and workers."""
+"""Latency lab: links, and workers that are killed and restarted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import pytest
 from waiting import until
 
-from llamado.cluster.lab import Lab, LabError
+from llamado.cluster.latency_lab import LabError, LatencyLab
 from llamado.cluster.state import ClusterState, ServiceState
 from llamado.cluster.taps import LinkSettings
 from llamado.rpc.endpoint import Endpoint
@@ -23,7 +23,7 @@ def reachable(endpoint: str) -> bool:
 
 @pytest.mark.slow
 def test_links_change_and_own_workers_die_and_return() -> None:
-    lab = Lab(["127.0.0.1:9"], 1)
+    lab = LatencyLab(["127.0.0.1:9"], 1)
     try:
         foreign, own = lab.endpoints
         views = {str(link["endpoint"]): link for link in lab.view()}
@@ -46,17 +46,17 @@ def test_links_change_and_own_workers_die_and_return() -> None:
         assert lab.view()[1]["running"]
     finally:
         lab.close()
-    assert not reachable(worker), "nothing is left"
+    assert not reachable(worker), "close() ends the workers"
 
 
 @pytest.mark.slow
-def test_no_tap_reads_what_is_encrypted() -> None:
+def test_encrypted_links_are_refused() -> None:
     with pytest.raises(LabError, match="encrypted"):
-        Lab(["tls://127.0.0.1:9"], 0)
+        LatencyLab(["tls://127.0.0.1:9"], 0)
 
 
-def test_a_cluster_knows_the_workers_that_it_started() -> None:
-    """Behind a tap, too; not those of other machines, and nobody who is no worker."""
+def test_worker_at_returns_only_workers_started_by_the_cluster() -> None:
+    """Also behind a tap; not workers of other machines, and not other services."""
     services = [
         ServiceState("worker1", "worker", "127.0.0.1:1", log="1.log"),
         ServiceState("worker2", "worker", "10.0.0.2:2"),
