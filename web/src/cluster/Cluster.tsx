@@ -8,7 +8,7 @@ import { formatBytes, formatMs } from "../ui/format";
 import { shortName } from "./layout";
 import { Lanes } from "./Lanes";
 import { Machines } from "./Machines";
-import type { ClusterEvent } from "./schema";
+import type { ClusterEvent } from "../api/schema";
 import { applyDraft, busy, cluster, discardDraft, draftLayout, measure, prediction, draftError, errorText, watchCluster } from "./state";
 import "./cluster.css";
 

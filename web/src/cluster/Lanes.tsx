@@ -1,7 +1,7 @@
 import { useRef, useState } from "preact/hooks";
 import { formatMs } from "../ui/format";
 import { type Edge, type Layout, assignPlaces, placeName, placeToGive, placeToTake, shortName } from "./layout";
-import type { DeviceView } from "./schema";
+import type { DeviceView } from "../api/schema";
 import { busy, cluster, draftLayout, currentLayout, prediction, previewLayout } from "./state";
 
 interface Drag {

@@ -1,6 +1,6 @@
 import { formatBandwidth, formatBytes, formatMs } from "../ui/format";
 import { shortName } from "./layout";
-import type { DeviceView } from "./schema";
+import type { DeviceView } from "../api/schema";
 
 const WORDS = { ready: "ready", idle: "no layers", lost: "lost", away: "lost, its layers moved to other devices" };
 

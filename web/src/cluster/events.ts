@@ -1,5 +1,5 @@
 // Messages of /cluster/events: the whole view first, then its changes as JSON Patches (RFC 6902).
-import type { Replacement, ViewChange, WholeView } from "./schema";
+import type { Replacement, ViewChange, WholeView } from "../api/schema";
 
 /** Return the view after a message; null if a message is missing in between. */
 export function afterMessage(before: WholeView | null, message: WholeView | ViewChange): WholeView | null {

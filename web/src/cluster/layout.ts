@@ -1,5 +1,5 @@
 // Layouts: a list with the device of each layer, and of the head at the end.
-import type { LayoutPart } from "./schema";
+import type { LayoutPart } from "../api/schema";
 
 export type Layout = string[];
 

@@ -2,7 +2,7 @@
 import { computed, signal } from "@preact/signals";
 import { ApiFailure, postJson, stream } from "../api/http";
 import { afterMessage } from "./events";
-import type { ClusterBody, LayoutPrediction, ViewChange, WholeView } from "./schema";
+import type { ClusterBody, LayoutPrediction, ViewChange, WholeView } from "../api/schema";
 import { type Layout, layoutOf, partsOf, isSameLayout } from "./layout";
 
 export const cluster = signal<ClusterBody | null>(null);

@@ -3,12 +3,12 @@ import { apiKey, getJson } from "../api/http";
 import { health, isKnown, isRouter } from "../api/server";
 import { RouterNotice } from "../cluster/RouterNotice";
 import { shortName } from "../cluster/layout";
+import type { LabBody, LabLink } from "../api/schema";
 import { cluster, watchCluster } from "../cluster/state";
 import { Copy } from "../ui/Copy";
 import { Figure, Figures } from "../ui/Figures";
 import { Curve } from "./Curve";
 import { changeLab, startExperiment, computing, firstAnswer, isMeasured, links, linkSeconds, isLabOn, partialTokens, PROMPT, runs, setLink, setLab, errorText } from "./experiment";
-import type { LabLink } from "./theory";
 import { secondsOnLink, expectedRate } from "./theory";
 import "./lab.css";
 
@@ -23,7 +23,7 @@ export function Lab() {
   useEffect(() => (isSingleServer ? watchCluster() : undefined), [key, isSingleServer]);
   useEffect(() => {
     if (!isSingleServer) return;
-    getJson<Parameters<typeof setLab>[0]>("lab").then(setLab, (error: Error) => (errorText.value = error.message));
+    getJson<LabBody>("lab").then(setLab, (error: Error) => (errorText.value = error.message));
     return startExperiment();
   }, [key, isSingleServer, isReady]);
   return (
