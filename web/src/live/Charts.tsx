@@ -143,7 +143,7 @@ export function Charts({ samples }: { samples: Samples }) {
     <section aria-labelledby="live-charts">
       <div class="section-head">
         <h2 id="live-charts">Over time</h2>
-        <TimeWindow title="The last" windows={WINDOWS} chosen={span} />
+        <TimeWindow title="Last" windows={WINDOWS} chosen={span} />
       </div>
       <div class="charts">
         {PLOTS.map((plot) => (

@@ -7,7 +7,7 @@ const WINDOWS: Window[] = [
   [30, "30 seconds"],
   [60, "1 minute"],
   [300, "5 minutes"],
-  [0, "all of the last 100"],
+  [0, "last 100 requests"],
 ];
 
 /** Return the state or the result of a request, and its severity. */
@@ -80,7 +80,7 @@ export function Waterfall({ live, now }: { live: LiveState; now: number }) {
               <th scope="col" class="number">Tokens</th>
               <th scope="col" class="number">Tokens/s</th>
               <th scope="col" class="time">
-                {chosen.value ? `the last ${WINDOWS.find(([value]) => value === chosen.value)![1]}` : `the last ${formatSeconds(span)}`}
+                {chosen.value ? `Last ${WINDOWS.find(([value]) => value === chosen.value)![1]}` : `Last ${formatSeconds(span)}`}
               </th>
               <th scope="col">Result</th>
             </tr>
