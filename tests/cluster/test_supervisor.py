@@ -166,9 +166,6 @@ def test_a_killed_service_restarts_and_others_keep_running(run_fakes: RunFakes) 
 
 
 def test_restarts_with_needs_restarts_after_a_needed_service(run_fakes: RunFakes) -> None:
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("worker"), fakes.service("server", needs=("worker",), restarts_with_needs=True)]
-
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
         server = fakes.pid("server")
@@ -177,13 +174,13 @@ def test_restarts_with_needs_restarts_after_a_needed_service(run_fakes: RunFakes
         began = [line[:6] for line in fakes.events() if line.endswith("began")]
         assert began == ["worker", "server", "worker", "server"]
 
-    run_fakes(make, test)
+    run_fakes(
+        lambda fakes: [fakes.service("worker"), fakes.service("server", needs=("worker",), restarts_with_needs=True)],
+        test,
+    )
 
 
 def test_kill_ends_workers_only(run_fakes: RunFakes) -> None:
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("worker"), fakes.service("server", needs=("worker",))]
-
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
         worker, server = fakes.pid("worker"), fakes.pid("server")
@@ -194,13 +191,10 @@ def test_kill_ends_workers_only(run_fakes: RunFakes) -> None:
         states = {name: one.state for name, one in fakes.supervisor.statuses.items()}
         assert (states["worker"].restarts, states["server"].restarts, fakes.pid("server")) == (1, 0, server)
 
-    run_fakes(make, test)
+    run_fakes(worker_and_server, test)
 
 
 def test_a_crash_loop_is_reported(run_fakes: RunFakes) -> None:
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("worker")]
-
     async def test(fakes: FakeServices) -> None:
         state = fakes.supervisor.statuses["worker"].state
         for crashes in range(1, QUICK.crashes + 1):
@@ -212,31 +206,25 @@ def test_a_crash_loop_is_reported(run_fakes: RunFakes) -> None:
             assert "ended with exit code 3" in state.message and "error: it was too much" in state.message
         await fakes.until(lambda: fakes.supervisor.ready)  # it is still restarted
 
-    run_fakes(make, test)
+    run_fakes(lambda fakes: [fakes.service("worker")], test)
 
 
 def test_a_service_that_cannot_start_ends_the_cluster(run_fakes: RunFakes) -> None:
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("worker"), fakes.service("server", "fails", needs=("worker",))]
-
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: False)
 
     with pytest.raises(StartFailed, match=r"server ended with exit code 3 before .*server\.log:\nerror: nothing"):
-        run_fakes(make, test)
+        run_fakes(lambda fakes: [fakes.service("worker"), fakes.service("server", "fails", needs=("worker",))], test)
 
 
 def test_a_service_that_is_always_killed_at_start_ends_the_cluster(run_fakes: RunFakes) -> None:
     """Another program may have sent the signal, so a start is retried a few times."""
 
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("worker", "killed")]
-
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.statuses["worker"].state.restarts > QUICK.crashes)
 
     with pytest.raises(StartFailed, match="worker was ended by SIGKILL before it was ready"):
-        run_fakes(make, test)
+        run_fakes(lambda fakes: [fakes.service("worker", "killed")], test)
 
 
 def test_a_missing_program_is_reported(run_fakes: RunFakes) -> None:
@@ -253,41 +241,32 @@ def test_a_missing_program_is_reported(run_fakes: RunFakes) -> None:
 
 
 def test_a_service_that_ignores_sigterm_is_killed(run_fakes: RunFakes) -> None:
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("worker", "stubborn")]
-
     pids: list[tuple[int, str]] = []
 
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
         pids.append((fakes.pid("worker"), start_mark(fakes.pid("worker"))))
 
-    run_fakes(make, test, stop_timeout=0.2)
+    run_fakes(lambda fakes: [fakes.service("worker", "stubborn")], test, stop_timeout=0.2)
     assert not is_same(*pids[0])
 
 
 def test_a_second_stop_kills_at_once(run_fakes: RunFakes) -> None:
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("worker", "stubborn")]
-
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.ready)
         fakes.supervisor.stop()
         await asyncio.sleep(0)
         fakes.supervisor.stop()
 
-    run_fakes(make, test, stop_timeout=3600.0)
+    run_fakes(lambda fakes: [fakes.service("worker", "stubborn")], test, stop_timeout=3600.0)
 
 
 def test_stop_while_a_server_loads(run_fakes: RunFakes) -> None:
-    def make(fakes: FakeServices) -> list[Service]:
-        return [fakes.service("server", "loading")]
-
     async def test(fakes: FakeServices) -> None:
         await fakes.until(lambda: fakes.supervisor.statuses["server"].state.message == "Loading model")
         assert fakes.phase("server") == STARTING and not fakes.supervisor.ready
 
-    assert run_fakes(make, test).phase("server") == ENDED
+    assert run_fakes(lambda fakes: [fakes.service("server", "loading")], test).phase("server") == ENDED
 
 
 def test_a_drained_server_is_not_restarted(run_fakes: RunFakes) -> None:
