@@ -123,7 +123,7 @@ def test_a_cluster_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(start.subprocess, "Popen", popen)
     with pytest.raises(InterruptedError):
-        start.start_behind("x", ["--nodes", "2"], ["--api-key", "secret-2"])
+        start.start_in_background("x", ["--nodes", "2"], ["--api-key", "secret-2"])
     assert "secret" not in " ".join(seen["command"])
     assert seen["env"]["LLAMADO_ADMIN_KEY"] == "secret-1"
     assert json.loads(seen["env"]["LLAMADO_UP_SERVER_FLAGS"]) == ["--api-key", "secret-2"]

@@ -81,7 +81,7 @@ def written(folder: Path, files: dict[str, str]) -> Path:
 
 def read(command: list[str]) -> tuple[str, Parsed]:
     """Parse a command line of llamado; return the sub-command and its flags."""
-    return command[0], parse(cli._parser(command[0]), command[0], command[1:], {})[0]
+    return command[0], parse(cli.make_parser(command[0]), command[0], command[1:], {})[0]
 
 
 def check_serve_command(command: list[str], deployment: Deployment, *, host: str, rpc: list[str]) -> Parsed:
@@ -364,8 +364,8 @@ def test_secrets_of_servers_and_gateways() -> None:
 
 def test_a_server_does_not_start_with_an_empty_key() -> None:
     """A secrets file that was not filled in must not leave a server open."""
-    parser = cli._parser("serve")
-    with pytest.raises(FlagError, match="no key in it"):
+    parser = cli.make_parser("serve")
+    with pytest.raises(FlagError, match="no key given"):
         access_rules(parse(parser, "serve", ["-m", "m"], {"LLAMA_API_KEY": ""})[0])
 
 

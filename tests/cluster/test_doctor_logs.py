@@ -58,7 +58,7 @@ LINES = {
     "Segmentation fault (core dumped)": "crash",
     "GGML_ASSERT(status == GGML_STATUS_SUCCESS) failed": "crash",
     "E srv  llama_server: exiting due to model loading error": "failed-to-load",
-    "0.0.0.0 can be reached from other machines, and no key is asked for: whoever gets through uses this": "no-key",
+    "0.0.0.0 can be reached from other machines, and no key is asked for: anyone can use this": "no-key",
 }
 
 

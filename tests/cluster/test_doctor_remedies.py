@@ -82,7 +82,7 @@ def test_commands_and_flags_of_a_remedy_exist(symptom: str, remedy: str, monkeyp
         if command.startswith("-"):
             assert [command, *arguments] == ["--version"]
         elif "--help" not in arguments:
-            flags.parse(cli._parser(command), command, arguments, {})
+            flags.parse(cli.make_parser(command), command, arguments, {})
 
 
 def test_only_replica_missing_recommends_doctor() -> None:

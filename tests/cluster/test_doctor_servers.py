@@ -129,7 +129,7 @@ def test_another_program_on_the_port() -> None:
         (502, b"<html>Bad Gateway", "proxy-error", "502"),
         (503, b"<html>Bad Gateway", "proxy-error", "503"),
         (504, b"<html>Bad Gateway", "proxy-error", "504"),
-        (503, failure("the server is ending"), "ended", "the server is ending"),
+        (503, failure("the server is shutting down"), "ended", "shutting down"),
         (503, failure("no idea"), "unready", "no idea"),
         (503, failure("Loading model"), "loading", "reports no progress"),
         (

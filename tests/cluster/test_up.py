@@ -10,10 +10,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import trustme
+from cluster_events import after_message
 from tiny_models import make_llama
 from up_process import BODY, Up, answer
 from waiting import GUARD, until
@@ -53,7 +55,7 @@ def test_every_service_can_be_killed_in_turn(up: Up) -> None:
     assert "tap1    | " in up.command("logs").stdout
     assert "all slots are idle" in up.command("logs", "server").stdout
     assert up.command("drain", "server").stdout == "server is drained\n"
-    assert up.command("down").stdout == "default has ended\n"
+    assert up.command("down").stdout == "default has stopped\n"
     assert process.wait(GUARD) == 0, (up.folder / "out").read_text()
     assert not up.left()
     assert "no cluster" in up.command("down").stderr
@@ -72,12 +74,13 @@ def test_the_lab_kills_a_worker_and_it_returns(up: Up) -> None:
     for link in links:  # the first is behind a tap of the cluster's own
         before = {service["name"]: service["pid"] for service in up.ready()["services"]}
         seen: list[str] = []
+        view: Any = None
         with httpx.stream("GET", f"{url}/cluster/events", timeout=GUARD) as response:
             for line in response.iter_lines():
                 if not line.startswith("data: {"):
                     continue
-                devices = json.loads(line[6:])["devices"]
-                state = next(one["state"] for one in devices if one.get("endpoint") == link["endpoint"])
+                view = after_message(view, json.loads(line[6:]))
+                state = next(one["state"] for one in view["devices"] if one.get("endpoint") == link["endpoint"])
                 if not seen:
                     killed = httpx.post(f"{url}/lab/kill", json={"endpoint": link["endpoint"]}, timeout=GUARD)
                     assert killed.status_code == 200, killed.text
@@ -199,7 +202,7 @@ def test_leftovers_of_a_killed_watchdog_are_ended(up: Up) -> None:
     with subprocess.Popen(["sleep", "600"]) as other:
         state["services"].append({**state["services"][0], "name": "other", "pid": other.pid, "mark": "1"})
         path.write_text(json.dumps(state))
-        assert "was killed; nothing of it is left" in up.command("down").stdout
+        assert "was killed; its remaining processes were stopped" in up.command("down").stdout
         assert not any(is_same(service["pid"], service["mark"]) for service in services)
         assert other.poll() is None
         other.kill()
@@ -214,7 +217,7 @@ def test_detach_and_a_taken_name(up: Up) -> None:
     assert answer(done.stdout.split()[1])
     again = up.command("up", str(file))
     assert again.returncode == 1 and "a cluster named 'mine' runs already" in again.stderr
-    assert up.command("down", "mine").stdout == "mine has ended\n"
+    assert up.command("down", "mine").stdout == "mine has stopped\n"
 
 
 @pytest.mark.full

@@ -240,7 +240,7 @@ def test_our_client_raises_the_version(device: CpuDevice) -> None:
         assert greet(("127.0.0.1", worker.port), GUARD).phase is Phase.READY
         assert probe_hello("127.0.0.1", worker.port, GUARD).version == (7, 0, 0)
         until(lambda: worker.clients == 0)
-        assert not worker.shared.greetings._of
+        assert not worker.state.greetings._of
 
 
 def test_an_upgrade_out_of_turn_or_to_an_unknown_version_is_refused() -> None:

@@ -340,7 +340,7 @@ def test_a_worker_that_ends_closes_its_cache(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path))
     device = CpuDevice(1)
     with running(device, cache=True) as worker:
-        cache = worker.shared.cache
+        cache = worker.state.cache
         assert cache is not None
         closed: list[TensorCache] = []
         real = cache.close

@@ -1,4 +1,4 @@
-"""`llamado doctor`: what ails servers, workers, models and this machine, and what mends it."""
+"""`llamado doctor`: diagnose servers, workers, models and this machine, and show the commands that help."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llamado.terminal.text import print
 
 
 def run_doctor(flags: Parsed, named: Sequence[str]) -> int:
-    """Print what was found; the exit code: 0 nothing, 1 something, 2 could not look. Raises FlagError."""
+    """Print the findings and return the exit code: 0 none, 1 some, 2 examination failed. Raises FlagError."""
     from llamado.cluster.doctor.examination import examine, parse_targets
     from llamado.cluster.doctor.machine import MachineOptions
     from llamado.devices.split.placement import SplitOptions

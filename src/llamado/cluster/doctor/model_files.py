@@ -11,7 +11,7 @@ from llamado.devices import limits
 from llamado.devices.registry import DeviceOptions, backend
 from llamado.devices.split.measure import figures_of
 from llamado.devices.split.placement import DeviceFigures, NotEnoughMemory, SplitOptions, mib
-from llamado.engine.forward.fitting import MemoryOptions, fit, memory_options, sizes_for
+from llamado.engine.forward.fitting import MemoryRequest, fit, memory_request, sizes_for
 from llamado.engine.options import EngineOptions, FitOptions, ModelSource
 from llamado.engine.supported import check_supported
 from llamado.errors import LlamadoError
@@ -148,7 +148,7 @@ def memory_findings(
     Without a given context size (`context_given`) a shortened context is no finding.
     """
     split = options.split if len(figures) > 1 else None
-    wanted = memory_options(options)
+    wanted = memory_request(options)
     if not context_given:
         n_train = model.hparams.n_ctx_train
         wanted = wanted._replace(n_ctx=min(n_train, max(options.fit.least_context, options.n_slots)))
@@ -183,7 +183,7 @@ def _more_memory(header: Header, missing_bytes: int) -> str:
 
 
 def fitting_options(
-    file: Header, model: Model, wanted: MemoryOptions, figures: Sequence[DeviceFigures], split: SplitOptions | None
+    file: Header, model: Model, wanted: MemoryRequest, figures: Sequence[DeviceFigures], split: SplitOptions | None
 ) -> list[str]:
     """Return flags with which the model fits: the longest context, then smaller cache types with their contexts."""
     found: list[str] = []
@@ -206,7 +206,7 @@ def fitting_options(
 def _longest_context(
     file: Header,
     model: Model,
-    wanted: MemoryOptions,
+    wanted: MemoryRequest,
     figures: Sequence[DeviceFigures],
     split: SplitOptions | None,
     least: int,
@@ -229,7 +229,7 @@ def _longest_context(
 
 
 def _missing_memory(
-    file: Header, model: Model, wanted: MemoryOptions, figures: Sequence[DeviceFigures], split: SplitOptions | None
+    file: Header, model: Model, wanted: MemoryRequest, figures: Sequence[DeviceFigures], split: SplitOptions | None
 ) -> NotEnoughMemory | None:
     try:
         fit(file, model, wanted, figures, split)

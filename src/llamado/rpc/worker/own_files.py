@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from llamado.gguf.errors import GgufError
 from llamado.gguf.shards import Shard, release
+from llamado.rpc import wire
 from llamado.rpc.known_hashes import SHA256_DIGITS, KnownHashes
-from llamado.rpc.wire import SHA256_BYTES, Offered
 from llamado.rpc.worker.mapping import map_file
 from llamado.rpc.worker.memory import Region
 
@@ -92,7 +92,7 @@ class OwnFiles:
         threads = max(1, min(_THREADS, os.cpu_count() or 1))
         self._pool = ThreadPoolExecutor(threads, "llamado-hash")
 
-    def offer(self, offered: Sequence[Offered]) -> list[bool]:
+    def offer(self, offered: Sequence[wire.OfferedWeight]) -> list[bool]:
         """Which weights may be here, by name and size; their hashes are computed from now on, side by side."""
         with self._lock:
             self._look()
@@ -164,7 +164,7 @@ class OwnFiles:
             known = file.hashes.get(name.decode())
             if known is not None:
                 future = Future()
-                future.set_result(known.to_bytes(SHA256_BYTES, "big"))
+                future.set_result(known.to_bytes(wire.SHA256_BYTES, "big"))
             else:
                 future = self._pool.submit(_digest, file, name)
             file.hashing[name] = future
