@@ -351,7 +351,7 @@ class Commands:
         self._patch.setattr(run, "use_threads", lambda n: note("long texts", n_threads=n))
         self._patch.setattr(run, "open_tracing", lambda on: note("tracing", on=on))
         self._patch.setattr(run, "overview", lambda *_: [])
-        self._patch.setattr(run.memory, "keep", lambda: None)
+        self._patch.setattr(run.memory, "freeze", lambda: None)
         self._patch.setattr(sys, "setswitchinterval", lambda _: None)
         self._patch.setattr("llamado.http.sockets.check_tls", lambda *files: note("tls", checked=files))
 

@@ -29,9 +29,9 @@ from llamado.rpc import wire
 from llamado.rpc.client import own_weights, upload
 from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.known_hashes import SHA256_DIGITS, KnownHashes
-from llamado.rpc.worker import mapping, own_files
-from llamado.rpc.worker.own_files import OwnFiles
 from llamado.rpc.worker.server import Worker
+from llamado.rpc.worker.weights import mapping, own_files
+from llamado.rpc.worker.weights.own_files import OwnFiles
 
 TOKENS = [5, 99, 200, 17, 42]
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from ports import free_port
 from test_endpoint import Authority
 from translator import Translator
 from waiting import GUARD, until
@@ -1032,6 +1033,18 @@ def test_graphics_processors_are_replaced_by_what_is_there(
     assert offered == ["CPU"]
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2 and "MTL0: accepted, but nothing here computes on it: CPU is offered" in said[0]
+
+
+def test_a_worker_that_cannot_join_releases_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise WorkerError("no")
+
+    monkeypatch.setattr("llamado.rpc.worker.server.ServerMembership", refuse)
+    port = free_port()
+    with pytest.raises(WorkerError, match="no"):
+        run_worker(WorkerOptions(port=port, threads=1, join=("127.0.0.1:1",)))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port))
 
 
 @pytest.mark.slow

@@ -32,8 +32,8 @@ from llamado.devices.owned import foreign
 from llamado.errors import LlamadoError
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.rpc.hashing import BASIS, fnv1a
-from llamado.rpc.worker.mapping import map_file
 from llamado.rpc.worker.memory import Region
+from llamado.rpc.worker.weights.mapping import map_file
 
 log = logging.getLogger("llamado.rpc.worker.server")
 

@@ -22,8 +22,8 @@ from llamado.gguf.errors import GgufError
 from llamado.gguf.shards import Shard, release
 from llamado.rpc import wire
 from llamado.rpc.known_hashes import SHA256_DIGITS, KnownHashes
-from llamado.rpc.worker.mapping import map_file
 from llamado.rpc.worker.memory import Region
+from llamado.rpc.worker.weights.mapping import map_file
 
 log = logging.getLogger("llamado.rpc.worker.server")
 
