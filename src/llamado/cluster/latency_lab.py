@@ -41,7 +41,7 @@ class LabWorker:
         self.start()
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None
 
     @property
@@ -110,7 +110,7 @@ class LatencyLab:
         """Return the links for `/lab`: addresses, settings and the worker behind each."""
         cluster = own_cluster()
         watched = {one: found for one in self._links if (found := self._cluster_worker(cluster, one)) is not None}
-        runs = {one: worker.running for one, worker in self._workers.items()}
+        runs = {one: worker.is_running for one, worker in self._workers.items()}
         runs |= {one: found.pid != 0 for one, found in watched.items()}
         return [
             LabLink(
