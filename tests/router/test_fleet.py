@@ -105,7 +105,7 @@ def test_models_make_room_by_the_memory_they_need(caplog: pytest.LogCaptureFixtu
         assert sorted(asked) == list("abcde")
 
     run([model(name) for name in needs], work, need_of, models_max=0, memory=100 << 20)
-    assert "model d: needs 500 MiB, and all models together may take 100 MiB: it is loaded alone" in caplog.text
+    assert "model d: needs 500 MiB, more than the 100 MiB for all models: it is loaded alone" in caplog.text
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def make_gateway(options: GatewayOptions) -> GatewayServer:
         if keys and options.admin_key:
             keys.append(options.admin_key.encode())
         server.access = Access(gateway, replace(options.access, api_keys=tuple(keys)))
-        application.append(RequestCounter(server.access, gateway.traffic, gateway.endpoint))
+        application.append(RequestCounter(server.access, gateway.traffic, gateway.routes.endpoint))
         return application[0]
 
     # Each request needs a second connection, to its replica.
