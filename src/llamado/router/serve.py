@@ -6,7 +6,6 @@ import logging
 import socket
 from dataclasses import replace
 from types import FrameType
-from typing import Any, cast
 
 from llamado.devices.limits import memory
 from llamado.flags import Parsed, memory_size
@@ -128,7 +127,7 @@ def make_server(settings: Settings, flags: Parsed, need_of: NeedOf = lambda mode
     options = configure(
         make,
         connections,
-        cast(Any, refuse),
+        refuse,
         key=settings.ssl_key,
         certificate=settings.ssl_cert,
         proxied=False,  # X-Forwarded-For is forwarded unchanged
