@@ -101,7 +101,7 @@ def test_all_that_is_here_is_listed(capsys: pytest.CaptureFixture[str], machine:
     assert len(found["hf:me/good:Q4_0"]["files"]) > 1 and found["hf:me/good:Q4_0"]["size"] > own["size"] * 0.9
     assert cli.main(["list"]) == 0
     shown = capsys.readouterr().out
-    assert "hf:me/begun (in part)" in shown and "just now" in shown
+    assert "hf:me/begun (incomplete)" in shown and "just now" in shown
     more = output(capsys, "list", "--models-dir", str(machine / "cache" / "models"), "-o", "json")
     assert [row["source"] for row in more if row["name"] == "own"] == ["cache", "folder"]
     assert cli.main(["list", "--models-dir", "/nowhere"]) == 1
@@ -123,7 +123,7 @@ def test_what_a_model_is(capsys: pytest.CaptureFixture[str], machine: Path) -> N
     assert cli.main(["show", "own", "--template"]) == 0 and capsys.readouterr().out == "{{ messages }}\n"
     assert cli.main(["show", "own"]) == 0 and "used              just now" in capsys.readouterr().out
     for name, words in (
-        ("far-0123456789ab", "in part"),
+        ("far-0123456789ab", "incomplete"),
         ("nobody", "no model 'nobody'"),
         (__file__, "not a GGUF file"),
     ):
@@ -174,7 +174,7 @@ def test_a_model_in_use_is_not_deleted_without_saying_so(capsys: pytest.CaptureF
 
 
 def test_servers_that_run_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["ps"]) == 1 and "nothing runs" in capsys.readouterr().out
+    assert cli.main(["ps"]) == 1 and "nothing is running" in capsys.readouterr().out
     with serving(engine=FakeEngine(delay=0.05)) as wire, announce("server", [wire.url]) as announcement:
         announcement.update(model="fake", path="/models/fake.gguf")
         (server,) = output(capsys, "ps", "-o", "json")["servers"]

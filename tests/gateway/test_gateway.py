@@ -331,9 +331,9 @@ def test_a_replica_is_drained_and_comes_back_by_command(
     words = ["drain", "a", "--gateway", gateway.url]
     assert cli.main(words) == 2 and "--admin-key" in capsys.readouterr().err
     monkeypatch.setenv("LLAMADO_ADMIN_KEY", gateway.admin_key)
-    assert cli.main(words) == 0 and capsys.readouterr().out == "a is drained\n"
+    assert cli.main(words) == 0 and capsys.readouterr().out == "a: drained\n"
     assert gateway.states()["a"]["state"] == "draining" and {gateway.ask().json()["name"] for _ in range(4)} == {"b"}
-    assert cli.main([*words, "--undo"]) == 0 and capsys.readouterr().out == "a gets requests again\n"
+    assert cli.main([*words, "--undo"]) == 0 and capsys.readouterr().out == "a: resumed\n"
     assert gateway.states()["a"]["state"] == "ready"
     assert cli.main(["drain", "c", *words[2:]]) == 1 and "expected the name or URL of one" in capsys.readouterr().err
 

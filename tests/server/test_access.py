@@ -15,7 +15,7 @@ from wire import Wire, serving
 from llamado.http.access import HEALTH, LIVE, PRIVILEGED, AccessRules
 from llamado.http.errors import OLLAMA
 from llamado.page.files import page_paths
-from llamado.server.api.cluster.routes import MEMBERS
+from llamado.server.api.cluster.cluster_routes import MEMBER_PATHS
 from llamado.server.app import create_app
 from llamado.server.state import ServerState
 
@@ -28,7 +28,7 @@ KEYS: dict[str, tuple[dict[str, str], bool]] = {
     "bearer": ({"Authorization": "Bearer sesame"}, True),
     "x-api-key": ({"X-Api-Key": "sesame"}, True),
 }
-PUBLIC = HEALTH | MEMBERS | page_paths()
+PUBLIC = HEALTH | MEMBER_PATHS | page_paths()
 ASSET = min(path for path in page_paths() if path.startswith("/assets/"))
 ALLOWED = "Access-Control-Allow-Origin"
 

@@ -67,8 +67,8 @@ def with_room(work: Callable[[BodyBudget], Awaitable[None]]) -> None:
 def test_a_small_body_does_not_pass_a_large_one_that_came_before() -> None:
     async def test(room: BodyBudget) -> None:
         first, large, small = (Body(room) for _ in range(3))
-        await room.hold(first, MOST - 100)
-        waiting = [asyncio.ensure_future(room.hold(body, size)) for body, size in ((large, 200), (small, 100))]
+        await room.reserve(first, MOST - 100)
+        waiting = [asyncio.ensure_future(room.reserve(body, size)) for body, size in ((large, 200), (small, 100))]
         await rest()
         assert not any(one.done() for one in waiting) and room.free == 100
         first.release()

@@ -314,7 +314,7 @@ def test_the_engine_waits_a_moment_until_its_events_are_delivered(monkeypatch: p
         waiting.wait()
         thread.join()  # the loop is held up here
         assert delivered == [0]
-        monkeypatch.setattr(streaming, "_LEFT_TO_LOOP", 10 * GUARD)
+        monkeypatch.setattr(streaming, "_DELIVERY_SECONDS", 10 * GUARD)
         await asyncio.to_thread(step, Token("b", [2], None, 1))
         assert delivered == [0, 2]
         began = time.monotonic()

@@ -24,7 +24,7 @@ from tiers import first_of
 from waiting import GUARD, until, until_async
 from wire import serving
 
-from llamado.commands.cli import _parser
+from llamado.commands.cli import make_parser
 from llamado.commands.serve import serve_settings
 from llamado.devices.split.placement import Placement
 from llamado.engine.errors import QueueFull
@@ -42,7 +42,7 @@ from llamado.server.live.log_tail import LogTail
 from llamado.server.load import LoadLog
 from llamado.server.ops.banner import layer_devices, overview
 from llamado.server.ops.sleep import Sleep
-from llamado.server.ops.tracing import Tracing, TracingError, open_tracing
+from llamado.server.ops.tracing import RequestTracer, TracingError, open_tracing
 from llamado.server.settings import Settings
 from llamado.server.switches import Switches
 from llamado.text.grammar.source import GrammarError
@@ -278,7 +278,7 @@ def test_the_log_tells_when_all_slots_are_idle(log: io.StringIO) -> None:
 
 
 def test_times_of_lines_and_local_pages_are_the_default() -> None:
-    flags, _ = parse(_parser("serve"), "serve", ["-m", "x"])
+    flags, _ = parse(make_parser("serve"), "serve", ["-m", "x"])
     assert (
         flags.log_timestamps and serve_settings(flags).access.cors_origins == AccessRules().cors_origins == "localhost"
     )
@@ -595,7 +595,7 @@ def test_spans() -> None:
 
     async def work() -> None:
         async with client() as http:
-            http.state.tracing = Tracing(exporter)
+            http.state.tracing = RequestTracer(exporter)
             parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
             body = {"prompt": "abc", "n_predict": 2, "stream": True}
             await http.post("/v1/completions", json=body, headers={"traceparent": parent})

@@ -45,7 +45,7 @@ from llamado.router.proxy import ProxiedRequest
 from llamado.server.errors import translate
 from llamado.server.generate.json_values import number_json
 from llamado.server.live.log_tail import LogFollower, LogTail
-from llamado.server.live.stream import LiveStream
+from llamado.server.live.stream import LiveStream, polled
 from llamado.server.settings import Settings
 from llamado.tools.api import ToolsApi
 
@@ -440,7 +440,8 @@ class Router:
         if name := request.query_params.get("model"):
             return ModelEvents(self._instance(name, autoload=False), keys=self._forward_keys)
         source = RouterSource(self.fleet, self.log_tail)
-        return LiveStream(source.read, lambda: self._streams.closed)
+        messages = polled(source.read, lambda: self._streams.closed)
+        return LiveStream(messages, lambda: self._streams.closed)
 
     async def _logs(self, request: Request) -> App:
         return _text(self.log_tail.history())

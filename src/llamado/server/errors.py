@@ -1,4 +1,4 @@
-"""Errors of the lower rooms as answers."""
+"""Translation of the errors of lower packages into error responses."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from llamado.text.grammar.source import ConstraintError, GrammarError
 __all__ = ["STATUS", "ApiError", "invalid", "loading", "not_found", "not_supported", "translate"]
 
 RETRY_AFTER = 5
-"""Seconds: a worker that was started again is found within that."""
+"""Seconds in `Retry-After`: a restarted worker rejoins within this time."""
 
 
 def translate(error: Exception) -> ApiError:
-    """The body for an error of a lower room."""
+    """Return the API error for an error of any package."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextExceeded):
