@@ -1,4 +1,4 @@
-"""Which rooms the commands that load a model without serving it need."""
+"""Commands that load a model without serving it do not import the server."""
 
 from __future__ import annotations
 
