@@ -78,13 +78,13 @@ class ConcurrentSequences:
         spans: list[Span] = []
         room = self._forward.chunk
         for handle in self._handles:
-            left = n
-            while left:
-                took = min(left, room)
+            remaining = n
+            while remaining:
+                count = min(remaining, room)
                 used = handle.used + sum(span.n for span in spans if span.handle is handle)
-                spans.append(Span(handle, used, took, before=np.zeros(used, np.int32)))
-                left, room = left - took, room - took
-                last = handle is self._handles[-1] and not left
+                spans.append(Span(handle, used, count, before=np.zeros(used, np.int32)))
+                remaining, room = remaining - count, room - count
+                last = handle is self._handles[-1] and not remaining
                 if not room or last:
                     at = sum(span.n for span in spans) - 1
                     self._evaluate(spans, np.array([at] if last else [], np.int32))

@@ -73,7 +73,7 @@ class _Server:
         return cluster(self._http, self._url)
 
     def snapshot(self, body: Mapping[str, Any]) -> Snapshot:
-        """Return the state now, of which `body` is the first part."""
+        """Return the current state. `body`: the response of `body()`."""
         at = time.time()
         busy, counts = slots(self._http, self._url), requests(self._http, self._url)
         return Snapshot(
@@ -102,7 +102,7 @@ class _Gateway:
         return body
 
     def snapshot(self, body: Mapping[str, Any]) -> Snapshot:
-        """Return the state now, of which `body` is the first part."""
+        """Return the current state. `body`: the response of `body()`."""
         replicas = body["replicas"]
         try:
             scraped = self._http.get(f"{self._url}/metrics")
