@@ -1,7 +1,7 @@
 """`llamado bench --latency 0,5,10,20,30 --nodes 3,4,5`: decoding speed over slow links, by the number of machines.
 
-N nodes are this machine and N−1 workers, each with a tap in front that delays graphs. They are the first of `--rpc`;
-without it, workers of one thread are started here. Layers are divided evenly unless `--tensor-split` says otherwise,
+N nodes are this machine and N−1 workers, each with a tap in front that delays graphs. The workers are the first ones of
+`--rpc`; without it, workers of one thread are started here. Layers are divided evenly unless `--tensor-split` is given,
 because the table shows the cost of links, not the best placement.
 
 The table measures plain decoding of one stream: no drafts, and activations pass through this machine. A token then
