@@ -40,6 +40,7 @@ def terminal(tmp_path: Path) -> Iterator[Open]:
         one.close()
 
 
+@pytest.mark.full
 def test_a_session(terminal: Open, model: Path, tmp_path: Path) -> None:
     """Several lines, commands, a saved chat, the history of the next session, and Ctrl-D."""
     one = terminal(str(model), "-n", "6", "-s", "1", "-c", "512")

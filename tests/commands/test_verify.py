@@ -46,7 +46,7 @@ class Replica:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def tell(self, path: str, asked: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +99,6 @@ Make = Callable[..., Replica]
 Output = pytest.CaptureFixture[str]
 
 
-@pytest.mark.slow
 def test_equal_servers(replica: Make, capsys: Output) -> None:
     a, b, c = replica(), replica(), replica()
     code, out = verify(capsys, a.url, b.url, c.url, "-n", "20", "--parallel", "3", "--n-predict", "5")
@@ -111,7 +110,6 @@ def test_equal_servers(replica: Make, capsys: Output) -> None:
         assert asked == sorted((p, seed_of(f"verify-{i}")) for i, p in enumerate(generated_prompts(20)))
 
 
-@pytest.mark.slow
 def test_first_differing_token(replica: Make, capsys: Output) -> None:
     wrong = seed_of("verify-7")
 
@@ -133,7 +131,6 @@ def test_first_differing_token(replica: Make, capsys: Output) -> None:
     assert code == 1 and f"prompt 7 (seed {wrong}): token 3 differs" in out and "1 answer(s) differ" in out
 
 
-@pytest.mark.slow
 def test_different_bytes_and_shorter_answers(replica: Make, capsys: Output) -> None:
     def content(asked: dict[str, Any], told: dict[str, Any]) -> None:
         told["content"] += " "
@@ -176,7 +173,6 @@ def test_receipts_are_compared(replica: Make, capsys: Output, changes: dict[str,
     assert found == code and said in out
 
 
-@pytest.mark.slow
 def test_server_without_receipts(replica: Make, capsys: Output) -> None:
     def change(asked: dict[str, Any], told: dict[str, Any]) -> None:
         del told["llamado_receipt"]
