@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-
 COMMANDS = "chat.run chat.local plan bench.speed bench.latency bench.perplexity bench.roofline options"
 
 
