@@ -264,7 +264,7 @@ def test_one_warning_per_reason() -> None:
         ("--grammar x --json-schema {}", "--grammar and -j/--json-schema: give one of them"),
         ("--json-schema {", "-j/--json-schema: invalid JSON"),
         ("--grammar-file /nonexistent", "--grammar-file /nonexistent"),
-        ("--spec-type draft-dspark", "--spec-type draft-dspark: a DFlash head whose places depend on each other"),
+        ("--spec-type draft-dspark", "--spec-type draft-dspark: DFlash heads with a Markov head are not supported"),
         ("--spec-type draft-eagle3", "--spec-type draft-eagle3: -md/--model-draft names"),
         ("--spec-type suffix,ngrams", "--spec-type: expected auto, none or some of suffix"),
         ("--spec-type draft-simple", "--spec-type draft-simple: -md/--model-draft names"),

@@ -18,7 +18,7 @@ from llamado.commands.bench.speed import BenchSequence, measure, weights_per_tok
 from llamado.flags import FlagError
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
-from llamado.models.memory import KeysValues, Memory, Span
+from llamado.models.memory import KeysValues, Memory, MemoryOptions, Span
 
 N_VOCAB = 11
 
@@ -30,7 +30,7 @@ class Counting:
     max_batch = chunk = 7
 
     def __init__(self) -> None:
-        self.memory = Memory([KeysValues(32, 32)], 1024)
+        self.memory = Memory([KeysValues(32, 32)], MemoryOptions(n_cells=1024))
         self.calls: list[tuple[list[int], list[int], list[int]]] = []
 
     def start(

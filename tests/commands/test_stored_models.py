@@ -25,7 +25,7 @@ from llamado.gguf.sources.catalog import CATALOG
 from llamado.gguf.sources.ollama import MODEL_LAYER
 from llamado.gguf.sources.stored import find_stored, remove, stored_models
 from llamado.http.access import AccessRules
-from llamado.http.running import announced, folder, running_servers
+from llamado.http.running import announce, folder, running_servers
 
 sys.path.append(str(Path(__file__).parents[1] / "server"))
 from fakes import FakeEngine
@@ -173,8 +173,8 @@ def test_rm_refuses_a_model_in_use(capsys: pytest.CaptureFixture[str], machine: 
 
 def test_ps(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["ps"]) == 1 and "nothing is running" in capsys.readouterr().out
-    with serving(engine=FakeEngine(delay=0.05)) as wire, announced("server", [wire.url]) as announcement:
-        announcement.tell(model="fake", path="/models/fake.gguf")
+    with serving(engine=FakeEngine(delay=0.05)) as wire, announce("server", [wire.url]) as announcement:
+        announcement.update(model="fake", path="/models/fake.gguf")
         (server,) = output(capsys, "ps", "-o", "json")["servers"]
         assert (server["model"], server["state"], server["address"]) == ("fake", "ready", wire.url)
         assert server["pid"] == os.getpid() and time.time() - server["since"] < 60
@@ -189,20 +189,20 @@ def test_ps_leaves_no_lines_in_logs(capsys: pytest.CaptureFixture[str], caplog: 
     """Also without /slots, and without the key of the server."""
     caplog.set_level("INFO", "llamado.server")
     for switches in ({"access": AccessRules(api_keys=(b"k",))}, {"slots": False}):
-        with serving(**switches) as wire, announced("server", [wire.url]):
+        with serving(**switches) as wire, announce("server", [wire.url]):
             (server,) = output(capsys, "ps", "-o", "json")["servers"]
             assert server["state"] == "ready"
     assert [record.message for record in caplog.records if "GET" in record.message] == []
 
 
 def test_ps_with_a_server_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    with announced("server", ["http://127.0.0.1:9"]):
+    with announce("server", ["http://127.0.0.1:9"]):
         (server,) = output(capsys, "ps", "-o", "json")["servers"]
         assert (server["state"], server["tokens_per_second"]) == ("no answer", None)
 
 
 def test_killed_servers_are_not_listed(machine: Path) -> None:
-    with announced("server", ["http://127.0.0.1:9"]):
+    with announce("server", ["http://127.0.0.1:9"]):
         (file,) = folder().glob("*.json")
         state = json.loads(file.read_bytes())
     file.write_text(json.dumps({**state, "mark": "earlier"}))

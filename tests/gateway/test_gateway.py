@@ -357,12 +357,12 @@ def test_a_rate_is_that_of_the_last_minute() -> None:
     rate = Rate()
     assert rate.per_second(5.0) == 0
     for second in range(100):
-        rate.note(second + 0.5)
-        rate.note(second + 0.6)
+        rate.record(second + 0.5)
+        rate.record(second + 0.6)
     assert rate.per_second(99.9) == 2.0 and rate.per_second(130.0) == pytest.approx(29 * 2 / 60)
     assert rate.per_second(300.0) == 0
     fresh = Rate()
-    fresh.note(10.0)
+    fresh.record(10.0)
     assert fresh.per_second(10.5) == 1.0 and fresh.per_second(14.0) == 0.25
 
 

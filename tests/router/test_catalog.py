@@ -216,7 +216,7 @@ def test_a_bad_section_leaves_the_others(
     path.write_text(f"{text}\n[good]\nmodel = g\n")
     assert sorted(catalog("--models-preset", str(path)).models) == left
     assert said in caplog.text
-    assert "left out" in caplog.text and str(path) in caplog.text
+    assert "is ignored" in caplog.text and str(path) in caplog.text
 
 
 def test_sections_replace_earlier_ones_of_their_name(tmp_path: Path) -> None:

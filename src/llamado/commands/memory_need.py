@@ -45,7 +45,7 @@ def _arguments(command: Sequence[str]) -> Sequence[str] | None:
 
 
 def _need(flags: Parsed) -> int:
-    from llamado.engine.forward.fitting import memory_options, sizes_for
+    from llamado.engine.forward.fitting import memory_request, sizes_for
     from llamado.gguf.sources.resolve import is_fetched_whole
     from llamado.models import load_model
 
@@ -56,7 +56,7 @@ def _need(flags: Parsed) -> int:
         return 0
     header = source.header()
     model = load_model(header, options.rope)
-    wanted = memory_options(options)
+    wanted = memory_request(options)
     n_ctx = wanted.requested_tokens(model.hparams.n_ctx_train)
     if wanted.fit.on and not wanted.n_ctx:
         n_ctx = min(n_ctx, max(wanted.fit.least_context * wanted.n_streams, wanted.n_slots))

@@ -103,7 +103,7 @@ class Candidate(NamedTuple):
 def plan(flags: Parsed) -> int:
     """Print the placement of the model, and those by other rules. Raises LlamadoError if it does not fit."""
     from llamado.engine.drafts.sizes import planned_draft
-    from llamado.engine.forward.fitting import context_size, fit, memory_options, read_text, sizes_for
+    from llamado.engine.forward.fitting import context_size, fit, memory_request, read_text, sizes_for
     from llamado.engine.forward.sizes import usual_weights
     from llamado.engine.supported import check_supported
     from llamado.gguf.sources.resolve import progress_bar
@@ -124,7 +124,7 @@ def plan(flags: Parsed) -> int:
     figures = _figures(options, *usual_weights(header, model))
     if draft is not None:
         figures[0] = replace(figures[0], free=max(figures[0].free - draft.reserve, 0))
-    wanted = memory_options(options)
+    wanted = memory_request(options)
     n_ctx = wanted.requested_tokens(model.hparams.n_ctx_train)
     n_cells = context_size(n_ctx, options.n_slots, options.unified)[1]
     sizes = sizes_for(header, model, wanted, n_ctx)

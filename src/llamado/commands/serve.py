@@ -236,7 +236,7 @@ def _run_serve(flags: Parsed) -> int:
     configure_logs(flags)
     if settings.ssl_key and settings.ssl_cert:
         sockets.check_tls(settings.ssl_key, settings.ssl_cert)
-    warning = sockets.warning_of(settings.hosts, keys=bool(settings.access.api_keys))
+    warning = sockets.exposure_warning(settings.hosts, keys=bool(settings.access.api_keys))
     if warning is not None:
         logging.getLogger("llamado.server").warning("%s", warning)
     listening = sockets.listen(settings.hosts, settings.port, reuse_port=settings.reuse_port)
@@ -258,11 +258,11 @@ def _run_serve(flags: Parsed) -> int:
     if flags.lab is None:
         return serve(settings, load_served, listening, listen)
 
-    from llamado.cluster.lab import Lab
+    from llamado.cluster.latency_lab import LatencyLab
 
     split = settings.engine.split
     assert split is not None
-    lab = Lab(split.rpc, flags.lab)
+    lab = LatencyLab(split.rpc, flags.lab)
     try:
         drafts = settings.engine.drafts
         if drafts.kinds is None:  # drafts would hide the cost of a link: several tokens per round trip

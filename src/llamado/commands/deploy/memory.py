@@ -14,7 +14,7 @@ from llamado.commands.serve import serves_many
 from llamado.devices.split.placement import DeviceFigures, mib, predict
 from llamado.engine.drafts.sizes import planned_draft
 from llamado.engine.errors import EngineError
-from llamado.engine.forward.fitting import fit, memory_options
+from llamado.engine.forward.fitting import fit, memory_request
 from llamado.engine.supported import check_supported
 from llamado.flags import FlagParser, add_flags, parse
 from llamado.gguf.reader import GGUFFile
@@ -61,7 +61,7 @@ def planned_memory(deployment: Deployment, target: str) -> PlannedMemory:
     check_supported(header, workers=split is not None)
     model = load_model(header, options.rope)
     figures = [DeviceFigures(name=name, local=name == "CPU", free=0, total=0, decode=1.0) for name in ("CPU", *names)]
-    found = fit(header, model, memory_options(options), figures, split)
+    found = fit(header, model, memory_request(options), figures, split)
     local, *remote = predict(found.sizes, figures, found.placement).shares
     if (draft_model := options.drafts.model) is not None:
         file_of(draft_model.name)  # raises SourceError if its header would have to be fetched

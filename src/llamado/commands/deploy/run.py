@@ -75,7 +75,7 @@ def _placed(deployment: Deployment, target: str, *, choose: bool) -> Deployment:
     Containers mount a folder of models. `choose`: mount the folder of the file.
     """
     from llamado.cluster.deploy.containers import MODELS
-    from llamado.cluster.deploy.deployment import spelled
+    from llamado.cluster.deploy.deployment import flag_name
     from llamado.cluster.deploy.from_file import IN_CONTAINERS
     from llamado.flags import split_flags
 
@@ -90,7 +90,7 @@ def _placed(deployment: Deployment, target: str, *, choose: bool) -> Deployment:
         if not path.is_relative_to(folder):
             return deployment
         place = f"{MODELS}/{path.relative_to(folder)}"
-    return dataclasses.replace(deployment, serve=(spelled("serve", "model"), place, *words), models=str(folder))
+    return dataclasses.replace(deployment, serve=(flag_name("serve", "model"), place, *words), models=str(folder))
 
 
 def _with_memory_limits(deployment: Deployment, target: str) -> Deployment:

@@ -120,7 +120,8 @@ def _process_text(options: ImatrixOptions, collector: ImatrixCollector) -> None:
     from llamado.devices.registry import DeviceOptions, open_device
     from llamado.devices.split.placement import SplitOptions
     from llamado.engine.forward.device_pool import DevicePool
-    from llamado.engine.forward.fitting import memory_options
+    from llamado.engine.forward.fitting import memory_request
+    from llamado.engine.forward.options import RunnerOptions
     from llamado.engine.forward.runner import ModelRunner
     from llamado.engine.observed import ProductObserver
     from llamado.engine.options import EngineOptions, ModelSource
@@ -145,13 +146,17 @@ def _process_text(options: ImatrixOptions, collector: ImatrixCollector) -> None:
         placement = None
         if options.rpc:
             split = SplitOptions(rpc=options.rpc, tensor_split=())  # by memory, so that each worker gets layers
-            wanted = memory_options(EngineOptions(n_ctx=n, n_slots=1, n_batch=_BATCH, n_ubatch=_BATCH, split=split))
+            wanted = memory_request(EngineOptions(n_ctx=n, n_slots=1, n_batch=_BATCH, n_ubatch=_BATCH, split=split))
             pool = DevicePool(split, devices[0], file, model, wanted)
             devices, placement = pool.devices, pool.fit.placement
         # Weights of layers need no logits. All rows are output, because the last layer computes output rows only.
         output = Output.LOGITS if options.perplexity or options.head else Output.HIDDEN
         runner = ModelRunner(
-            file, model, devices, placement, n_cells=n, max_batch=min(n, _BATCH), output=output, observer=observer
+            file,
+            model,
+            devices,
+            RunnerOptions(n_cells=n, max_batch=min(n, _BATCH), output=output, observer=observer),
+            placement,
         )
         try:
             reader = ChunkReader(

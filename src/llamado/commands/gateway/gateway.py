@@ -57,7 +57,7 @@ def run_gateway(flags: Parsed) -> int:
     configure_logs(flags)
     if options.ssl_key and options.ssl_cert:
         sockets.check_tls(options.ssl_key, options.ssl_cert)
-    warning = sockets.warning_of(hosts, keys=bool(options.access.api_keys or options.keys))
+    warning = sockets.exposure_warning(hosts, keys=bool(options.access.api_keys or options.keys))
     if warning is not None:
         logging.getLogger("llamado.gateway").warning("%s", warning)
     listening = sockets.listen(hosts, port)

@@ -25,7 +25,7 @@ from llamado.cluster.state import (
     end_processes,
     find_cluster,
 )
-from llamado.cluster.supervisor import DRAINED, DRAINING, FAILED, WAITING
+from llamado.cluster.supervisor import DRAINED, DRAINING, RESTART_FAILED, WAITING
 from llamado.cluster.table import cluster_table
 from llamado.commands.up.servers import servers_json, servers_table
 from llamado.http.running import running_servers
@@ -66,14 +66,14 @@ def run_down(name: str | None) -> int:
     """Stop a cluster, and processes left by a killed one, and wait for their end. Raises ClusterStateError."""
     gone = [state for state in all_clusters() if state.phase == GONE and name in (None, state.name)]
     for state in gone:
-        with StateFolder(state.name).held():  # stops remaining processes
+        with StateFolder(state.name).locked():  # stops remaining processes
             print(f"{state.name} was killed; its remaining processes were stopped")
     if gone and not any(state.phase != GONE and name in (None, state.name) for state in all_clusters()):
         return 0
     state = find_cluster(name)
     folder = StateFolder(state.name)
     os.kill(state.pid, signal.SIGTERM)
-    while folder.running():
+    while folder.is_running():
         time.sleep(_POLL)
     # In case a process has survived.
     end_processes([(one.pid, one.mark) for one in state.services], 5.0)
@@ -93,10 +93,10 @@ def run_drain(service: str, name: str | None, *, undo: bool = False) -> int:
         raise ClusterStateError(f"{service} is not a server: only a drained server can be started again")
     if undo and before.phase not in (DRAINED, DRAINING):
         raise ClusterStateError(f"{service} is {before.phase}, not drained")
-    (folder.ask_resume if undo else folder.ask_drain)(service)
+    (folder.request_resume if undo else folder.request_drain)(service)
     os.kill(state.pid, signal.SIGUSR1)
     while True:
-        taken = not folder.asks(service)
+        taken = not folder.is_pending(service)
         now = folder.read()
         if now is None or now.phase == GONE:
             raise ClusterStateError(f"{state.name} ended before {service} was {'ready' if undo else 'drained'}")
@@ -104,7 +104,7 @@ def run_drain(service: str, name: str | None, *, undo: bool = False) -> int:
         if after.phase == (READY if undo else DRAINED):
             print(f"{service} is {after.phase}")
             return 0
-        waits = after.phase in (DRAINING, DRAINED, WAITING, STARTING) and not after.message.startswith(FAILED)
+        waits = after.phase in (DRAINING, DRAINED, WAITING, STARTING) and not after.message.startswith(RESTART_FAILED)
         if taken and not (waits if undo else after.phase == DRAINING):
             aim = "ready" if undo else "drained"
             raise ClusterStateError(f"{service}: {after.message or f'it is {after.phase}, not {aim}'}")
@@ -121,7 +121,7 @@ def run_logs(service: str | None, name: str | None, *, follow: bool) -> int:
     tails = [(f"{one.name:{width}} | " if width else "", _lines(Path(one.log))) for one in shown]
     folder = StateFolder(state.name)
     while True:
-        running = folder.running()  # checked first, so that lines written before the end are read below
+        running = folder.is_running()  # checked first, so that lines written before the end are read below
         for prefix, lines in tails:
             for line in lines:
                 if line is None:

@@ -18,8 +18,8 @@ from typing import Any
 
 from rich.live import Live
 
-from llamado.cluster.file import ELSEWHERE, ClusterConfig, LinkConfig, WorkerConfig, cluster_of, read_cluster
-from llamado.cluster.services import Service, services_of
+from llamado.cluster.file import DEDICATED_KEYS, ClusterConfig, LinkConfig, WorkerConfig, parse_cluster, read_cluster
+from llamado.cluster.services import Service, local_services
 from llamado.cluster.state import (
     READY,
     STARTING,
@@ -27,7 +27,7 @@ from llamado.cluster.state import (
     ClusterState,
     StateFolder,
 )
-from llamado.cluster.supervisor import Nodes, Standing, Supervisor
+from llamado.cluster.supervisor import Nodes, ServiceStatus, Supervisor
 from llamado.cluster.table import cluster_table
 from llamado.errors import LlamadoError
 from llamado.flags import FLAGS, UP_SERVER_FLAGS, FlagError, Parsed, refuse_broken_lines, secrets_of
@@ -53,15 +53,15 @@ def run_up(flags: Parsed, namespace: argparse.Namespace) -> int:
 def run_in_foreground(config: ClusterConfig) -> int:
     """Run a cluster until it is stopped. Raises LlamadoError."""
     folder = StateFolder(config.name)
-    with folder.held():
+    with folder.locked():
         if config.on == "ray":
-            from llamado.cluster.ray.nodes import connected
-            from llamado.cluster.ray.services import services_on_ray
+            from llamado.cluster.ray.nodes import connect
+            from llamado.cluster.ray.services import ray_services
 
-            services = services_on_ray(config)
-            with connected(config.ray, config.name, config.stop_timeout) as nodes:
+            services = ray_services(config)
+            with connect(config.ray, config.name, config.stop_timeout) as nodes:
                 return asyncio.run(_ClusterRun(config, services, folder, nodes).run())
-        services = services_of(config, _model(config))
+        services = local_services(config, _model(config))
         return asyncio.run(_ClusterRun(config, services, folder).run())
 
 
@@ -70,7 +70,7 @@ def cluster_config(flags: Parsed, file: str | None, server: Sequence[str]) -> Cl
 
     Raises FlagError and ClusterFileError.
     """
-    config = read_cluster(Path(file)) if file else cluster_of({}, "flags")
+    config = read_cluster(Path(file)) if file else parse_cluster({}, "flags")
     changed: dict[str, Any] = {}
     for key in ("name", "host", "port", "engine", "replicas", "log_folder", "on"):
         if key in flags.given:
@@ -86,11 +86,11 @@ def cluster_config(flags: Parsed, file: str | None, server: Sequence[str]) -> Cl
     given = dataclasses.replace(config, **changed)
     options = server_options(server)
     for name in options:
-        if name in ELSEWHERE and ELSEWHERE[name] in ("model", "host", "port"):
+        if name in DEDICATED_KEYS and DEDICATED_KEYS[name] in ("model", "host", "port"):
             raise FlagError(f"--{name}: give it before the --, as a flag of llamado up")
     options = {**given.server, **options}
     values = {field.name: _plain(getattr(given, field.name)) for field in dataclasses.fields(given)}
-    return cluster_of(values | {"server": _plain(options)}, file or "flags")
+    return parse_cluster(values | {"server": _plain(options)}, file or "flags")
 
 
 def _plain(value: Any) -> Any:
@@ -178,7 +178,7 @@ class _ClusterRun:
         self._folder = folder
         self._state = ClusterState(name=config.name, url=services[-1].url, log_folder=str(logs.resolve()))
         self._supervisor = Supervisor(services, config.restart, config.stop_timeout, logs, self._changed, nodes)
-        self._state.services = [one.state for one in self._supervisor.standings.values()]
+        self._state.services = [one.state for one in self._supervisor.statuses.values()]
         self._console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
         self._live: Live | None = None
         self._printed: dict[str, str] = {}  # phase by service
@@ -202,7 +202,7 @@ class _ClusterRun:
         return 0
 
     def _table(self) -> Any:
-        return cluster_table(self._state, {name: one.last_line for name, one in self._supervisor.standings.items()})
+        return cluster_table(self._state, {name: one.last_line for name, one in self._supervisor.statuses.items()})
 
     async def _show(self) -> None:
         assert self._live is not None
@@ -215,14 +215,14 @@ class _ClusterRun:
         self._supervisor.stop()
 
     def _take_orders(self) -> None:
-        for name in self._folder.drains():
+        for name in self._folder.take_drains():
             self._supervisor.drain(name)
-        for name in self._folder.resumes():
+        for name in self._folder.take_resumes():
             self._supervisor.resume(name)
-        for name in self._folder.kills():
+        for name in self._folder.take_kills():
             self._supervisor.kill(name)
 
-    def _changed(self, one: Standing) -> None:
+    def _changed(self, one: ServiceStatus) -> None:
         state = one.state
         if self._state.phase != STOPPING:
             ready = self._supervisor.ready
