@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_measures import Counting
+from test_measures import CountingForward
 from tiny_models import make_llama
 
 from llamado.commands import cli
@@ -17,7 +17,7 @@ from llamado.flags import FlagError
 def test_batches_of_prompts_and_generation() -> None:
     spans: list[list[tuple[int, int]]] = []
 
-    class Spans(Counting):
+    class Spans(CountingForward):
         def start(self, tokens, spans_, outputs):  # type: ignore[no-untyped-def]
             spans.append([(span.first, span.n) for span in spans_])
             rows = [placed.positions for placed in self.memory.place(spans_)]
@@ -42,7 +42,7 @@ def test_batches_of_prompts_and_generation() -> None:
 
 
 def test_more_sequences_than_the_batch_size() -> None:
-    forward = Counting()
+    forward = CountingForward()
     sequences = ConcurrentSequences(forward, 3, 4)
     forward.max_batch = 2
     sizes: list[int] = []
@@ -52,7 +52,7 @@ def test_more_sequences_than_the_batch_size() -> None:
 
 
 def test_sequences_that_do_not_fit() -> None:
-    forward = Counting()
+    forward = CountingForward()
     with pytest.raises(FlagError, match="5 sequences of 250 tokens do not fit a KV cache of 1024"):
         ConcurrentSequences(forward, 5, 250)
     assert forward.memory.allocate(1024) is not None

@@ -18,7 +18,7 @@ from llamado.__main__ import main as entry
 from llamado.commands import cli
 from llamado.commands.serve import serve_settings, serves_many
 from llamado.devices.split.placement import ALL_LAYERS
-from llamado.flags import FlagError, FlagParser, Kind, Parsed, add_flags, parse
+from llamado.flags import FlagError, FlagParser, Kind, ParsedFlags, add_flags, parse
 from llamado.models.keys import FILE_ROPE, RopeOptions
 from llamado.quantize.file_types import COPY, FILE_TYPES
 from llamado.text.grammar.source import GrammarSource
@@ -32,7 +32,7 @@ LLAMA_SERVER = (
 )
 
 
-def parsed(*arguments: str, command: str = "serve", environ: Mapping[str, str] | None = None) -> Parsed:
+def parsed(*arguments: str, command: str = "serve", environ: Mapping[str, str] | None = None) -> ParsedFlags:
     parser = FlagParser(prog="llamado", allow_abbrev=False)
     add_flags(parser, command)
     return parse(parser, command, arguments, environ or {})[0]

@@ -23,7 +23,7 @@ from llamado.models.memory import KeysValues, Memory, MemoryOptions, Span
 N_VOCAB = 11
 
 
-class Counting:
+class CountingForward:
     """After token t, the logit of t + 1 (mod n_vocab) is log(3), all others are 0. Records its calls."""
 
     n_vocab = N_VOCAB
@@ -53,7 +53,7 @@ class Counting:
 
 def test_perplexity_of_a_known_distribution() -> None:
     # Every second token is the predicted one (probability 3/13), the others are not (1/13).
-    forward = Counting()
+    forward = CountingForward()
     tokens = [0, 1, 0, 1, 0, 1, 0, 1, 0, 1] * 4
     score = score_text(forward, tokens, 10, bos=None)
     # The second half of each chunk without its last token: positions 5 to 8.
@@ -65,7 +65,7 @@ def test_perplexity_of_a_known_distribution() -> None:
 
 
 def test_chunks_start_with_bos_and_respect_the_batch_size() -> None:
-    forward = Counting()
+    forward = CountingForward()
     score_text(forward, [2] * 25, 10, bos=5, chunks=1)
     assert [tokens for tokens, _, _ in forward.calls] == [[5] + [2] * 6, [2] * 3]
     assert [positions for _, positions, _ in forward.calls] == [list(range(7)), [7, 8, 9]]
@@ -74,7 +74,7 @@ def test_chunks_start_with_bos_and_respect_the_batch_size() -> None:
 
 def test_text_is_too_short() -> None:
     with pytest.raises(FlagError, match="needs at least 20"):
-        score_text(Counting(), [1] * 19, 10, bos=None)
+        score_text(CountingForward(), [1] * 19, 10, bos=None)
 
 
 def test_certain_predictions_have_no_error() -> None:
@@ -82,7 +82,7 @@ def test_certain_predictions_have_no_error() -> None:
 
 
 def test_prompts_are_fed_in_batches_with_one_row_of_logits() -> None:
-    forward = Counting()
+    forward = CountingForward()
     BenchSequence(forward, 10).feed(np.arange(10, dtype=np.int32), 4)
     assert [(positions, outputs) for _, positions, outputs in forward.calls] == [
         ([0, 1, 2, 3], []),
@@ -92,13 +92,13 @@ def test_prompts_are_fed_in_batches_with_one_row_of_logits() -> None:
 
 
 def test_generation_is_fed_one_by_one() -> None:
-    forward = Counting()
+    forward = CountingForward()
     BenchSequence(forward, 2).feed_one_by_one(np.array([3, 4], np.int32))
     assert forward.calls == [([3], [0], [0]), ([4], [1], [0])]
 
 
 def test_reset_to_a_depth() -> None:
-    forward = Counting()
+    forward = CountingForward()
     sequence = BenchSequence(forward, 12)
     for _ in range(2):  # the second time it rewinds
         sequence.reset(9)
@@ -110,7 +110,7 @@ def test_reset_to_a_depth() -> None:
 
 
 def test_reset_without_rewind(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = Counting()
+    forward = CountingForward()
     sequence, rewind = BenchSequence(forward, 8), forward.memory.rewind
     monkeypatch.setattr(forward.memory, "rewind", lambda handle, n: (n == 0 or not handle.used) and rewind(handle, n))
     for _ in range(2):

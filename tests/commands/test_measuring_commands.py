@@ -70,7 +70,7 @@ def test_perplexity(tiny: str, text: str, capsys: pytest.CaptureFixture[str]) ->
     assert [int(i) for i in re.findall(r"\[(\d+)\]", chunks)] == list(range(1, len(values) + 1)) and len(values) > 4
     found = re.fullmatch(r"Final estimate: PPL = (\d+\.\d{4}) \+/- (\d+\.\d{5})", final)
     assert found is not None and float(found[1]) == values[-1] and float(found[2]) > 0
-    assert all(value > 10 for value in values)  # weights are random: it does not know what comes next
+    assert all(value > 10 for value in values)  # random weights predict badly
     assert cli.main(["perplexity", "-m", tiny, "-f", text, "-c", "16", "--chunks", "2"]) == 0
     first, final = capsys.readouterr().out.splitlines()
     assert chunks.startswith(first) and f"PPL = {values[1]:.4f} " in final

@@ -350,14 +350,14 @@ def test_tail_shows_the_last_lines() -> None:
 
 
 def test_failed_output_closes_the_answer(backend: FakeBackend) -> None:
-    class Interrupted(io.StringIO):
+    class InterruptedOutput(io.StringIO):
         def write(self, text: str) -> int:
             if text == "answer ":
                 raise KeyboardInterrupt
             return super().write(text)
 
     answer = backend.answer([], {})
-    shown = PlainScreen(Interrupted()).show(answer)
+    shown = PlainScreen(InterruptedOutput()).show(answer)
     assert shown.text == "answer " and shown.stats is None and backend.ended == 1
 
 

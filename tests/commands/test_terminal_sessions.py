@@ -91,7 +91,7 @@ def test_a_session(terminal: Open, model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_stopped_answer_is_kept(terminal: Open, tmp_path: Path) -> None:
-    # Its context lasts for minutes, so that nobody who reads slowly finds the answer at its end.
+    # With a context for minutes, the answer is not complete before Ctrl-C.
     model = make_llama(tmp_path / "slow.gguf", n_vocab=320, n_ctx=16384, n_layer=60)
     one = terminal(str(model), "--ignore-eos", "-s", "1", "-n", "16000")
     one.prompt()

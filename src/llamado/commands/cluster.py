@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.installation import install_command
 from llamado.terminal.text import print
 
@@ -33,7 +33,7 @@ class Authority(NamedTuple):
     certificate: Certificate
 
 
-def init(flags: Parsed) -> int:
+def init(flags: ParsedFlags) -> int:
     """Write an authority and certificates of a server and its workers into a folder, and print how to use them.
 
     Certificates are valid for the names and addresses given, and for localhost. Raises FlagError and ClusterError.

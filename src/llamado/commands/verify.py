@@ -13,7 +13,7 @@ from typing import Any
 from llamado.client import AsyncLlamaServerClient, RequestFailed, seed_of
 from llamado.commands.options import read_file
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.terminal.text import print
 
 TOP = 5
@@ -197,7 +197,7 @@ def _notes(servers: Sequence[ComparedServer]) -> list[str]:
     return result + ([f"no receipts from {', '.join(plain)}: the model file is not compared"] if plain else [])
 
 
-def run_verify(flags: Parsed, urls: Sequence[str]) -> int:
+def run_verify(flags: ParsedFlags, urls: Sequence[str]) -> int:
     """Compare servers and return the exit code: 0 all equal, 1 something differs. Raises FlagError, LlamadoError."""
     if len(urls) < 2:
         raise FlagError("verify: expected two or more URLs")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.commands.bench.speed import TestLengths, measured_model, whole_numbers
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.models.memory import Span
 from llamado.models.memory.pool import align
 from llamado.terminal.text import print
@@ -116,7 +116,7 @@ def measure(forward: Forward, pp: int, tg: int, pl: int) -> tuple[float, float]:
     return times[0], times[1]
 
 
-def bench_batches(flags: Parsed) -> int:
+def bench_batches(flags: ParsedFlags) -> int:
     """Run the command. Raises LlamadoError."""
     lengths = TestLengths.of(flags)
     parallel = whole_numbers(flags.n_parallel, "-npl/--n-parallel")

@@ -38,7 +38,7 @@ from llamado.devices.split.placement import SplitOptions
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
 from llamado.engine.request import Defaults, Done, Event, Failure, Token
 from llamado.errors import LlamadoError
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.http import logs
 from llamado.installation import install_command, own_command
 from llamado.rpc.endpoint import Endpoint
@@ -300,7 +300,7 @@ def nodes_of(text: str, n_workers: int | None) -> list[int]:
     return values
 
 
-def compared_of(flags: Parsed) -> list[str]:
+def compared_of(flags: ParsedFlags) -> list[str]:
     """Return the columns besides plain decoding. Flags of speculative decoding add its column. Raises FlagError."""
     found = set(listed([flags.compare or ""]))
     if unknown := found - set(COMPARED):
@@ -327,7 +327,7 @@ def _load(source: ModelSource, options: EngineOptions, nodes: int) -> LoadedMode
     return llama
 
 
-def bench_latency(flags: Parsed) -> int:
+def bench_latency(flags: ParsedFlags) -> int:
     """Run the command. Raises LlamadoError."""
     logs.configure(verbosity=9 if flags.verbose else min(flags.log_verbosity, 2))
     latencies, compared = latencies_of(flags.latency or _LATENCIES), compared_of(flags)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamado.errors import LlamadoError
-from llamado.flags import Parsed
+from llamado.flags import ParsedFlags
 from llamado.terminal.text import print
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _MEMORY_LIMITS = frozenset({"compose", "helm", "kubernetes", "systemd"})
 """Targets that limit the memory of processes."""
 
 
-def run_deploy(flags: Parsed, target: str, file: str | None, serve: Sequence[str]) -> int:
+def run_deploy(flags: ParsedFlags, target: str, file: str | None, serve: Sequence[str]) -> int:
     """Print or write the files of a target. `file`: a cluster.yaml; `serve`: flags of `llamado serve`.
 
     Raises FlagError, ClusterFileError and DeploymentError.

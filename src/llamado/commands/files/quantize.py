@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from llamado.commands.options import metadata_overrides
-from llamado.flags import FlagError, Parsed
+from llamado.flags import FlagError, ParsedFlags
 from llamado.gguf import GGUFFile
 from llamado.gguf.sources.stored import file_of
 from llamado.gguf.types import TensorType
@@ -22,7 +22,7 @@ from llamado.quantize.write import output_paths, write
 from llamado.terminal.console import Console
 
 
-def run_quantize(flags: Parsed, words: list[str]) -> int:
+def run_quantize(flags: ParsedFlags, words: list[str]) -> int:
     """Run the command. `words`: IN [OUT] TYPE [THREADS]. Raises LlamadoError."""
     source, given, kind, n_threads = _words(words)
     request = _request(flags, kind)
@@ -82,7 +82,7 @@ def _words(words: list[str]) -> tuple[Path, Path | None, FileType, int | None]:
     return file_of(source), out, kind, n_threads
 
 
-def _request(flags: Parsed, kind: FileType) -> QuantizeRequest:
+def _request(flags: ParsedFlags, kind: FileType) -> QuantizeRequest:
     types = [_pattern("--tensor-type", text) for text in flags.tensor_type or []]
     if flags.tensor_type_file:
         try:
@@ -108,7 +108,7 @@ def _request(flags: Parsed, kind: FileType) -> QuantizeRequest:
     )
 
 
-def _imatrix(flags: Parsed) -> Imatrix | None:
+def _imatrix(flags: ParsedFlags) -> Imatrix | None:
     include, exclude = flags.include_weights or [], flags.exclude_weights or []
     if include and exclude:
         raise FlagError("--include-weights and --exclude-weights: give one of them")
