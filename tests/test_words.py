@@ -20,6 +20,7 @@ SOURCE = Path(llamado.__file__).parent
 REWRITTEN = (
     "client",
     "cluster",
+    "commands",
     "devices",
     "engine",
     "gateway",
@@ -39,7 +40,19 @@ REWRITTEN = (
 )
 
 TESTS = Path(__file__).parent
-REWRITTEN_TESTS = ("client", "clients", "devices", "ggml", "gguf", "interop", "page", "quantize", "text", "tiny")
+REWRITTEN_TESTS = (
+    "client",
+    "clients",
+    "commands",
+    "devices",
+    "ggml",
+    "gguf",
+    "interop",
+    "page",
+    "quantize",
+    "text",
+    "tiny",
+)
 
 _OPENING = re.compile(r"(What|Whether|Who|Whose|Whoever|How|Where|Which|Those|That which)\b")
 # Nobody in particular, and software that behaves like a person.
@@ -73,14 +86,18 @@ NOUNS = {
 
 
 def _files() -> list[Path]:
-    """Return the modules of rewritten packages, those of rewritten tests, and the benchmarks."""
+    """Return the modules of rewritten packages and tests, the top-level modules, and the benchmarks."""
     folders = [
         *(SOURCE / name for name in REWRITTEN),
         *(TESTS / name for name in REWRITTEN_TESTS),
         TESTS.parent / "benchmarks",
     ]
     others = sorted(path for path in TESTS.glob("*.py") if path.name != Path(__file__).name)
-    return [*(path for folder in folders for path in sorted(folder.rglob("*.py"))), *others]
+    return [
+        *sorted(SOURCE.glob("*.py")),
+        *(path for folder in folders for path in sorted(folder.rglob("*.py"))),
+        *others,
+    ]
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
