@@ -24,7 +24,7 @@ from llamado.engine.drafts.suffix import Suffix
 from llamado.engine.engine import Engine
 from llamado.engine.errors import ComputeFailed, EngineClosed
 from llamado.engine.forward.runner import ModelRunner
-from llamado.engine.request import Event, Failure, Request, Token
+from llamado.engine.request import Event, Failure, GenerationParams, Request, Token
 from llamado.engine.sampling.params import Sampling
 from llamado.ggml.graph import Graph
 from llamado.gguf.reader import GGUFFile
@@ -119,9 +119,15 @@ def make(path: Path, jit: Jit) -> Iterator[Make]:
         forward.file.close()
 
 
-def req(first: int, n_predict: int = 24, *, temperature: float = 1.0, **options: Any) -> Request:
+def req(
+    first: int, n_predict: int = 24, *, temperature: float = 1.0, constraint: Any = None, **options: Any
+) -> Request:
     sampling = Sampling(seed=7, ignore_eos=True, temperature=temperature)
-    return Request(prompt=list(range(first, first + 20)), n_predict=n_predict, sampling=sampling, **options)
+    return Request(
+        prompt=list(range(first, first + 20)),
+        params=GenerationParams(n_predict=n_predict, sampling=sampling, **options),
+        constraint=constraint,
+    )
 
 
 def told(client: Client) -> list[Any]:

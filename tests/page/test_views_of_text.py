@@ -48,7 +48,7 @@ def test_two_sides_stream_at_once_and_what_differs_is_marked(page: Page, address
     expect(page.locator(".compared .markdown")).to_have_text(["Short answer 1 of rivers.", "Long answer 1 of rivers."])
     until(page, lambda: page.evaluate(MARKED) == ["Short", "Long"])
     expect(page.locator(".compared .took")).to_have_count(2)
-    assert sorted(request.sampling.top_k for request in engine.requests) == [5, 40]
+    assert sorted(request.params.sampling.top_k for request in engine.requests) == [5, 40]
 
     engine.delay = 0.02
     page.get_by_label("Message", exact=True).fill("And slow ones?")
@@ -111,7 +111,7 @@ def test_a_text_goes_on_in_place(page: Page, address: str, engine: ScriptedEngin
     page.get_by_text("The model ended here.").wait_for()
     request = engine.requests[-1]
     assert bytes(request.prompt).endswith(b"Upon a time ") and b"<user>" not in bytes(request.prompt)
-    assert (request.n_predict, request.sampling.top_k) == (128, 3)
+    assert (request.params.n_predict, request.params.sampling.top_k) == (128, 3)
     page.locator(".complete-foot").get_by_role("button", name="Probabilities").click()
     page.locator(".token").first.hover()
     expect(page.locator(".candidates .taken")).to_have_text(re.compile(r"O\s*50\.0%"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 import threading
 import time
@@ -200,21 +199,21 @@ class FakeEngine:
             failed, self.fail = self.fail, None if self.fails_once else self.fail
             emit(Failure(failed))
             return
-        n_prompt, n_cached = len(request.prompt), self.n_cached
-        if request.return_progress:
-            timings = Timings(n_cached, n_prompt - n_cached, 1.0) if request.timings_per_token else None
+        params, n_prompt, n_cached = request.params, len(request.prompt), self.n_cached
+        if params.return_progress:
+            timings = Timings(n_cached, n_prompt - n_cached, 1.0) if params.timings_per_token else None
             emit(Progress(n_prompt, n_cached, n_prompt, 1, timings))
         text, stop, word = self.answer, "eos", ""
-        for candidate in request.stop:
+        for candidate in params.stop:
             if candidate in text:
                 text, stop, word = text[: text.index(candidate)], "word", candidate
         tokens = list(text.encode())
-        if 0 <= request.n_predict < len(tokens):
-            tokens, stop, word = tokens[: request.n_predict], "limit", ""
+        if 0 <= params.n_predict < len(tokens):
+            tokens, stop, word = tokens[: params.n_predict], "limit", ""
         prompt_probs = [
             TokenProbs(TokenProb(token, bytes([token]), math.nan, math.nan), ()) if not i
-            else TokenProbs(one := TokenProb(token, bytes([token]), 0.25, math.log(0.25)), (one,)[: request.n_probs])
-            for i, token in enumerate(request.prompt if request.prompt_probs else ())
+            else TokenProbs(one := TokenProb(token, bytes([token]), 0.25, math.log(0.25)), (one,)[: params.n_probs])
+            for i, token in enumerate(request.prompt if params.prompt_probs else ())
         ]  # fmt: skip
         sent, content, all_probs = b"", "", []
         for i, token in enumerate(tokens):
@@ -234,15 +233,15 @@ class FakeEngine:
                 piece = ""
             content += piece
             probs = None
-            if request.n_probs:
+            if params.n_probs:
                 one = TokenProb(token, bytes([token]), 0.5, math.log(0.5))
-                probs = [TokenProbs(one, (one, TokenProb(7, b"\x07", 0.0, -math.inf))[: request.n_probs])]
+                probs = [TokenProbs(one, (one, TokenProb(7, b"\x07", 0.0, -math.inf))[: params.n_probs])]
                 all_probs += probs
-            timings = Timings(n_cached, n_prompt - n_cached, 1.0, i + 1, 1.0) if request.timings_per_token else None
+            timings = Timings(n_cached, n_prompt - n_cached, 1.0, i + 1, 1.0) if params.timings_per_token else None
             emit(Token(piece, [token], probs, i, timings, () if i else prompt_probs))
         kind: StopType = stop  # type: ignore[assignment]
         timings = Timings(n_cached, n_prompt - n_cached, 2.0, len(tokens), 3.0)
-        seed = request.sampling.seed
+        seed = params.sampling.seed
         emit(
             Done(
                 Result(
@@ -310,7 +309,3 @@ def run(coroutine: Any) -> Any:
 def events(body: str) -> list[str]:
     """The data of each SSE message."""
     return [part.removeprefix("data: ") for part in body.split("\n\n") if part.startswith("data: ")]
-
-
-def replace(request: Request, **changes: Any) -> Request:
-    return dataclasses.replace(request, **changes)

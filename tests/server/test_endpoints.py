@@ -160,7 +160,7 @@ def test_echo_shows_the_prompt_with_its_probabilities() -> None:
     assert logprobs["token_logprobs"] == [None, quarter, half]
     assert logprobs["top_logprobs"] == [None, {"b": quarter}, {"y": half}]
     assert [(one["token"], one["logprob"]) for one in logprobs["content"]] == [("a", None), ("b", quarter), ("y", half)]
-    assert all(request.prompt_probs and not request.cache_prompt for request in engine.requests)
+    assert all(request.params.prompt_probs and not request.params.cache_prompt for request in engine.requests)
     alone = post("/v1/completions", {**body, "max_tokens": 0}, FakeEngine(""))[1]["choices"][3]
     assert alone["text"] == "cde" and alone["logprobs"]["token_logprobs"] == [None, quarter, quarter]
 

@@ -257,7 +257,7 @@ def test_all_of_a_vocabulary_for_a_few_tokens() -> None:
 
     def n_predict(n_ctx: int, **fields: int) -> int:
         room = replace(fake, info=replace(fake.info, n_ctx=n_ctx))
-        return make_request(fields, [[1]], room, switches, constraints=OutputConstraints()).engine.n_predict
+        return make_request(fields, [[1]], room, switches, constraints=OutputConstraints()).params.n_predict
 
     for n_vocab, n in ((262_144, 4), (151_936, 6), (49_152, 20)):
         assert n_predict(131_072, n_probs=n_vocab, n_predict=n) == n

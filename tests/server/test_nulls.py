@@ -48,9 +48,9 @@ def variants(body: dict[str, Any], names: list[str]) -> Iterator[tuple[str, dict
 
 def shown(answer: Any, engine: FakeEngine) -> tuple[Any, ...]:
     """What came of a body: status, error, and what the engine was asked."""
-    asked = engine.requests[-1] if engine.requests else None
+    request = engine.requests[-1] if engine.requests else None
     told = answer.json().get("error") if answer.status_code >= 400 else None
-    fields = () if asked is None else (asked.prompt, asked.sampling, asked.n_predict, asked.stop, asked.n_probs)
+    fields = () if request is None else (request.prompt, request.params)
     engine.requests.clear()
     return answer.status_code, told, fields
 

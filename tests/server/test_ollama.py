@@ -117,7 +117,7 @@ def test_options_arrive(row: Any) -> None:
     engine = FakeEngine()
     ask("/api/generate", {"model": "m", "prompt": "a", "options": EVERY_OPTION, "raw": True}, engine)
     (request,) = engine.requests
-    found = getattr(request.sampling if row.of == "sampling" else request, row.name)
+    found = getattr(request.params.sampling if row.of == "sampling" else request.params, row.name)
     wanted = EVERY_OPTION[row.ollama]
     assert found == wanted or math.isclose(found, wanted, rel_tol=1e-6)
 
@@ -133,7 +133,7 @@ def test_negative_numbers_mean_as_much_as_there_is() -> None:
     options = {"num_predict": -2, "repeat_last_n": -1, "nonsense": {}, "top_k": None}
     status, _ = ask("/api/generate", {"model": "m", "prompt": "a", "raw": True, "options": options}, engine)
     assert status == 200
-    assert engine.requests[0].n_predict == -1 and engine.requests[0].sampling.repeat_last_n == INFO.n_ctx
+    assert engine.requests[0].params.n_predict == -1 and engine.requests[0].params.sampling.repeat_last_n == INFO.n_ctx
 
 
 def test_prompts_of_generate() -> None:

@@ -15,11 +15,10 @@ from test_endpoints import get
 
 from llamado.commands.options import sampling_defaults
 from llamado.engine.parameters import BY_NAME, PARAMETERS, Parameter, markdown
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.flags import FlagParser, add_flags, parse
 from llamado.server.generate.request import GenerationRequest
-from llamado.server.generate.submission import SubmittedRequest
 from llamado.text.grammar.source import GrammarSource, Trigger
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +66,7 @@ def spellings(row: Parameter, api: str) -> list[str]:
 
 
 def arrived(request: Request, row: Parameter) -> Any:
-    return getattr(request.sampling if row.of == "sampling" else request, row.name)
+    return getattr(request.params.sampling if row.of == "sampling" else request.params, row.name)
 
 
 class Answer(NamedTuple):
@@ -116,7 +115,7 @@ def test_every_row_by_every_spelling_reaches_the_engine(api: str) -> None:
 
 def test_the_likeliest_tokens_in_the_chat_api_have_a_switch_of_their_own() -> None:
     some, usual, none = ask("chat", {"logprobs": True, "top_logprobs": 3}, {"logprobs": True}, {"top_logprobs": 3})
-    assert [r.n_probs for r in some.requests] == [3] and [r.n_probs for r in usual.requests] == [20]
+    assert [r.params.n_probs for r in some.requests] == [3] and [r.params.n_probs for r in usual.requests] == [20]
     assert none.status == 400
 
 
@@ -200,9 +199,9 @@ def asked_for(answer: Answer) -> GenerationRequest:
     """What the body of an answer was read as."""
     assert answer.status == 200, answer.told
     request = answer.requests[0]
-    assert isinstance(request, SubmittedRequest)
-    assert not request.source.prompts and not request.source.texts  # an idle slot would keep those of all answers
-    return request.source
+    assert isinstance(request.tag, GenerationRequest)
+    assert not request.tag.prompts and not request.tag.texts  # an idle slot would keep those of all answers
+    return request.tag
 
 
 @pytest.mark.parametrize("api", ["native", "openai", "infill"])
@@ -220,9 +219,9 @@ def test_each_answer_of_a_prompt_has_its_own_seed_and_only_the_first_the_slot() 
     (answer,) = ask("native", {"prompt": ["a", "bc"], "n": 2, "seed": 7, "id_slot": 1, "temperature": 0.25})
     requests = answer.requests
     assert [request.prompt for request in requests] == [[97], [97], [98, 99], [98, 99]]
-    assert [request.sampling.seed for request in requests] == [7, 8, 7, 8]
-    assert [request.id_slot for request in requests] == [1, -1, 1, -1]
-    assert {request.sampling.temperature for request in requests} == {0.25}
+    assert [request.params.sampling.seed for request in requests] == [7, 8, 7, 8]
+    assert [request.params.id_slot for request in requests] == [1, -1, 1, -1]
+    assert {request.params.sampling.temperature for request in requests} == {0.25}
 
 
 def test_what_limits_every_answer_and_what_ends_none() -> None:
@@ -288,12 +287,8 @@ def test_flags_set_what_requests_get_that_do_not_say() -> None:
 
 
 def test_the_table_holds_all_that_the_engine_can_be_asked() -> None:
-    fields = {f.name for kind in (Sampling, Request) for f in dataclasses.fields(kind)}
-    hooks = {"processor", "until", "on_prompt_row"}
-    made_by_the_server = {"prompt", "sampling", "preserved", "constraint", "prompt_probs"} | hooks
-    functions_of_a_program = {"processor", "until", "on_prompt_row"}
-    named = fields - made_by_the_server - functions_of_a_program
-    assert {row.name for row in PARAMETERS if row.of != "server"} == named
+    fields = {f.name for kind in (Sampling, GenerationParams) for f in dataclasses.fields(kind)}
+    assert {row.name for row in PARAMETERS if row.of != "server"} == fields - {"sampling", "preserved", "prompt_probs"}
     names = [name for row in PARAMETERS for name in row.names]
     assert len(names) == len(set(names)) and len(BY_NAME) == len(PARAMETERS)
     messages = {row.messages for row in PARAMETERS} - {""}

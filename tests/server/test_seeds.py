@@ -20,7 +20,7 @@ from llamado.http.json_body import parse_json
 from llamado.server.errors import ApiError
 from llamado.server.generate.generation_settings import generation_settings
 from llamado.server.generate.json_values import number_json
-from llamado.server.generate.submission import SubmittedRequest
+from llamado.server.generate.request import GenerationRequest
 
 JOBS = [int(hashlib.sha256(job).hexdigest(), 16) for job in (b"a", b"b", b"c")]
 NUMBERS = [
@@ -70,8 +70,8 @@ def test_only_a_requests_own_seed_is_meant() -> None:
 def _shown(engine: FakeEngine) -> dict[str, Any]:
     """What `/slots` shows of the last request."""
     request = engine.requests[-1]
-    assert isinstance(request, SubmittedRequest)
-    return generation_settings(request.source, seed=request.sampling.seed, brief=True)
+    assert isinstance(request.tag, GenerationRequest)
+    return generation_settings(request.tag, seed=request.params.sampling.seed, brief=True)
 
 
 @pytest.mark.parametrize("seed", [*NUMBERS, *(text for text in TEXTS if text != "\ud800")])
@@ -80,7 +80,7 @@ def test_the_answer_tells_it_as_it_was_sent(seed: int | str, stream: bool) -> No
     engine = FakeEngine()
     fields = {"prompt": "a", "n_predict": 1, "seed": seed, "stream": stream}
     status, told = post("/completion", json.dumps(fields).encode(), engine)
-    assert status == 200 and engine.requests[-1].sampling.seed == seed
+    assert status == 200 and engine.requests[-1].params.sampling.seed == seed
     if stream:
         told = json.loads(told.strip().rpartition("data: ")[2])
     assert told["generation_settings"]["seed"] == seed
@@ -98,7 +98,7 @@ def test_minus_one_and_nothing_are_random_and_shown_as_llama_server_shows_them()
     for fields in ({}, {"seed": None}, {"seed": -1}):
         engine = FakeEngine()
         post("/completion", {"prompt": "a", "n_predict": 1, **fields}, engine)
-        assert engine.requests[-1].sampling.seed in (None, -1)
+        assert engine.requests[-1].params.sampling.seed in (None, -1)
         assert _shown(engine)["seed"] == 2**32 - 1
 
 

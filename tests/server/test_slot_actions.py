@@ -23,7 +23,7 @@ from ports import free_port
 from waiting import GUARD
 
 from llamado.engine.engine import Engine
-from llamado.engine.request import Request
+from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.server.api.slots import is_plain_name
 from llamado.server.app import create_app
@@ -33,7 +33,9 @@ from llamado.server.switches import Switches
 
 def ask(engine: Engine, prompt: list[int], **kw: Any) -> None:
     over = threading.Event()
-    request = Request(prompt=prompt, n_predict=4, sampling=Sampling(seed=1, ignore_eos=True), **kw)
+    request = Request(
+        prompt=prompt, params=GenerationParams(n_predict=4, sampling=Sampling(seed=1, ignore_eos=True), **kw)
+    )
     engine.submit(request, lambda event: over.set() if type(event).__name__ == "Done" else None)
     assert over.wait(GUARD)
 

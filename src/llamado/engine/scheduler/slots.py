@@ -33,8 +33,8 @@ class Task:
 
     __slots__ = (
         "ahead", "answer", "cancelled", "draft_state", "emit", "generated", "id", "n_cached", "n_processed", "n_prompt",
-        "outbox", "probs", "probs_at", "prompt_probs", "request", "sampler", "scales", "seed", "t_arrival", "t_first",
-        "t_last", "t_start", "t_submit", "taken", "truncated",
+        "outbox", "params", "probs", "probs_at", "prompt_probs", "request", "sampler", "scales", "seed", "t_arrival",
+        "t_first", "t_last", "t_start", "t_submit", "taken", "truncated",
     )  # fmt: skip
 
     def __init__(
@@ -53,12 +53,13 @@ class Task:
         self.outbox = outbox
         self.id = id
         self.request = request
+        self.params = request.params
         self.emit = emit
         self.taken = taken
         self.sampler = sampler
         self.seed = seed
         self.scales = scales
-        self.answer = AnswerText(request.stop, request.n_indent)
+        self.answer = AnswerText(self.params.stop, self.params.n_indent)
         self.cancelled = False
         self.generated: list[int] = []
         self.probs: list[TokenProbs] = []
@@ -81,13 +82,13 @@ class Task:
     @property
     def needs_prompt_rows(self) -> bool:
         """True if the logits of all tokens that are evaluated next are needed."""
-        needed = self.request.prompt_probs or self.request.on_prompt_row is not None
+        needed = self.params.prompt_probs or self.request.on_prompt_row is not None
         return needed and not self.generated
 
     @property
     def budget(self) -> int:
         """Tokens still to generate, -1 without a limit."""
-        n = self.request.n_predict
+        n = self.params.n_predict
         return n if n < 0 else max(0, n - len(self.generated))
 
     def queue_event(self, event: Event) -> None:
@@ -97,7 +98,7 @@ class Task:
     def queue_progress(self, processed: int, now: float) -> None:
         """Queue a Progress event: `processed` tokens of the prompt are in the cache."""
         timings = None
-        if self.request.timings_per_token:
+        if self.params.timings_per_token:
             timings = self.timings()._replace(prompt_ms=1e3 * (now - self.t_start))
         elapsed = round(1e3 * (now - self.t_start))
         self.queue_event(Progress(self.n_prompt, self.n_cached, processed, elapsed, timings))
@@ -212,7 +213,7 @@ class Slot:
         self.scales = task.scales
         self.tokens[: prompt.size] = prompt
         self.length = prompt.size
-        self.recall = task.request.cache_prompt
+        self.recall = task.params.cache_prompt
         task.n_cached = self.used
         task.t_start = time.perf_counter()
 
@@ -273,8 +274,8 @@ def choose_slot(slots: Sequence[Slot], task: Task, prompt: NDArray[np.int32], si
     empty slot, take that one; the common prefix is shared then.
     """
     idle = [slot for slot in slots if slot.idle]
-    if task.request.id_slot >= 0:
-        return next((slot for slot in idle if slot.id == task.request.id_slot), None)
+    if task.params.id_slot >= 0:
+        return next((slot for slot in idle if slot.id == task.params.id_slot), None)
     if not idle:
         return None
     oldest = min(idle, key=lambda slot: (slot.t_last_used, slot.id))

@@ -318,7 +318,7 @@ def _empty_result(request: Request) -> Result:
         timings=Timings(),
         id_slot=-1,
         id_task=-1,
-        seed=RANDOM_SEED if request.sampling.seed is None else request.sampling.seed,
+        seed=RANDOM_SEED if request.params.sampling.seed is None else request.params.sampling.seed,
         request=request,
     )
 
@@ -464,7 +464,7 @@ def _weight(events: Sequence[tuple[int, Event]]) -> int:
     for _, event in events:
         weight += _probabilities(event)
         if isinstance(event, Done):
-            weight += len(event.result.request.sampling.logit_bias)
+            weight += len(event.result.request.params.sampling.logit_bias)
     return weight
 
 
@@ -475,7 +475,7 @@ def _probabilities(event: Event) -> int:
 
 
 def _size(result: Result) -> int:
-    return sum(len(p.top) for p in result.probs) + len(result.request.sampling.logit_bias)
+    return sum(len(p.top) for p in result.probs) + len(result.request.params.sampling.logit_bias)
 
 
 class _Ping:
