@@ -205,11 +205,11 @@ def test_who_deals_with_tokens_has_the_engine_s_core(make: Make, spare_core: boo
     seen: list[tuple[int, bool]] = []
     clients = [Client(), Client()]
 
-    def taken() -> None:
+    def flush() -> None:
         seen.append((sum(len(client.tokens) for client in clients), device.launched))
 
     for client in clients:
-        client.id = engine.submit(req(40, 6), client, taken=taken)
+        client.id = engine.submit(req(40, 6), client, flush=flush)
     for client in clients:
         client.wait()
     if spare_core:

@@ -144,7 +144,7 @@ class FakeEngine:
         self._thread.start()
 
     def submit(
-        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+        self, request: Request, emit: Callable[[Event], None], *, flush: Callable[[], None] | None = None
     ) -> int:
         request.validate()
         if len(request.prompt) >= 4096:

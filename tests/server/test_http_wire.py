@@ -177,13 +177,13 @@ def test_the_stream_of_which_most_waits_is_given_up(monkeypatch: pytest.MonkeyPa
         closed: list[bool] = []
         many.close_connection = lambda: closed.append(True)
         for i in range(100):
-            read.deliver(0, Token("x", [1], None, i, None))
+            read.receive([(0, Token("x", [1], None, i, None))])
             assert len(await read.read()) == 1
-        few.deliver(0, Token("x", [1], None, 0, None))
-        many.deliver(0, Token("x", [1], probs, 0, None))
+        few.receive([(0, Token("x", [1], None, 0, None))])
+        many.receive([(0, Token("x", [1], probs, 0, None))])
         assert not closed
-        few.deliver(0, Token("x", [1], None, 1, None))
-        many.deliver(0, Token("x", [1], probs, 0, None))
+        few.receive([(0, Token("x", [1], None, 1, None))])
+        many.receive([(0, Token("x", [1], probs, 0, None))])
         assert closed and many.gone and not few.gone and not many.running
         assert await many.read() == [] and len(await few.read()) == 2
         assert mailbox._total == 0 and not mailbox._unread

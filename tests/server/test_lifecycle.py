@@ -306,7 +306,7 @@ def test_the_engine_waits_a_moment_until_its_events_are_delivered(monkeypatch: p
         def step(event: Token) -> None:
             mailbox.post(generation, 0, event)
             waiting.set()
-            mailbox.let_deliver()
+            mailbox.flush()
             delivered.append(len(generation._events))
 
         thread = threading.Thread(target=step, args=(Token("a", [1], None, 0),))
@@ -319,7 +319,7 @@ def test_the_engine_waits_a_moment_until_its_events_are_delivered(monkeypatch: p
         assert delivered == [0, 2]
         began = time.monotonic()
         for idle in (mailbox, Mailbox(asyncio.get_running_loop())):
-            idle.let_deliver()
+            idle.flush()
         assert time.monotonic() - began < GUARD, "nothing is waited for where nothing was posted"
         engine.close()
 

@@ -203,16 +203,16 @@ class Engine:
     # -- called from any thread --------------------------------------------------------------------------------------
 
     def submit(
-        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+        self, request: Request, emit: Callable[[Event], None], *, flush: Callable[[], None] | None = None
     ) -> int:
         """Queue a request; return its task id.
 
         `emit` is called on the engine thread, in order, and must be quick: Token and Progress events, then one Done or
         Failure, while the step after theirs is computed, if there is one. The snapshot includes the end by then.
-        `taken` may wait, a moment at most, until the emitted events are handled: it is called after them, once a step,
-        while other threads compute and do this thread's share, if the forward pass has all cores. Receivers of events
-        then have this thread's core, and take none from a
-        thread in the middle of its work, for which all others would wait.
+        `flush` may wait, a moment at most, until the emitted events are handled. If the forward pass uses all cores, it
+        is called after the events, once a step, while other threads compute and do this thread's share. Receivers of
+        events then have this thread's core, and take none from a thread in the middle of its work, for which all others
+        would wait.
 
         Raises InvalidRequest, ContextExceeded, QueueFull or EngineClosed; nothing is emitted then.
         """
@@ -241,7 +241,7 @@ class Engine:
             weights=bool(params.n_probs and params.post_sampling_probs),
         )
         sampler.start(request.prompt)
-        task = self._queue.add(request, emit, taken, sampler=sampler, seed=seed, scales=scales)
+        task = self._queue.add(request, emit, flush, sampler=sampler, seed=seed, scales=scales)
         return task.id
 
     @property

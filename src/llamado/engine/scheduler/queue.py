@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -20,6 +21,8 @@ from llamado.engine.sampling.chain import Sampler
 from llamado.engine.sampling.rng import Seed
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.errors import LlamadoError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -127,7 +130,7 @@ class Queue:
         self,
         request: Request,
         emit: Callable[[Event], None],
-        taken: Callable[[], None] | None,
+        flush: Callable[[], None] | None,
         *,
         sampler: Sampler,
         seed: Seed,
@@ -136,7 +139,7 @@ class Queue:
         """Add a request. Raises EngineClosed."""
         with self.wake:
             self._check_open()
-            task = self._enter(request, emit, taken, sampler, seed, scales)
+            task = self._enter(request, emit, flush, sampler, seed, scales)
             self._inbox.append(task)
             self.wake.notify()
         return task
@@ -158,12 +161,12 @@ class Queue:
         self,
         request: Request,
         emit: Callable[[Event], None],
-        taken: Callable[[], None] | None,
+        flush: Callable[[], None] | None,
         sampler: Sampler,
         seed: Seed,
         scales: Scales,
     ) -> Task:
-        task = Task(self._next_id, request, emit, taken, sampler=sampler, seed=seed, scales=scales, outbox=self._outbox)
+        task = Task(self._next_id, request, emit, flush, sampler=sampler, seed=seed, scales=scales, outbox=self._outbox)
         self._next_id += 1
         self.tasks[task.id] = task
         return task
@@ -224,16 +227,24 @@ class Queue:
         self._inbox.clear()
 
     def deliver(self, *, wait: bool = False) -> None:
-        """Send the waiting events to their receivers; with `wait` give these time to handle them."""
-        if self._outbox:
-            events = self._outbox.copy()
-            self._outbox.clear()
-            for task, event in events:
-                task.deliver(event)
-            if wait:
-                for taken in {task.taken for task, _ in events if not task.cancelled}:
-                    if taken is not None:
-                        taken()
+        """Send the waiting events to their receivers; `wait`: give these time to handle them (see Engine.submit)."""
+        if not self._outbox:
+            return
+        events = self._outbox.copy()
+        self._outbox.clear()
+        for task, event in events:
+            if task.cancelled:
+                continue
+            try:
+                task.emit(event)
+            except Exception:
+                # the receiver cannot get any more events
+                log.exception("the receiver of task %d failed; the task is dropped", task.id)
+                task.cancelled = True
+        if wait:
+            for flush in {task.flush for task, _ in events if not task.cancelled}:
+                if flush is not None:
+                    flush()
 
     def release(self, slot: Slot) -> None:
         """End the slot's request."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,8 +19,6 @@ from llamado.engine.sampling.rng import Seed
 from llamado.engine.scheduler.stop_text import AnswerText
 from llamado.models.memory import Handle
 
-log = logging.getLogger(__name__)
-
 _ROWS = 32
 """Prompt tokens in a batch if each gets logits: those of a large batch take gigabytes."""
 _MUCH = 64
@@ -32,9 +29,9 @@ class Task:
     """A request from `submit` to its last event."""
 
     __slots__ = (
-        "ahead", "answer", "cancelled", "draft_state", "emit", "generated", "id", "n_cached", "n_processed", "n_prompt",
-        "outbox", "params", "probs", "probs_at", "prompt_probs", "request", "sampler", "scales", "seed", "t_arrival",
-        "t_first", "t_last", "t_start", "t_submit", "taken", "truncated",
+        "ahead", "answer", "cancelled", "draft_state", "emit", "flush", "generated", "id", "n_cached", "n_processed",
+        "n_prompt", "outbox", "params", "probs", "probs_at", "prompt_probs", "request", "sampler", "scales", "seed",
+        "t_arrival", "t_first", "t_last", "t_start", "t_submit", "truncated",
     )  # fmt: skip
 
     def __init__(
@@ -42,7 +39,7 @@ class Task:
         id: int,
         request: Request,
         emit: Callable[[Event], None],
-        taken: Callable[[], None] | None,
+        flush: Callable[[], None] | None,
         *,
         sampler: Sampler,
         seed: Seed,
@@ -55,7 +52,7 @@ class Task:
         self.request = request
         self.params = request.params
         self.emit = emit
-        self.taken = taken
+        self.flush = flush
         self.sampler = sampler
         self.seed = seed
         self.scales = scales
@@ -102,17 +99,6 @@ class Task:
             timings = self.timings()._replace(prompt_ms=1e3 * (now - self.t_start))
         elapsed = round(1e3 * (now - self.t_start))
         self.queue_event(Progress(self.n_prompt, self.n_cached, processed, elapsed, timings))
-
-    def deliver(self, event: Event) -> None:
-        """Send an event to its receiver."""
-        if self.cancelled:
-            return
-        try:
-            self.emit(event)
-        except Exception:
-            # the receiver cannot get any more events
-            log.exception("the receiver of task %d failed; the task is dropped", self.id)
-            self.cancelled = True
 
     def timings(self) -> Timings:
         """Return timings as llama-server measures them: the prompt's time ends with the first token."""
