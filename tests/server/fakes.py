@@ -1,4 +1,4 @@
-"""A model that needs no model: bytes are tokens, the answer to a prompt is a fixed text, one thread makes it."""
+"""Fake model: bytes are tokens, and one thread answers every prompt with a fixed text."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def template(source: str = TEMPLATE) -> ChatTemplate:
 
 
 class FakeConstraint:
-    """Limits nothing; remembers what it was made of."""
+    """A constraint without effect that records its arguments."""
 
     def __init__(self, source: GrammarSource | None, triggers: Sequence[Trigger] = ()) -> None:
         self.source, self.triggers = source, triggers
@@ -102,7 +102,7 @@ class FakeConstraint:
 
 
 class FakeGrammars:
-    """A grammar that says `bad` cannot be compiled."""
+    """Fake compiler: rejects grammars whose text has `bad`."""
 
     def compile(
         self, source: GrammarSource, *, triggers: Sequence[Trigger] = (), generation_prompt: str = ""
@@ -118,13 +118,13 @@ class FakeGrammars:
 
 
 class FakeEngine:
-    """Answers like the real one: events from its own thread, cancel at the next token, a snapshot at any time."""
+    """Fake engine: sends events from its own thread, cancels at the next token, returns a snapshot at any time."""
 
     def __init__(self, answer: str = ANSWER, delay: float = 0.0, n_slots: int = 4) -> None:
         self.answer = answer
         self.delay = delay
         self.before: Callable[[int], object] = lambda i: None
-        """Called before each token, with its number in the answer."""
+        """Called before each token with its index in the answer."""
         self.n_slots = n_slots
         self.cancelled: list[int] = []
         self.requests: list[Request] = []
@@ -132,7 +132,7 @@ class FakeEngine:
         self.fail_after = 0  # tokens
         self.fails_once = False
         self.n_cached = 0
-        """How much of each prompt it says it knew already."""
+        """Number of tokens of each prompt that are reported as cached."""
         self.fault: Fault | None = None
         self.degraded: tuple[Away, ...] = ()
         self.step_seconds = 0.0
@@ -284,7 +284,7 @@ async def client(
     tools: ToolSettings | None = None,
     **switches: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client of an application inside this process; `client.state` and `client.engine` reach behind it."""
+    """HTTP client of an application in this process; `client.state` and `client.engine` are its parts."""
     engine = engine or FakeEngine()
     state = ServerState(access=access or AccessRules(), switches=Switches(**switches))
     if loaded:
@@ -307,5 +307,5 @@ def run(coroutine: Any) -> Any:
 
 
 def events(body: str) -> list[str]:
-    """The data of each SSE message."""
+    """Return the data of each SSE message."""
     return [part.removeprefix("data: ") for part in body.split("\n\n") if part.startswith("data: ")]

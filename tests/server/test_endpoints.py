@@ -1,4 +1,4 @@
-"""Requests and responses of every endpoint, as llama-server b11434 forms them."""
+"""Requests and responses of every endpoint in the form of llama-server b11434."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamado.engine.request import Away, Fault
 from llamado.http.access import AccessRules
 
 USER = [{"role": "user", "content": "Hi"}]
-# Keys of real responses of llama-server b11434.
+# Keys of responses of llama-server b11434.
 RESULT_KEYS = {
     "index",
     "content",
@@ -49,7 +49,7 @@ TIMING_KEYS = {
 
 
 def post(path: str, body: Any, engine: FakeEngine | None = None, **options: Any) -> tuple[int, Any]:
-    """Status and JSON of one request to a fresh application."""
+    """Send one request to a new application; return status and JSON."""
 
     async def work() -> tuple[int, Any]:
         async with client(engine, **options) as http:
@@ -125,7 +125,7 @@ def test_stream_progress_and_timings() -> None:
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions", "/v1/responses"])
-def test_progress_has_timings_for_those_who_want_them(path: str) -> None:
+def test_progress_has_timings_with_timings_per_token(path: str) -> None:
     given = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}], "input": "hi", "stream": True}
     for wanted in (False, True):
         _, text = post(path, {**given, "return_progress": True, "timings_per_token": wanted})
@@ -135,7 +135,7 @@ def test_progress_has_timings_for_those_who_want_them(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions", "/v1/messages"])
-def test_booleans_may_be_spelled_out(path: str) -> None:
+def test_booleans_may_be_strings(path: str) -> None:
     given = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
     for spelled in (True, False, "true", "false"):
         _, answer = post(path, {**given, "stream": spelled}, FakeEngine("a"))
@@ -143,13 +143,13 @@ def test_booleans_may_be_spelled_out(path: str) -> None:
     assert post(path, {**given, "stream": "yes"})[0] == 400
 
 
-def test_ollamas_stream_may_be_spelled_out() -> None:
+def test_ollamas_stream_may_be_a_string() -> None:
     body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "stream": "false"}
     assert post("/api/chat", body, FakeEngine("a"))[1]["done"] is True
 
 
 def test_echo_shows_the_prompt_with_its_probabilities() -> None:
-    """As evaluation harnesses read them: the log-probability of a text is the sum over its tokens."""
+    """Evaluation harnesses sum the log-probabilities of the tokens of a text."""
     engine = FakeEngine("yz")
     body = {"prompt": ["ab", [99, 100, 101]], "echo": True, "logprobs": 1, "max_tokens": 1, "n": 2}
     status, answer = post("/v1/completions", body, engine)
@@ -200,7 +200,7 @@ def test_echo_without_probabilities() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_echo_shows_no_endless_number_of_probabilities(stream: bool) -> None:
+def test_an_echo_has_a_limited_number_of_probabilities(stream: bool) -> None:
     body = {"prompt": "a" * 4000, "echo": True, "logprobs": 257, "max_tokens": 1, "n": 2}
     status, answer = post("/v1/completions", {**body, "stream": stream})
     assert status == 400 and "'logprobs'" in answer["error"]["message"]
@@ -338,7 +338,7 @@ def test_lazy_grammars_begin_at_triggers() -> None:
 
 
 @pytest.mark.slow
-def test_adapters_that_are_not_there_are_shown() -> None:
+def test_missing_adapters_are_shown() -> None:
     status, answer = post("/completion", {"prompt": "a", "lora": [{"id": 1, "scale": 0.5}, {"id": 0}]})
     assert status == 200
     assert answer["generation_settings"]["lora"] == [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.5}]
@@ -352,7 +352,7 @@ def test_engine_failure_is_an_error_body(stream: bool) -> None:
     status, body = post("/completion", {"prompt": "a", "stream": stream}, engine)
     expected = {"error": {"code": 500, "message": "out of luck", "type": "server_error"}}
     assert (status, body) == (500, expected)
-    if stream:  # once the headers are out, the error is the stream's last message
+    if stream:  # after the headers, the error is the stream's last message
         engine = FakeEngine()
         engine.fail, engine.fail_after = ComputeFailed("out of luck"), 2
         status, body = post("/completion", {"prompt": "a", "stream": True}, engine)
@@ -371,14 +371,14 @@ def test_one_failure_stops_all_answers_of_a_request(stream: bool, fail_after: in
             body = {"prompt": ["a", "b", "c"], "stream": stream}
             response = await http.post("/completion", json=body)
             assert "out of luck" in response.text
-            if stream and fail_after:  # nothing comes after it
+            if stream and fail_after:  # the error is the last event
                 assert "error" in orjson.loads(events(response.text)[-1])
             assert len(engine.requests) == 3 and {2, 3} <= set(engine.cancelled)
 
     run(work())
 
 
-def test_a_lost_worker_is_named_and_asked_for_later() -> None:
+def test_a_lost_worker_is_a_503_with_retry_after() -> None:
     engine = FakeEngine()
     engine.fault = Fault("RPC0[10.0.0.7:50052]", "connection reset", 1_750_000_000.0)
 
@@ -400,7 +400,7 @@ def test_a_lost_worker_is_named_and_asked_for_later() -> None:
     run(work())
 
 
-def test_health_says_what_is_where_when_a_worker_is_done_without() -> None:
+def test_health_lists_degraded_workers_and_their_layers() -> None:
     engine = FakeEngine()
     now = {"CPU": "layers 0 to 5 and the head"}
     engine.degraded = (Away("RPC0[10.0.0.7:50052]", "connection reset", 1_750_000_000.0, "layers 3 to 5", now),)
@@ -625,12 +625,12 @@ def test_unknown_paths_and_methods() -> None:
 
 
 @pytest.mark.parametrize("path", ["/embedding", "/v1/embeddings", "/v1/rerank", "/slots/0", "/props"])
-def test_endpoints_that_are_not_served(path: str) -> None:
+def test_disabled_endpoints(path: str) -> None:
     status, body = post(path, {})
     assert status == 501 and body["error"]["type"] == "not_supported_error"
 
 
-# -- the door --------------------------------------------------------------------------------------------------------
+# -- access ----------------------------------------------------------------------------------------------------------
 
 
 def test_api_keys() -> None:

@@ -1,4 +1,4 @@
-"""`/infill` over the fake engine: bytes are tokens, 3, 4 and 5 are the tokens around the hole."""
+"""`/infill` over the fake engine: bytes are tokens; 3, 4 and 5 are the fill-in-the-middle tokens."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_prefix_suffix_and_middle() -> None:
     assert bytes(engine.requests[0].prompt) == b"\x04yz\x03abc\x05"
 
 
-def test_files_around() -> None:
+def test_context_files() -> None:
     files = [{"filename": "a.py", "text": "A"}, {"text": "B"}]
     assert build({**BODY, "input_extra": files}) == (
         b"\n\n--- snippet ---\n\nA\n\n--- snippet ---\n\nB\x03ab\x04yz\x05"
     )
     repository = build({**BODY, "input_extra": files}, fim_rep=6, fim_sep=7, add_bos=True)
     assert repository == b"\x06myproject\n\x07a.py\nA\x07tmp\nB\x07filename\n\x02\x03ab\x04yz\x05"
-    # What does not fit is left out from the beginning.
+    # The beginning of context that does not fit is cut.
     assert build({**BODY, "input_extra": files}, PromptBudget(n_ctx=66, n_batch=64, n_predict=-1)).startswith(
         b"-\n\nB\x03"
     )
@@ -75,7 +75,7 @@ def test_bad_bodies(body: dict[str, Any], message: str) -> None:
     assert status == 400 and message in answer["error"]["message"]
 
 
-def test_models_without_the_tokens_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_fim_tokens_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeTokenizer, "fim_suf", None)
     status, answer = ask(BODY, FakeEngine())
     assert status == 501 and answer["error"]["message"].endswith("suffix token is missing. ")

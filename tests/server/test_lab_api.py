@@ -1,4 +1,4 @@
-"""`/lab`: closed unless it was opened; what it takes, and what it refuses."""
+"""`/lab`: disabled by default; valid and invalid requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ask(engine: FakeEngine, lab: FakeLab | None, method: str, path: str, body: A
     return found[0]
 
 
-def test_it_is_closed_unless_it_was_opened(engine: FakeEngine) -> None:
+def test_the_lab_is_disabled_by_default(engine: FakeEngine) -> None:
     assert ask(engine, None, "GET", "/lab").json() == {"on": False, "links": []}
     for path in ("/lab/links", "/lab/kill", "/lab/start"):
         answer = ask(engine, None, "POST", path, {"links": [], "endpoint": "h:1"})
@@ -78,7 +78,7 @@ def test_links_are_set_and_workers_killed(engine: FakeEngine) -> None:
      [{"endpoint": "h:1", "latency_ms": True}], [{"endpoint": "h:1", "jitter_ms": "2"}],
      [{"endpoint": "h:1", "bandwidth": -5}]],
 )  # fmt: skip
-def test_links_that_are_none(engine: FakeEngine, links: Any) -> None:
+def test_invalid_links_are_a_400(engine: FakeEngine, links: Any) -> None:
     lab = FakeLab()
     assert ask(engine, lab, "POST", "/lab/links", {"links": links}).status_code == 400
     assert not lab.done

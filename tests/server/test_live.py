@@ -1,4 +1,4 @@
-"""`/live/events`: what it tells and what it never tells, when it ends, and the rings behind it."""
+"""`/live/events`: its contents, its end, access, and the ring buffers behind it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from llamado.server.ops.sleep import Sleep, SleepingEngine
 
 
 class Listener:
-    """What one client of `/live/events` has heard, put together as the page does it."""
+    """A client of `/live/events` that merges the events as the page does."""
 
     def __init__(self, url: str, headers: dict[str, str] | None = None) -> None:
         self._headers = headers or {}
@@ -98,7 +98,9 @@ def test_a_request_is_seen_while_it_runs_and_afterwards(wire: Wire) -> None:
         (ended,) = heard.until(lambda: heard.gathered["ended"])
         assert ended["status"] == 200 and ended["stop"] == "limit" and ended["model"] == "fake"
         assert (ended["prompt"], ended["predicted"]) == (14, 20) and ended["seconds"] >= ended["first"]
-        assert ended["started"] == pytest.approx(ended["first"] - 0.002, abs=1e-4)  # the fake's prompts take 2 ms
+        assert ended["started"] == pytest.approx(
+            ended["first"] - 0.002, abs=1e-4
+        )  # prompts of the fake engine take 2 ms
         heard.until(lambda: not heard.now["running"])
     assert "SECRET" not in heard.text and "well" not in heard.text
     with Listener(wire.url) as late:
@@ -107,7 +109,7 @@ def test_a_request_is_seen_while_it_runs_and_afterwards(wire: Wire) -> None:
 
 @pytest.mark.slow
 def test_how_requests_end(wire: Wire) -> None:
-    httpx.get(f"{wire.url}/props")  # who looks is not among them
+    httpx.get(f"{wire.url}/props")  # GET requests are not in the list
     assert httpx.post(f"{wire.url}/completion", json={"prompt": "a", "n_predict": "x"}).status_code == 400
     assert httpx.post(f"{wire.url}/nowhere").status_code == 404
     with pytest.raises(httpx.ReadTimeout):
@@ -120,13 +122,13 @@ def test_how_requests_end(wire: Wire) -> None:
     assert left["stop"] == "cancelled" and left["prompt"] == 1
     assert requests.n_errors == 2 and not requests.running(())
     counts = {"ended": 3, "errors": 2, "cancelled": 1}
-    # The engine hears of the cancelled request after its answer has ended.
+    # The engine cancels the request after its response has ended.
     until(lambda: httpx.get(f"{wire.url}/live/requests").json() == counts | {"running": 0, "waiting": 0})
     with Listener(wire.url) as heard:
         heard.until(lambda: heard.now.get("counts") == counts)
 
 
-def test_what_the_prompt_cache_holds_is_shown_with_the_permission_of_slots() -> None:
+def test_texts_of_the_prompt_cache_are_shown_only_with_slots() -> None:
     for slots in (True, False):
         with serving(slots=slots) as wire:
             served = wire.state.served
@@ -148,7 +150,7 @@ def test_a_key_is_needed() -> None:
 
 @pytest.mark.parametrize("path", ["/live/events", "/cluster/events"])
 def test_streams_end_with_the_server(wire: Wire, path: str) -> None:
-    """Whole, with their last chunk: nobody cuts them off, and the server's end does not wait for who looks on."""
+    """They end with their last chunk, without a reset, and do not delay the shutdown."""
     with wire.connect() as sock:
         sock.settimeout(GUARD)
         sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
@@ -166,7 +168,7 @@ def test_a_head_request_ends(wire: Wire) -> None:
     assert httpx.head(f"{wire.url}/live/events", timeout=GUARD).status_code == 200
 
 
-def test_looking_wakes_no_model(wire: Wire) -> None:
+def test_the_live_view_does_not_wake_the_model(wire: Wire) -> None:
     state = wire.state
     assert state.served is not None
     sleep = state.sleep = Sleep(state, lambda: pytest.fail("the model was loaded"), 100)
@@ -178,7 +180,7 @@ def test_looking_wakes_no_model(wire: Wire) -> None:
     assert sleep.asleep
 
 
-def test_the_log_goes_along_with_the_requests_it_is_about(wire: Wire) -> None:
+def test_log_lines_have_the_ids_of_their_requests(wire: Wire) -> None:
     logger = logging.getLogger("llamado")
     level, tail = logger.level, wire.state.live.log
     logger.addHandler(tail)
@@ -197,7 +199,7 @@ def test_the_log_goes_along_with_the_requests_it_is_about(wire: Wire) -> None:
         logger.setLevel(level)
 
 
-def test_lines_since_the_last_look() -> None:
+def test_lines_since_the_last_read() -> None:
     tail = LogTail()
 
     def log(text: str, **more: Any) -> None:
@@ -234,10 +236,10 @@ def snapshot(prompt: int, answer: int, waits: tuple[int, float], n_decode: int =
     return now._replace(**more)
 
 
-def test_samples_are_what_was_added_since_the_last() -> None:
+def test_samples_are_rates_since_the_last_one() -> None:
     samples = Samples(3)
     samples.take(100.0, snapshot(50, 60, (1, 5.0)), 7)
-    assert samples.since(0) == {name: [] for name in samples.since(0)}  # of the time before nothing is known
+    assert samples.since(0) == {name: [] for name in samples.since(0)}  # the first call has no reference
     samples.take(102.0, snapshot(250, 61, (3, 6.0)), 8)
     found = samples.since(0)
     assert found == {
@@ -250,7 +252,7 @@ def test_samples_are_what_was_added_since_the_last() -> None:
         "first_token": [0.5],
         "errors": [1.0],
     }
-    samples.take(103.0, snapshot(10, 4, (0, 0.0), n_decode=1), 8)  # loaded anew: it counts from 0
+    samples.take(103.0, snapshot(10, 4, (0, 0.0), n_decode=1), 8)  # the model was reloaded: counters restart at 0
     found = samples.since(1)
     assert (found["prompt"], found["answer"], found["first_token"], found["errors"]) == ([10.0], [4.0], [None], [0.0])
     for second in range(104, 110):
@@ -259,7 +261,7 @@ def test_samples_are_what_was_added_since_the_last() -> None:
     assert not math.isnan(sum(samples.since(0)["answer"]))  # type: ignore[arg-type]
 
 
-def test_a_hundred_requests_are_remembered() -> None:
+def test_the_last_hundred_requests_are_kept() -> None:
     requests = RecentRequests()
     for i in range(250):
         record = Record(f"r{i}", "POST", "/completion")

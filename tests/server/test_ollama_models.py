@@ -1,4 +1,4 @@
-"""Ollama's API with a model's file: vectors, what is shown, how long the model stays, the server's own settings."""
+"""Ollama's API with a model's file: embeddings, model facts, `keep_alive`, the server's defaults."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_vectors(encoder: ServedModel) -> None:
 
 
 @pytest.mark.slow
-def test_long_texts_are_cut_unless_they_shall_not(encoder: ServedModel) -> None:
+def test_long_texts_are_cut_unless_truncate_is_false(encoder: ServedModel) -> None:
     assert encoder.embeddings is not None
     most = encoder.embeddings.max_tokens
     long = "cat " * (2 * most)
@@ -96,7 +96,7 @@ def licensed(writer: gguf.GGUFWriter) -> None:
     writer.add_license("mit")
 
 
-def test_a_file_tells_what_the_model_is(tmp_path: Path) -> None:
+def test_show_has_the_facts_of_the_file(tmp_path: Path) -> None:
     path = make_llama(tmp_path / "m.gguf", edit=licensed)
     one = served(FakeEngine())
     one = dataclasses.replace(
@@ -116,7 +116,7 @@ def test_a_file_tells_what_the_model_is(tmp_path: Path) -> None:
     assert parameter_lines(Defaults()) == ""
 
 
-def test_a_digest_is_of_the_contents(tmp_path: Path) -> None:
+def test_a_digest_depends_on_the_contents(tmp_path: Path) -> None:
     first = make_llama(tmp_path / "a.gguf")
     second = tmp_path / "b.gguf"
     second.write_bytes(first.read_bytes())
@@ -138,7 +138,7 @@ def test_numbers_of_parameters(n: int, shown: str) -> None:
 
 
 @pytest.mark.slow
-def test_how_long_a_model_stays_on_its_own_server() -> None:
+def test_keep_alive_of_a_server_of_one_model() -> None:
     async def work() -> None:
         async with client() as http:
             state: ServerState = http.state  # type: ignore[attr-defined]
@@ -167,7 +167,7 @@ def test_how_long_a_model_stays_on_its_own_server() -> None:
 
 
 @pytest.mark.slow
-def test_a_context_that_there_is_not_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_too_large_num_ctx_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         async with client() as http:
             for n_ctx in (1024, 99999, 99999):

@@ -1,4 +1,4 @@
-"""Vertex AI's predict route, as llama-server b11434 has it."""
+"""Vertex AI's predict route, as in llama-server b11434."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ask(body: Any, path: str = "/predict", **routes: Any) -> tuple[int, Any]:
     return found
 
 
-def test_what_the_platform_asks_for() -> None:
+def test_routes_from_the_environment() -> None:
     assert PredictRoutes.read({}) is None
     assert PredictRoutes.read({"AIP_HTTP_PORT": "1", "AIP_PREDICT_ROUTE": "/p"}) is None
     assert PredictRoutes.read({"AIP_MODE": "PREDICTION"}) == PredictRoutes(predict="/predict", health="", port=8080)
@@ -68,7 +68,7 @@ def test_instances_are_answered_by_their_endpoints_in_order() -> None:
 
 
 @pytest.mark.parametrize("body", [[], {}, {"instances": {}}, {"instances": [CHAT] * 129}])
-def test_what_holds_no_instances_is_refused(body: Any) -> None:
+def test_bodies_without_instances_are_refused(body: Any) -> None:
     status, answer = ask(body)
     assert status == 400 and answer["error"]["type"] == "invalid_request_error"
 
@@ -76,7 +76,7 @@ def test_what_holds_no_instances_is_refused(body: Any) -> None:
 def test_other_paths() -> None:
     assert ask({"instances": []}, "/my/predict", predict="/my/predict") == (200, {"predictions": []})
     assert ask({"instances": []}, "/predict", predict="/my/predict")[0] == 404
-    # An endpoint keeps its path.
+    # The predict route cannot replace another endpoint.
     assert ask({"content": "a"}, "/tokenize", predict="/tokenize") == (200, {"tokens": [97]})
 
     async def health() -> int:
@@ -86,7 +86,7 @@ def test_other_paths() -> None:
     assert run(health()) == 200
 
 
-def test_without_the_platform_there_is_no_such_route() -> None:
+def test_no_predict_route_outside_of_vertex_ai() -> None:
     async def work() -> int:
         async with client() as http:
             return (await http.post("/predict", json={"instances": []})).status_code

@@ -1,4 +1,4 @@
-"""`llamado_receipt`: what an answer was made with."""
+"""`llamado_receipt`, and seeds of jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llamado.server.state import ServerState
 
 
 def ask(path: Path, *asked: tuple[str, dict[str, Any]]) -> list[str]:
-    """The bodies of answers of a server whose model is in a file."""
+    """Return the bodies of answers of a server whose model is in a file."""
 
     async def run() -> list[str]:
         engine = FakeEngine("yes")
@@ -51,7 +51,7 @@ def model(tmp_path: Path) -> Path:
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 
-def test_answers_of_every_api_hold_it_where_it_is_asked_for(model: Path) -> None:
+def test_answers_of_every_api_have_a_receipt_on_request(model: Path) -> None:
     bodies = {"/completion": {"prompt": "a"}, "/v1/completions": {"prompt": "a"}, "/v1/chat/completions": CHAT}
     for path, body in bodies.items():
         asked = {**body, "receipt": True, "seed": 5}
@@ -66,7 +66,7 @@ def test_answers_of_every_api_hold_it_where_it_is_asked_for(model: Path) -> None
         assert "llamado_receipt" not in without
 
 
-def test_a_profile_is_what_decides_the_tokens(model: Path) -> None:
+def test_a_profile_changes_with_settings_that_change_tokens(model: Path) -> None:
     usual = {"prompt": "a", "receipt": True}
     changes: list[dict[str, Any]] = [
         {}, {"seed": 9}, {"n_predict": 3}, {"temperature": 0.25}, {"top_k": 3}, {"samplers": ["temperature"]}
@@ -77,7 +77,7 @@ def test_a_profile_is_what_decides_the_tokens(model: Path) -> None:
     assert json.loads(told[3])["llamado_receipt"]["profile"]["temperature"] == 0.25
 
 
-def test_a_file_is_read_once_and_again_when_it_has_changed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_hashed_again_after_a_change(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     real = hashlib.file_digest
 
@@ -92,7 +92,7 @@ def test_a_file_is_read_once_and_again_when_it_has_changed(model: Path, monkeypa
     os.utime(model, ns=(1, 1))
     assert receipt.file_hash(model) not in (first, None) and len(read) == 2
     model.unlink()
-    assert receipt.file_hash(model) is None  # gone, and still served from memory
+    assert receipt.file_hash(model) is None  # the file is gone, its model still in memory
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_seeds_of_jobs() -> None:
     assert re.fullmatch(r"40547897\s*", told.stdout)
 
 
-def test_the_value_that_asks_for_a_random_seed_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_never_gets_the_value_of_a_random_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ones:
         def __init__(self, _: bytes) -> None: ...
 

@@ -29,14 +29,14 @@ def ask(body: dict[str, Any], engine: FakeEngine | None = None, path: str = "/v1
 
 
 def prompt(body: dict[str, Any]) -> str:
-    """What the model is given for a body."""
+    """Return the prompt of a body as text."""
     engine = FakeEngine()
     answer = ask(body, engine)
     assert "error" not in answer or answer["error"] is None, answer
     return bytes(engine.requests[0].prompt).decode()
 
 
-def test_thoughts_text_and_calls_are_items() -> None:
+def test_reasoning_text_and_calls_are_items() -> None:
     answer = ask({"input": "Hi", "tools": [FLAT_TOOL]}, FakeEngine(CALLING))
     reasoning, message, call = answer["output"]
     assert (answer["object"], answer["status"]) == ("response", "completed")
@@ -69,7 +69,7 @@ def test_events_come_in_order_and_are_numbered() -> None:
     assert text == done["output"][1]["content"][0]["text"]
 
 
-def test_an_answer_that_was_cut_off_is_incomplete() -> None:
+def test_a_cut_off_answer_is_incomplete() -> None:
     answer = ask({"input": "Hi", "max_output_tokens": 2})
     assert answer["status"] == "incomplete" and answer["incomplete_details"] == {"reason": "max_output_tokens"}
     found = ask({"input": "Hi", "max_output_tokens": 2, "stream": True})
@@ -87,7 +87,7 @@ def test_items_become_a_conversation() -> None:
 
 
 def test_a_second_turn_of_an_agent() -> None:
-    """What Codex sends back: items of tools that ran there, and thoughts that are encrypted or summed up."""
+    """Codex sends back items of hosted tools, and encrypted or summarized reasoning."""
     body = {
         "input": [
             {"role": "user", "content": "Fix it"},
@@ -120,7 +120,7 @@ def test_a_second_turn_of_an_agent() -> None:
         {"type": "item_reference", "id": "msg_1"},
     ],
 )
-def test_items_that_cannot_be_understood(item: dict[str, Any]) -> None:
+def test_unknown_items_are_a_400(item: dict[str, Any]) -> None:
     answer = ask({"input": [{"role": "user", "content": "x"}, item]})
     assert answer["error"]["code"] == 400
     assert ("msg_1" if item["type"] == "item_reference" else "Cannot determine type") in answer["error"]["message"]

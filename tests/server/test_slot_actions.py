@@ -1,4 +1,4 @@
-"""`/slots/{id}?action=…` over a real engine on a fake forward pass: the answers of llama-server b11434."""
+"""`/slots/{id}?action=…` over an engine with a fake forward pass, with the answers of llama-server b11434."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_refusals(tmp_path: Path) -> None:
     run(test())
 
 
-def test_health_answers_while_a_slot_is_waited_for(tmp_path: Path) -> None:
+def test_health_answers_while_a_save_waits_for_its_slot(tmp_path: Path) -> None:
     async def test() -> None:
         async with client(tmp_path) as (http, engine):
             gate = threading.Event()
@@ -201,8 +201,8 @@ REQUESTS: list[tuple[str, object]] = [
 
 
 @pytest.mark.interop
-def test_as_llama_server(tmp_path: Path, peer_bin: Path, smollm2_path: Path) -> None:
-    """Status, keys, and messages that are not about JSON or files."""
+def test_answers_are_those_of_llama_server(tmp_path: Path, peer_bin: Path, smollm2_path: Path) -> None:
+    """Status, keys, and messages except those about JSON and files."""
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     theirs.mkdir()
     ours.mkdir()
