@@ -177,8 +177,8 @@ def test_a_client_can_end_the_reasoning(monkeypatch: pytest.MonkeyPatch) -> None
 def test_echo_begins_a_stream_with_the_prefill() -> None:
     messages = [*USER, {"role": "assistant", "content": "Sure: "}]
     chunks = ask({"messages": messages, "stream": True, "echo": True}, FakeEngine("yes"))
-    said = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
-    assert said == "Sure: yes"
+    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    assert text == "Sure: yes"
     whole = ask({"messages": messages}, FakeEngine("yes"))
     assert whole["choices"][0]["message"]["content"] == "Sure: yes"
 
@@ -238,17 +238,17 @@ def test_places_of_the_native_form(switched: bool) -> None:
     """Set by the request or, by default, by `--verbosity 10`. As in llama-server, it is in each chunk of a completion's
     stream, in the first of the last chunks of a chat's, and not in other APIs."""
 
-    def asked(body: dict[str, Any], path: str) -> Any:
+    def send(body: dict[str, Any], path: str) -> Any:
         return ask(body if switched else {**body, "verbose": True}, FakeEngine("yes"), path, verbose=switched)
 
-    parts = asked({"prompt": "a", "stream": True, "return_progress": True}, "/v1/completions")
+    parts = send({"prompt": "a", "stream": True, "return_progress": True}, "/v1/completions")
     assert [part["__verbose"]["stop"] for part in parts] == [False] * 4 + [True]
     assert parts[0]["__verbose"]["prompt_progress"] == parts[0]["prompt_progress"]
     assert [part["__verbose"]["content"] for part in parts[1:4]] == ["y", "e", "s"]
-    parts = asked({"stream": True}, "/v1/chat/completions")
+    parts = send({"stream": True}, "/v1/chat/completions")
     assert [part["__verbose"]["stop"] for part in parts if "__verbose" in part] == [True]
-    assert asked({"prompt": "a"}, "/v1/completions")["__verbose"]["content"] == "yes"
+    assert send({"prompt": "a"}, "/v1/completions")["__verbose"]["content"] == "yes"
     for path in ("/v1/messages", "/v1/responses", "/completion"):
-        assert "__verbose" not in asked({"prompt": "a", "input": "a", "max_tokens": 9}, path)
+        assert "__verbose" not in send({"prompt": "a", "input": "a", "max_tokens": 9}, path)
     silent = ask({"verbose": False}, FakeEngine("yes"), verbose=True)
     assert "__verbose" not in silent and "choices" in silent

@@ -84,10 +84,10 @@ def test_requests_are_forwarded(other: str) -> None:
             assert set(names.split(",")) <= {
                 "accept", "accept-encoding", "connection", "content-length", "host", "user-agent", "x-key",
             }  # fmt: skip
-            told = answer.headers
-            assert told["content-type"] == "text/html" and PASSED_BACK.items() <= told.items()
-            assert not KEPT_AWAY.keys() & told.keys()
-            assert told["content-security-policy"] == "sandbox" and told["x-content-type-options"] == "nosniff"
+            returned = answer.headers
+            assert returned["content-type"] == "text/html" and PASSED_BACK.items() <= returned.items()
+            assert not KEPT_AWAY.keys() & returned.keys()
+            assert returned["content-security-policy"] == "sandbox" and returned["x-content-type-options"] == "nosniff"
             answer = await http.get("/cors-proxy", params={"url": f"{other}/from"}, headers=LOCAL)
             assert answer.text.startswith("GET /to?a=b ")
             assert (await http.get("/props")).json()["cors_proxy_enabled"] is True

@@ -69,17 +69,17 @@ def responses(text: str, stream: bool) -> tuple[str, list[str]]:
     assert answer["status"] == "incomplete"
     *others, last = answer["output"]
     assert last["status"] == "incomplete" and all(item["status"] == "completed" for item in others)
-    said = [part["text"] for item in answer["output"] if item["type"] == "message" for part in item["content"]]
-    return "".join(said), [item["arguments"] for item in answer["output"] if item["type"] == "function_call"]
+    texts = [part["text"] for item in answer["output"] if item["type"] == "message" for part in item["content"]]
+    return "".join(texts), [item["arguments"] for item in answer["output"] if item["type"] == "function_call"]
 
 
 def ollama(text: str, stream: bool) -> tuple[str, list[str]]:
     answer = ask("/api/chat", {**CHAT, "stream": stream}, text)
     parts = answer if stream else [answer]
     assert parts[-1]["done_reason"] == "length"
-    said = [part["message"] for part in parts]
-    calls = [call["function"]["arguments"] for one in said for call in one.get("tool_calls", ())]
-    return "".join(one["content"] for one in said), [orjson.dumps(arguments).decode() for arguments in calls]
+    shown = [part["message"] for part in parts]
+    calls = [call["function"]["arguments"] for one in shown for call in one.get("tool_calls", ())]
+    return "".join(one["content"] for one in shown), [orjson.dumps(arguments).decode() for arguments in calls]
 
 
 @pytest.mark.parametrize("stream", [False, True])

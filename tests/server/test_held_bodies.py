@@ -28,7 +28,7 @@ class Client:
     def __init__(self, size: int | None) -> None:
         self.scope = {"headers": [] if size is None else [(b"content-length", b"%d" % size)]}
         self.parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.asked = 0
+        self.n_reads = 0
 
     def send(self, size: int, more: bool = True) -> None:
         self.parts.put_nowait({"type": "http.request", "body": b"x" * size, "more_body": more})
@@ -37,7 +37,7 @@ class Client:
         self.parts.put_nowait({"type": "http.disconnect"})
 
     async def receive(self) -> Any:
-        self.asked += 1
+        self.n_reads += 1
         return await self.parts.get()
 
 
@@ -87,7 +87,7 @@ def test_a_body_beyond_the_budget_waits_unread() -> None:
         clients = [Client(ONE) for _ in range(5)]
         held = [reading(room, client) for client in clients]
         await rest()
-        assert [client.asked for client in clients] == [1, 1, 1, 0, 0] and room.free == 0
+        assert [client.n_reads for client in clients] == [1, 1, 1, 0, 0] and room.free == 0
         small = Client(SMALL_BODY)
         small.send(SMALL_BODY, more=False)
         body, task = reading(room, small)
@@ -95,11 +95,11 @@ def test_a_body_beyond_the_budget_waits_unread() -> None:
         clients[1].send(ONE, more=False)
         assert len(await held[1][1]) == ONE
         await rest()
-        assert clients[3].asked == 0  # the request with the read body still runs
+        assert clients[3].n_reads == 0  # the request with the read body still runs
         held[1][0].release()
         held[1][0].release()
         await rest()
-        assert [client.asked for client in clients[3:]] == [1, 0]  # in order of arrival
+        assert [client.n_reads for client in clients[3:]] == [1, 0]  # in order of arrival
         for (body, task), client in zip(held, clients, strict=True):
             client.send(ONE, more=False)
             await task
@@ -188,7 +188,7 @@ def test_memory_granted_to_a_cancelled_body_goes_to_the_next() -> None:
         held[0][0].release()
         held[1][1].cancel()  # the memory is granted, but its task has not run since
         await rest()
-        assert clients[2].asked == 1
+        assert clients[2].n_reads == 1
         clients[2].leave()
         await asyncio.wait([held[1][1], held[2][1]])
         for body, _ in held:

@@ -80,9 +80,9 @@ def test_a_client_of_http_1_0_gets_no_chunks(stream: bool) -> None:
         head, _, answer = sock.makefile("rb").read().partition(b"\r\n\r\n")
         assert b" 200 " in head and b"chunked" not in head.lower() and b"connection: close" in head.lower()
         parts = answer.split(b"\n\n") if stream else [answer]
-        told = [json.loads(part.removeprefix(b"data: ")) for part in parts if part]
-        assert len(told) == (4 if stream else 1) and told[-1]["stop"] is True
-        assert told[-1]["tokens_predicted"] == 3
+        events = [json.loads(part.removeprefix(b"data: ")) for part in parts if part]
+        assert len(events) == (4 if stream else 1) and events[-1]["stop"] is True
+        assert events[-1]["tokens_predicted"] == 3
 
 
 def test_a_compressed_body_is_refused_by_name() -> None:

@@ -114,7 +114,7 @@ def test_requests_while_the_last_answers_finish_get_503(fake_server: Start) -> N
     """On an open connection, on new ones, and for probes; the running answer is completed."""
     process, url = fake_server("delay=0.05")
     wait_ready(url)
-    text, told = "", []
+    text, answers = "", []
     with httpx.Client() as old, httpx.stream("POST", f"{url}/completion", json={"prompt": "a", "stream": True}) as long:
         assert old.get(f"{url}/health").status_code == 200
         for i, chunk in enumerate(long.iter_text()):
@@ -124,10 +124,10 @@ def test_requests_while_the_last_answers_finish_get_503(fake_server: Start) -> N
                 until(lambda: httpx.get(f"{url}/health").status_code != 200)
                 body = {"prompt": "b", "n_predict": 2}
                 for ask in (old.post, httpx.post):
-                    told += [ask(f"{url}{path}", json=body) for path in ("/completion", "/v1/chat/completions")]
-                told += [httpx.get(f"{url}{path}") for path in ("/health", "/readyz", "/slots")]
+                    answers += [ask(f"{url}{path}", json=body) for path in ("/completion", "/v1/chat/completions")]
+                answers += [httpx.get(f"{url}{path}") for path in ("/health", "/readyz", "/slots")]
                 assert httpx.get(f"{url}/livez").status_code == 200
-    for answer in told:
+    for answer in answers:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5"), answer.url
         assert answer.headers["connection"] == "close"
         assert answer.json()["error"]["message"] == "the server is ending"
@@ -220,14 +220,14 @@ def test_health_answers_while_the_engine_works() -> None:
     body = {"prompt": "a" * 4000}
     with serving(engine) as wire, ThreadPoolExecutor(4) as pool, httpx.Client(base_url=wire.url, timeout=GUARD) as http:
         try:
-            asked = [pool.submit(httpx.post, f"{wire.url}/completion", json=body, timeout=60) for _ in range(4)]
+            pending = [pool.submit(httpx.post, f"{wire.url}/completion", json=body, timeout=60) for _ in range(4)]
             while engine.busy < 4:
                 time.sleep(0.01)
             assert [http.get("/health").status_code for _ in range(50)] == [200] * 50
-            assert not any(one.done() for one in asked)
+            assert not any(one.done() for one in pending)
         finally:
             go_on.set()
-        assert [one.result().status_code for one in asked] == [200] * 4
+        assert [one.result().status_code for one in pending] == [200] * 4
 
 
 @pytest.mark.slow

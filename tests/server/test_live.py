@@ -78,8 +78,8 @@ def wire() -> Iterator[Wire]:
 
 @pytest.mark.slow
 def test_a_request_is_seen_while_it_runs_and_afterwards(wire: Wire) -> None:
-    with Listener(wire.url) as heard:
-        first = heard.until(lambda: heard.seen and heard.seen[0])
+    with Listener(wire.url) as listener:
+        first = listener.until(lambda: listener.seen and listener.seen[0])
         assert first["first"] and first["model"] == "fake" and len(first["slots"]) == 4 and not first["running"]
         assert first["cells"] == {"used": 30, "total": 4096, "shared": 0}
         assert first["cache"]["hit_tokens"] == 1 and "tokens" in first["cache"]
@@ -89,20 +89,20 @@ def test_a_request_is_seen_while_it_runs_and_afterwards(wire: Wire) -> None:
             kwargs={"json": {"prompt": "a SECRET thing", "n_predict": 20}, "headers": {"X-Request-Id": "mine"}},
         )
         asking.start()
-        (running,) = heard.until(lambda: [one for one in heard.now["running"] if one.get("predicted")])
+        (running,) = listener.until(lambda: [one for one in listener.now["running"] if one.get("predicted")])
         assert running["id"] == "mine" and running["path"] == "/completion" and running["client"] == "127.0.0.1"
         assert running["slots"] == [0] and running["prompt"] == 14 and 0 < running["first"] < 15
-        busy = [slot for slot in heard.now["slots"] if slot["busy"]]
+        busy = [slot for slot in listener.now["slots"] if slot["busy"]]
         assert [slot["prompt"] for slot in busy] == [14]
         asking.join()
-        (ended,) = heard.until(lambda: heard.gathered["ended"])
+        (ended,) = listener.until(lambda: listener.gathered["ended"])
         assert ended["status"] == 200 and ended["stop"] == "limit" and ended["model"] == "fake"
         assert (ended["prompt"], ended["predicted"]) == (14, 20) and ended["seconds"] >= ended["first"]
         assert ended["started"] == pytest.approx(
             ended["first"] - 0.002, abs=1e-4
         )  # prompts of the fake engine take 2 ms
-        heard.until(lambda: not heard.now["running"])
-    assert "SECRET" not in heard.text and "well" not in heard.text
+        listener.until(lambda: not listener.now["running"])
+    assert "SECRET" not in listener.text and "well" not in listener.text
     with Listener(wire.url) as late:
         assert late.until(lambda: late.gathered["ended"])[0]["id"] == "mine"
 
@@ -124,8 +124,8 @@ def test_how_requests_end(wire: Wire) -> None:
     counts = {"ended": 3, "errors": 2, "cancelled": 1}
     # The engine cancels the request after its response has ended.
     until(lambda: httpx.get(f"{wire.url}/live/requests").json() == counts | {"running": 0, "waiting": 0})
-    with Listener(wire.url) as heard:
-        heard.until(lambda: heard.now.get("counts") == counts)
+    with Listener(wire.url) as listener:
+        listener.until(lambda: listener.now.get("counts") == counts)
 
 
 def test_texts_of_the_prompt_cache_are_shown_only_with_slots() -> None:
@@ -137,15 +137,15 @@ def test_texts_of_the_prompt_cache_are_shown_only_with_slots() -> None:
             kept = StoredPrompt(70, 5000, 12.5, tokens)
             now = served.snapshot()._replace(stored=(kept,))
             served.engine.snapshot = lambda now=now: now  # type: ignore[method-assign]
-            (told,) = httpx.get(f"{wire.url}/live/cache").json()["entries"]
-            assert told == {"tokens": 70, "bytes": 5000, "used": 12.5} | ({"text": "Once upon"} if slots else {})
+            (entry,) = httpx.get(f"{wire.url}/live/cache").json()["entries"]
+            assert entry == {"tokens": 70, "bytes": 5000, "used": 12.5} | ({"text": "Once upon"} if slots else {})
 
 
 def test_a_key_is_needed() -> None:
     with serving(access=AccessRules(api_keys=(b"right",))) as wire:
         assert httpx.get(f"{wire.url}/live/events").status_code == 401
-        with Listener(wire.url, {"Authorization": "Bearer right"}) as heard:
-            heard.until(lambda: heard.now)
+        with Listener(wire.url, {"Authorization": "Bearer right"}) as listener:
+            listener.until(lambda: listener.now)
 
 
 @pytest.mark.parametrize("path", ["/live/events", "/cluster/events"])
@@ -175,8 +175,8 @@ def test_the_live_view_does_not_wake_the_model(wire: Wire) -> None:
     sleep.asleep = True
     state.served.engine.close()  # type: ignore[attr-defined]
     state.served = state.served.__class__(**{**vars(state.served), "engine": SleepingEngine(state.served.snapshot())})
-    with Listener(wire.url) as heard:
-        assert heard.until(lambda: heard.now)["asleep"] is True
+    with Listener(wire.url) as listener:
+        assert listener.until(lambda: listener.now)["asleep"] is True
     assert sleep.asleep
 
 
@@ -186,14 +186,14 @@ def test_log_lines_have_the_ids_of_their_requests(wire: Wire) -> None:
     logger.addHandler(tail)
     logger.setLevel(logging.INFO)
     try:
-        with Listener(wire.url) as heard:
-            heard.until(lambda: heard.now)
+        with Listener(wire.url) as listener:
+            listener.until(lambda: listener.now)
             httpx.post(f"{wire.url}/tokenize", json={"content": "a"}, headers={"X-Request-Id": "known"})
             logging.getLogger("llamado.server").warning("look out")
-            found = heard.until(lambda: len(heard.gathered["log"]) >= 2 and heard.gathered["log"])
-            told = {line["level"]: line for line in found}
-            assert told["info"]["request"] == "known" and "POST /tokenize 200" in told["info"]["text"]
-            assert told["warning"]["text"] == "look out" and "request" not in told["warning"]
+            found = listener.until(lambda: len(listener.gathered["log"]) >= 2 and listener.gathered["log"])
+            by_level = {line["level"]: line for line in found}
+            assert by_level["info"]["request"] == "known" and "POST /tokenize 200" in by_level["info"]["text"]
+            assert by_level["warning"]["text"] == "look out" and "request" not in by_level["warning"]
     finally:
         logger.removeHandler(tail)
         logger.setLevel(level)

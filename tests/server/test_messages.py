@@ -151,8 +151,8 @@ def test_cached_tokens_are_counted_separately(n_cached: int) -> None:
     assert last["usage"] == {**expected, "output_tokens": 3}
     chat = ask({"messages": [USER]}, engine(), "/v1/chat/completions")["usage"]
     assert (chat["prompt_tokens"], chat["prompt_tokens_details"]) == (n_prompt, {"cached_tokens": n_cached})
-    told = ask({"input": "Hi"}, engine(), "/v1/responses")["usage"]
-    assert (told["input_tokens"], told["input_tokens_details"]) == (n_prompt, {"cached_tokens": n_cached})
+    usage = ask({"input": "Hi"}, engine(), "/v1/responses")["usage"]
+    assert (usage["input_tokens"], usage["input_tokens_details"]) == (n_prompt, {"cached_tokens": n_cached})
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -164,8 +164,8 @@ def test_metrics_while_loading() -> None:
 def test_metrics_while_loading_need_the_key() -> None:
     async def work() -> list[int]:
         async with client(loaded=False, metrics=True, access=AccessRules(api_keys=(b"k",))) as http:
-            asked = [await http.get("/metrics", headers=headers) for headers in ({}, {"Authorization": "Bearer k"})]
-            return [answer.status_code for answer in asked]
+            answers = [await http.get("/metrics", headers=headers) for headers in ({}, {"Authorization": "Bearer k"})]
+            return [answer.status_code for answer in answers]
 
     assert run(work()) == [401, 200]
 

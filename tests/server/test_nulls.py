@@ -49,10 +49,10 @@ def variants(body: dict[str, Any], names: list[str]) -> Iterator[tuple[str, dict
 def shown(answer: Any, engine: FakeEngine) -> tuple[Any, ...]:
     """Return status and error of an answer, and prompt and parameters of the engine's request."""
     request = engine.requests[-1] if engine.requests else None
-    told = answer.json().get("error") if answer.status_code >= 400 else None
+    error = answer.json().get("error") if answer.status_code >= 400 else None
     fields = () if request is None else (request.prompt, request.params)
     engine.requests.clear()
-    return answer.status_code, told, fields
+    return answer.status_code, error, fields
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES, ids=[f"{i}{path}" for i, (path, _) in enumerate(BODIES)])

@@ -42,18 +42,18 @@ def read(response: httpx.Response) -> tuple[int, Any]:
 def prompt(path: str, body: dict[str, Any]) -> str:
     """Return the prompt of a body as text."""
     engine = FakeEngine()
-    status, told = ask(path, {"model": "m", "stream": False, **body}, engine)
-    assert status == 200, told
+    status, answer = ask(path, {"model": "m", "stream": False, **body}, engine)
+    assert status == 200, answer
     return bytes(engine.requests[0].prompt).decode()
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_answers_are_as_documented(name: str) -> None:
     kind, body, part, end = DOCUMENTED[name]
-    status, told = ask(f"/api/{kind}", {"model": "llama3.2", **body})
-    assert status == 200, told
-    assert isinstance(told, list) == (part is not None)
-    parts, last = (told[:-1], told[-1]) if part is not None else ([], told)
+    status, answer = ask(f"/api/{kind}", {"model": "llama3.2", **body})
+    assert status == 200, answer
+    assert isinstance(answer, list) == (part is not None)
+    parts, last = (answer[:-1], answer[-1]) if part is not None else ([], answer)
     assert problems(last, end) == [] and last["done"] and last["model"] == "llama3.2"
     assert all(problems(one, part) == [] and not one["done"] for one in parts)
     if part is not None:
@@ -68,9 +68,9 @@ def test_requests_of_open_webui(name: str) -> None:
         async with client(FakeEngine(), source=HERMES) as http:
             model = (await http.get("/api/tags")).json()["models"][0]["model"]
             content = orjson.dumps(body).replace(b"MODEL", model.encode()) if body else None
-            status, told = read(await http.request(method, path, content=content))
+            status, answer = read(await http.request(method, path, content=content))
             assert status == 200
-            assert problems(told[-1] if isinstance(told, list) else told, shape) == []
+            assert problems(answer[-1] if isinstance(answer, list) else answer, shape) == []
 
     run(work())
 
@@ -81,11 +81,11 @@ def test_open_webui_can_compare_the_version() -> None:
 
 def test_thinking_text_and_calls() -> None:
     body = {"model": "m", "messages": SKY, "tools": [TOOL], "stream": False}
-    _, told = ask("/api/chat", body, FakeEngine(CALLING))
-    message = told["message"]
+    _, answer = ask("/api/chat", body, FakeEngine(CALLING))
+    message = answer["message"]
     assert (message["role"], message["thinking"], message["content"].strip()) == ("assistant", "hm", "Well.")
     (call,) = message["tool_calls"]
-    assert call["function"] == {"index": 0, "name": "f", "arguments": {"a": 1}} and told["done_reason"] == "stop"
+    assert call["function"] == {"index": 0, "name": "f", "arguments": {"a": 1}} and answer["done_reason"] == "stop"
     _, parts = ask("/api/chat", {**body, "stream": True}, FakeEngine(CALLING))
     messages = [part["message"] for part in parts]
     assert "".join(m.get("thinking", "") for m in messages) == "hm"
@@ -105,11 +105,11 @@ def test_tool_results_refer_to_their_calls() -> None:
     calls = [{"function": {"name": name, "arguments": {"a": 1}}} for name in ("f", "g", "f")]
     results = [{"role": "tool", "content": name, "tool_name": name} for name in ("g", "f", "f")]
     body = {"model": "m", "messages": [*SKY, {"role": "assistant", "tool_calls": calls}, *results]}
-    _, said, *told = chat_body(body, n_ctx=1, thinks=False)["messages"]
-    assert [(call["id"], call["function"]["arguments"]) for call in said["tool_calls"]] == [
+    _, message, *results = chat_body(body, n_ctx=1, thinks=False)["messages"]
+    assert [(call["id"], call["function"]["arguments"]) for call in message["tool_calls"]] == [
         ("call00000", '{"a":1}'), ("call00001", '{"a":1}'), ("call00002", '{"a":1}'),
     ]  # fmt: skip
-    assert [one["tool_call_id"] for one in told] == ["call00001", "call00000", "call00002"]
+    assert [one["tool_call_id"] for one in results] == ["call00001", "call00000", "call00002"]
 
 
 @pytest.mark.parametrize("row", [row for row in PARAMETERS if row.ollama], ids=lambda row: row.ollama)
@@ -151,16 +151,17 @@ def test_prompts_of_generate() -> None:
 
 
 def test_durations_of_an_answer_are_nanoseconds() -> None:
-    _, told = ask("/api/generate", {"model": "m", "prompt": "Hi", "stream": False})
-    assert (told["prompt_eval_duration"], told["eval_duration"]) == (2_000_000, 3_000_000)  # the fake engine's times
-    assert 100_000 < told["load_duration"] + 100_000 < told["total_duration"] + 100_000 < 60 * 10**9
+    _, answer = ask("/api/generate", {"model": "m", "prompt": "Hi", "stream": False})
+    durations = answer["prompt_eval_duration"], answer["eval_duration"]
+    assert durations == (2_000_000, 3_000_000)  # those of the fake engine
+    assert 100_000 < answer["load_duration"] + 100_000 < answer["total_duration"] + 100_000 < 60 * 10**9
 
 
 def test_cached_tokens_of_a_prompt_are_counted() -> None:
     engine = FakeEngine()
     engine.n_cached = 3
-    _, told = ask("/api/generate", {"model": "m", "prompt": "Hi", "stream": False}, engine)
-    assert told["prompt_eval_count"] == len(engine.requests[0].prompt) > 3
+    _, answer = ask("/api/generate", {"model": "m", "prompt": "Hi", "stream": False}, engine)
+    assert answer["prompt_eval_count"] == len(engine.requests[0].prompt) > 3
 
 
 def test_a_prompt_after_a_context_gets_no_bos(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,8 +180,8 @@ def test_a_conversation_continues_from_its_context() -> None:
     again = prompt("/api/generate", {"prompt": "And?", "context": first["context"]})
     assert bytes(first["context"]).decode() == "<|im_start|>userHi<|im_end|><|im_start|>assistantHello"
     assert again == bytes(first["context"]).decode() + "<|im_start|>userAnd?<|im_end|><|im_start|>assistant"
-    status, told = ask("/api/generate", {"model": "m", "prompt": "x", "context": [1 << 30]})
-    assert (status, told) == (400, {"error": "Prompt contains invalid tokens"})
+    status, answer = ask("/api/generate", {"model": "m", "prompt": "x", "context": [1 << 30]})
+    assert (status, answer) == (400, {"error": "Prompt contains invalid tokens"})
 
 
 @pytest.mark.parametrize(
@@ -268,14 +269,14 @@ def test_think(think: Any, shown: str) -> None:
     ],
 )
 def test_errors_are_texts(path: str, body: dict[str, Any], status: int, words: str) -> None:
-    found, told = ask(f"/api/{path}", body)
-    assert found == status and list(told) == ["error"] and words in told["error"]
+    found, answer = ask(f"/api/{path}", body)
+    assert found == status and list(answer) == ["error"] and words in answer["error"]
 
 
 def test_think_is_refused_without_a_thinking_model() -> None:
     source = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    status, told = ask("/api/chat", {"model": "m", "messages": SKY, "think": True}, source=source)
-    assert (status, told) == (400, {"error": '"m" does not support thinking'})
+    status, answer = ask("/api/chat", {"model": "m", "messages": SKY, "think": True}, source=source)
+    assert (status, answer) == (400, {"error": '"m" does not support thinking'})
 
 
 def test_errors_of_access_control_and_loading_have_ollamas_form() -> None:

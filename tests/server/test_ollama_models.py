@@ -55,9 +55,9 @@ def ask(one: ServedModel, path: str, body: dict[str, Any] | None = None) -> tupl
 
 @pytest.mark.slow
 def test_vectors(encoder: ServedModel) -> None:
-    status, told = ask(encoder, "/api/embed", {"model": "e", "input": ["a cat", "a dog"]})
-    assert status == 200 and problems(told, EMBED) == [] and told["prompt_eval_count"] > 2
-    both = np.array(told["embeddings"])
+    status, answer = ask(encoder, "/api/embed", {"model": "e", "input": ["a cat", "a dog"]})
+    assert status == 200 and problems(answer, EMBED) == [] and answer["prompt_eval_count"] > 2
+    both = np.array(answer["embeddings"])
     assert np.linalg.norm(both, axis=1) == pytest.approx(1, abs=1e-5)
     _, one = ask(encoder, "/api/embed", {"model": "e", "input": "a cat"})
     assert one["embeddings"][0] == pytest.approx(both[0].tolist(), abs=1e-6)
@@ -78,16 +78,16 @@ def test_long_texts_are_cut_unless_truncate_is_false(encoder: ServedModel) -> No
     assert encoder.embeddings is not None
     most = encoder.embeddings.max_tokens
     long = "cat " * (2 * most)
-    status, told = ask(encoder, "/api/embed", {"model": "e", "input": long})
-    assert status == 200 and told["prompt_eval_count"] == most
-    status, told = ask(encoder, "/api/embed", {"model": "e", "input": long, "truncate": False})
-    assert status == 400 and "exceeds the context length" in told["error"]
+    status, answer = ask(encoder, "/api/embed", {"model": "e", "input": long})
+    assert status == 200 and answer["prompt_eval_count"] == most
+    status, answer = ask(encoder, "/api/embed", {"model": "e", "input": long, "truncate": False})
+    assert status == 400 and "exceeds the context length" in answer["error"]
 
 
 @pytest.mark.slow
 def test_a_model_that_only_embeds_does_not_chat(encoder: ServedModel) -> None:
-    status, told = ask(encoder, "/api/chat", {"model": "e", "messages": SKY})
-    assert (status, told) == (400, {"error": '"e" does not support chat'})
+    status, answer = ask(encoder, "/api/chat", {"model": "e", "messages": SKY})
+    assert (status, answer) == (400, {"error": '"e" does not support chat'})
     _, shown = ask(encoder, "/api/show", {"model": "e"})
     assert shown["capabilities"] == ["embedding"] and shown["details"]["family"] == "bert"
 
@@ -153,13 +153,13 @@ def test_keep_alive_of_a_server_of_one_model() -> None:
                 await http.post("/api/chat", json=chat)
                 assert 990 < (sleep.left or 0) <= 1000
                 assert len((await http.get("/api/ps")).json()["models"]) == 1
-                told = (await http.post("/api/generate", json={"model": "m", "keep_alive": 0})).json()
-                assert told["done_reason"] == "unload"
+                answer = (await http.post("/api/generate", json={"model": "m", "keep_alive": 0})).json()
+                assert answer["done_reason"] == "unload"
                 await until_async(lambda: sleep.asleep)
                 assert (await http.get("/api/ps")).json() == {"models": []}
                 assert len((await http.get("/api/tags")).json()["models"]) == 1 and sleep.asleep
-                told = (await http.post("/api/chat", json={"model": "m", "messages": []})).json()
-                assert told["done_reason"] == "load" and not sleep.asleep
+                answer = (await http.post("/api/chat", json={"model": "m", "messages": []})).json()
+                assert answer["done_reason"] == "load" and not sleep.asleep
             finally:
                 watching.cancel()
 

@@ -73,7 +73,7 @@ class Answer(NamedTuple):
     """Status and body of an answer, and the engine's requests."""
 
     status: int
-    told: Any
+    body: Any
     requests: list[Request]
 
 
@@ -88,8 +88,8 @@ def ask(api: str, *bodies: dict[str, Any], **switches: Any) -> list[Answer]:
             for fields in bodies:
                 response = await http.post(path, content=orjson.dumps(base | fields))
                 kind = response.headers["content-type"]
-                told = response.text if kind.startswith("text/") else response.json()
-                answers.append(Answer(response.status_code, told, list(engine.requests)))
+                answer = response.text if kind.startswith("text/") else response.json()
+                answers.append(Answer(response.status_code, answer, list(engine.requests)))
                 engine.requests.clear()
         return answers
 
@@ -99,14 +99,14 @@ def ask(api: str, *bodies: dict[str, Any], **switches: Any) -> list[Answer]:
 
 @pytest.mark.parametrize("api", APIS)
 def test_every_row_reaches_the_engine_by_every_name(api: str) -> None:
-    asked = []
+    cases = []
     for row in ENGINE:
         known = spellings(row, api)
         for name in sorted({*known, *row.names, row.name, row.messages, row.responses} - {"", "logprobs"}):
-            asked.append((row, name, value_of(row)[0], name in known))
-    (plain,), *answers = (a.requests for a in ask(api, {}, *({name: sent} for _, name, sent, _ in asked)))
-    assert len(asked) >= len(ENGINE)
-    for (row, name, _, known), requests in zip(asked, answers, strict=True):
+            cases.append((row, name, value_of(row)[0], name in known))
+    (plain,), *answers = (a.requests for a in ask(api, {}, *({name: sent} for _, name, sent, _ in cases)))
+    assert len(cases) >= len(ENGINE)
+    for (row, name, _, known), requests in zip(cases, answers, strict=True):
         wanted = value_of(row)[1]
         assert arrived(plain, row) != wanted, row.name
         assert requests, (name, "was refused")
@@ -121,7 +121,7 @@ def test_top_logprobs_of_the_chat_api_needs_logprobs() -> None:
 
 @pytest.mark.parametrize("api", APIS)
 def test_values_outside_of_the_limits_are_refused_or_clamped(api: str) -> None:
-    asked = [
+    cases = [
         (row, name, int(value) if row.type == "integer" else value)
         for row in NUMBERS
         for name in spellings(row, api)
@@ -130,30 +130,30 @@ def test_values_outside_of_the_limits_are_refused_or_clamped(api: str) -> None:
     ]
     # A whole vocabulary of probabilities is too much for an answer without a limit.
     answers = ask(
-        api, *({name: value} | ({"n_predict": 1} if row.name == "n_probs" else {}) for row, name, value in asked)
+        api, *({name: value} | ({"n_predict": 1} if row.name == "n_probs" else {}) for row, name, value in cases)
     )
-    for (row, name, value), (status, told, requests) in zip(asked, answers, strict=True):
+    for (row, name, value), (status, body, requests) in zip(cases, answers, strict=True):
         if not row.hard:
             cut = max(row.low, min(value, row.high))
             most = 257 if row.name == "n_probs" else math.inf  # the size of the vocabulary
-            assert status == 200 and arrived(requests[0], row) == min(cut, most), (name, told)
+            assert status == 200 and arrived(requests[0], row) == min(cut, most), (name, body)
             continue
         low, high, given = (f"{v:.6f}" if row.type == "number" else f"{v}" for v in (row.low, row.high, value))
-        said = row.names[-1] if name in (row.messages, row.responses) else name
-        why = f"Field '{said}': Value must be between {low} <= value <= {high}, but got {given}"
-        assert (status, told["error"]["message"], requests) == (400, why, [])
+        field = row.names[-1] if name in (row.messages, row.responses) else name
+        why = f"Field '{field}': Value must be between {low} <= value <= {high}, but got {given}"
+        assert (status, body["error"]["message"], requests) == (400, why, [])
 
 
 @pytest.mark.parametrize("api", APIS)
 def test_errors_for_wrong_types_name_the_field(api: str) -> None:
     rows = [row for row in ENGINE if row.type in ("boolean", "integer", "number")]
-    asked = [(row, name) for row in rows for name in spellings(row, api)]
-    wrong = ask(api, *({name: ["x"]} for _, name in asked))
-    for (row, name), (status, told, _) in zip(asked, wrong, strict=True):
+    cases = [(row, name) for row in rows for name in spellings(row, api)]
+    wrong = ask(api, *({name: ["x"]} for _, name in cases))
+    for (row, name), (status, answer, _) in zip(cases, wrong, strict=True):
         kind = "boolean" if row.type == "boolean" else "number"
-        said = row.names[-1] if name in (row.messages, row.responses) else name
-        assert (status, told["error"]["message"]) == (400, f"Field '{said}': type must be {kind}, but is array")
-    assert {status for status, _, _ in ask(api, *({name: None} for _, name in asked))} == {200}
+        field = row.names[-1] if name in (row.messages, row.responses) else name
+        assert (status, answer["error"]["message"]) == (400, f"Field '{field}': type must be {kind}, but is array")
+    assert {status for status, _, _ in ask(api, *({name: None} for _, name in cases))} == {200}
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -185,9 +185,9 @@ LIMITS = {"grammar", "json_schema", "grammar_lazy", "grammar_triggers", "preserv
 def test_the_servers_own_rows_reach_the_request(api: str) -> None:
     rows = [row for row in PARAMETERS if row.of == "server" and row.name not in LIMITS]
     assert {row.name for row in rows} == set(OWN)
-    asked = [(row, name) for row in rows for name in row.names]
-    plain, *answers = (asked_for(answer) for answer in ask(api, {}, *({n: OWN[row.name][0]} for row, n in asked)))
-    for (row, name), found in zip(asked, answers, strict=True):
+    cases = [(row, name) for row in rows for name in row.names]
+    plain, *answers = (read_request(answer) for answer in ask(api, {}, *({n: OWN[row.name][0]} for row, n in cases)))
+    for (row, name), found in zip(cases, answers, strict=True):
         sent, wanted = OWN[row.name]
         known = name in spellings(row, api) and not (
             api == "responses" and row.name == "n"
@@ -197,9 +197,9 @@ def test_the_servers_own_rows_reach_the_request(api: str) -> None:
         assert sent is None or wanted is None or usual != wanted
 
 
-def asked_for(answer: Answer) -> GenerationRequest:
+def read_request(answer: Answer) -> GenerationRequest:
     """Return the GenerationRequest of an answer's body."""
-    assert answer.status == 200, answer.told
+    assert answer.status == 200, answer.body
     request = answer.requests[0]
     assert isinstance(request.tag, GenerationRequest)
     assert not request.tag.prompts and not request.tag.texts  # an idle slot would keep them
@@ -210,7 +210,7 @@ def asked_for(answer: Answer) -> GenerationRequest:
 def test_constraints_reach_the_request(api: str) -> None:
     fields = {"grammar": 'root ::= "a"', "grammar_lazy": True, "grammar_triggers": [{"type": 1, "value": "ab"}]}
     bodies = [fields, {"json_schema": {"type": "object"}}, {"preserved_tokens": ["a", "ab"]}]
-    lazy, schema, preserved = (asked_for(answer).constraints for answer in ask(api, *bodies))
+    lazy, schema, preserved = (read_request(answer).constraints for answer in ask(api, *bodies))
     assert lazy.source == GrammarSource("gbnf", 'root ::= "a"') and lazy.lazy
     assert lazy.triggers == (Trigger("word", "ab"),) and schema.source is not None
     assert schema.source.kind == "json_schema" and preserved.preserved == {97}
@@ -233,8 +233,8 @@ def test_the_servers_grammar_lazy_grammars_and_ignore_eos() -> None:
     plain, own, never, endless = ask("native", *bodies, grammar=ours)
     limits = [None if r.constraint is None else r.constraint.source for (r,) in (plain[2], own[2], never[2])]
     assert limits == [ours, theirs, None]  # a lazy grammar without triggers is never enforced
-    assert [a.told["generation_settings"]["grammar"] for a in (plain, own)] == ["", theirs.text]
-    assert endless.told["generation_settings"]["logit_bias"] == [{"bias": None, "token": EOS}]
+    assert [a.body["generation_settings"]["grammar"] for a in (plain, own)] == ["", theirs.text]
+    assert endless.body["generation_settings"]["logit_bias"] == [{"bias": None, "token": EOS}]
 
 
 def test_slots_show_the_parameters_of_a_request() -> None:
@@ -259,7 +259,7 @@ def test_slots_show_the_parameters_of_a_request() -> None:
 def test_answers_show_each_parameter_as_sent() -> None:
     rows = [row for row in PARAMETERS if row.of != "server" and row.keys]
     for row, answer in zip(rows, ask("native", *({row.names[0]: value_of(row)[0]} for row in rows)), strict=True):
-        wanted, settings = value_of(row)[1], answer.told["generation_settings"]
+        wanted, settings = value_of(row)[1], answer.body["generation_settings"]
         shown: Any = list(wanted) if isinstance(wanted, tuple) else wanted
         if row.name == "logit_bias":
             shown = [{"bias": 1.5, "token": 5}, {"bias": None, "token": 97}]

@@ -24,7 +24,7 @@ from llamado.server.generate import receipt
 from llamado.server.state import ServerState
 
 
-def ask(path: Path, *asked: tuple[str, dict[str, Any]]) -> list[str]:
+def ask(path: Path, *requests: tuple[str, dict[str, Any]]) -> list[str]:
     """Return the bodies of answers of a server whose model is in a file."""
 
     async def run() -> list[str]:
@@ -34,7 +34,7 @@ def ask(path: Path, *asked: tuple[str, dict[str, Any]]) -> list[str]:
         state = ServerState(served=dataclasses.replace(model, info=info))
         transport = httpx.ASGITransport(app=create_app(state))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            found = [(await http.post(to, json=body)).text for to, body in asked]
+            found = [(await http.post(to, json=body)).text for to, body in requests]
         engine.close()
         return found
 
@@ -54,8 +54,8 @@ CHAT = {"messages": [{"role": "user", "content": "a"}]}
 def test_answers_of_every_api_have_a_receipt_on_request(model: Path) -> None:
     bodies = {"/completion": {"prompt": "a"}, "/v1/completions": {"prompt": "a"}, "/v1/chat/completions": CHAT}
     for path, body in bodies.items():
-        asked = {**body, "receipt": True, "seed": 5}
-        whole, stream, without = ask(model, (path, asked), (path, {**asked, "stream": True}), (path, body))
+        requested = {**body, "receipt": True, "seed": 5}
+        whole, stream, without = ask(model, (path, requested), (path, {**requested, "stream": True}), (path, body))
         found = json.loads(whole)["llamado_receipt"]
         assert found["build"] == BUILD and found["seed"] == 5 and found["instruction_set"] == "avx2"
         sha256 = hashlib.sha256(model.read_bytes()).hexdigest()
@@ -71,10 +71,10 @@ def test_a_profile_changes_with_settings_that_change_tokens(model: Path) -> None
     changes: list[dict[str, Any]] = [
         {}, {"seed": 9}, {"n_predict": 3}, {"temperature": 0.25}, {"top_k": 3}, {"samplers": ["temperature"]}
     ]  # fmt: skip
-    told = ask(model, *(("/completion", {**usual, **change}) for change in changes))
-    ids = [json.loads(text)["llamado_receipt"]["profile_id"] for text in told]
+    answers = ask(model, *(("/completion", {**usual, **change}) for change in changes))
+    ids = [json.loads(text)["llamado_receipt"]["profile_id"] for text in answers]
     assert ids[0] == ids[1] == ids[2] and len({*ids[2:]}) == 4
-    assert json.loads(told[3])["llamado_receipt"]["profile"]["temperature"] == 0.25
+    assert json.loads(answers[3])["llamado_receipt"]["profile"]["temperature"] == 0.25
 
 
 def test_a_file_is_hashed_again_after_a_change(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +102,8 @@ def test_seeds_of_jobs() -> None:
     assert all(0 <= seed_of(i) < 0xFFFF_FFFF for i in range(1000)) and len({seed_of(i) for i in range(1000)}) == 1000
     code = "from llamado.client import seed_of; print(seed_of('job-1'))"
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert re.fullmatch(r"40547897\s*", told.stdout)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert re.fullmatch(r"40547897\s*", done.stdout)
 
 
 def test_a_job_never_gets_the_value_of_a_random_seed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,8 +80,8 @@ def test_items_become_a_conversation() -> None:
     user = {"role": "user", "content": "Hi"}
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'}
     output = {"type": "function_call_output", "call_id": "c", "output": "3"}
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So."}]}
-    text = prompt({"instructions": "Be brief.", "input": [user, said, call, output], "tools": [FLAT_TOOL]})
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So."}]}
+    text = prompt({"instructions": "Be brief.", "input": [user, message, call, output], "tools": [FLAT_TOOL]})
     order = [text.index(part) for part in ("Be brief.", "Hi", "So.", '<tool_call>{"name": "f"', "3<|im_end|>")]
     assert order == sorted(order) and text.count("<|im_start|>assistant") == 2
 
@@ -102,11 +102,11 @@ def test_a_second_turn_of_an_agent() -> None:
             {"role": "user", "content": "And now?"},
         ]
     }
-    told = prompt(body)
+    answer = prompt(body)
     assert responses_to_chat(body)["messages"][1]["reasoning_content"] == "It is red"
     for text in ("apply_patch", "*** Begin", "Done", "local_shell", '"ls"', "total 0", "And now?"):
-        assert text in told, text
-    assert "gAAA" not in told
+        assert text in answer, text
+    assert "gAAA" not in answer
 
 
 @pytest.mark.parametrize(

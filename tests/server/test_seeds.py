@@ -79,11 +79,11 @@ def _shown(engine: FakeEngine) -> dict[str, Any]:
 def test_answers_show_the_seed_as_sent(seed: int | str, stream: bool) -> None:
     engine = FakeEngine()
     fields = {"prompt": "a", "n_predict": 1, "seed": seed, "stream": stream}
-    status, told = post("/completion", json.dumps(fields).encode(), engine)
+    status, answer = post("/completion", json.dumps(fields).encode(), engine)
     assert status == 200 and engine.requests[-1].params.sampling.seed == seed
     if stream:
-        told = json.loads(told.strip().rpartition("data: ")[2])
-    assert told["generation_settings"]["seed"] == seed
+        answer = json.loads(answer.strip().rpartition("data: ")[2])
+    assert answer["generation_settings"]["seed"] == seed
     assert json.loads(orjson.dumps(_shown(engine)))["seed"] == seed
 
 
@@ -91,7 +91,7 @@ def test_seeds_of_further_answers_are_never_random() -> None:
     for first, more in ((7, [8, 9]), (-2, [-3, -4]), (2**64 - 1, [2**64, 2**64 + 1]), ("a", ["a+1", "a+2"])):
         fields = {"prompt": "a", "n_predict": 1, "n_cmpl": 3, "seed": first}
         _, body = post("/completion", json.dumps(fields).encode(), FakeEngine())
-        assert [told["generation_settings"]["seed"] for told in body] == [first, *more]
+        assert [answer["generation_settings"]["seed"] for answer in body] == [first, *more]
 
 
 def test_minus_one_and_no_seed_are_random() -> None:

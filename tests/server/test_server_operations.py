@@ -181,11 +181,11 @@ def test_one_log_line_per_request(log: io.StringIO) -> None:
     lines = written(log)
     assert [line["request_id"] for line in lines] == ["r1", "r2"]
     first = lines[0]
-    told = (
+    pattern = (
         r"127\.0\.0\.1 POST /completion 200, [\d.]+ ms, fake: 3 \(2 cached\) \+ 2 tokens, first after [\d.]+ ms, "
         r"333\.3 tokens/s"
     )
-    assert re.fullmatch(told, first["message"])
+    assert re.fullmatch(pattern, first["message"])
     assert first["client"] == "127.0.0.1" and first["model"] == "fake"
     assert 0 < first["first_token_ms"] < first["duration_ms"]
     assert (first["method"], first["path"], first["status"]) == ("POST", "/completion", 200)
@@ -239,13 +239,13 @@ def test_names_cannot_forge_a_line() -> None:
     forged = "a\nerror: hacked\x1b[31m\r\x9b\u2028.gguf"
     record = logging.LogRecord("llamado", logging.INFO, "", 0, "model %s loaded", (forged,), None)
     record.fields = {"path": forged}
-    told = r"model a\nerror: hacked\x1b[31m\r\x9b\u2028.gguf loaded"
+    expected = r"model a\nerror: hacked\x1b[31m\r\x9b\u2028.gguf loaded"
     text, as_json = (Lines(prefix=False, timestamps=False, as_json=j, verbose=False) for j in (False, True))
-    assert text.format(record) == told and json.loads(as_json.format(record))["message"] == told
+    assert text.format(record) == expected and json.loads(as_json.format(record))["message"] == expected
     assert all(c.isprintable() for c in as_json.format(record))
     book = LogTail()
     book.emit(record)
-    assert book.history() == told.encode() + b"\n"
+    assert book.history() == expected.encode() + b"\n"
     try:
         raise ValueError(forged)
     except ValueError:
@@ -275,8 +275,8 @@ def test_idle_slots_are_logged(log: io.StringIO) -> None:
             )  # a refused request
 
     run(work())
-    said = [line["message"] for line in written(log)]
-    assert said.count("all slots are idle") == 1 and "/completion 200" not in said[-1]
+    lines = [line["message"] for line in written(log)]
+    assert lines.count("all slots are idle") == 1 and "/completion 200" not in lines[-1]
 
 
 def test_times_of_lines_and_local_pages_are_the_default() -> None:
@@ -292,19 +292,19 @@ def test_times_of_lines_and_local_pages_are_the_default() -> None:
 def test_slow_parts_of_loading_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Fetching is logged at its start and its end, compiling if it takes longer than a moment."""
     caplog.set_level("INFO", "llamado.server")
-    heard: list[str] = []
-    said = LoadLog(lambda what, *_: heard.append(what), patience=0.0)
+    progress: list[str] = []
+    load_log = LoadLog(lambda what, *_: progress.append(what), patience=0.0)
     for done in (0, 500_000, 1_000_000, 1_000_000):
-        said(f"{FETCHING}tiny", done, 1_000_000)
-    said(COMPILING, 0, 2)
-    said._timer.join(GUARD)
-    said(COMPILING, 1, 2)
-    said.end()
+        load_log(f"{FETCHING}tiny", done, 1_000_000)
+    load_log(COMPILING, 0, 2)
+    load_log._timer.join(GUARD)
+    load_log(COMPILING, 1, 2)
+    load_log.end()
     assert [record.message for record in caplog.records] == [
         "fetching tiny: 0.0 of 1.0 MB", "fetching tiny: 1.0 of 1.0 MB",
         "compiling kernels for this processor: the first start takes some seconds for it, later ones find them",
     ]  # fmt: skip
-    assert heard == [f"{FETCHING}tiny"] * 4 + [COMPILING] * 2
+    assert progress == [f"{FETCHING}tiny"] * 4 + [COMPILING] * 2
     quick = LoadLog(lambda *_: None, patience=60)
     quick(COMPILING, 0, 2)
     quick.end()
@@ -315,9 +315,9 @@ def test_slow_parts_of_loading_are_logged(caplog: pytest.LogCaptureFixture) -> N
 def test_more_threads_than_processors_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamado.server.ops.banner.cores", lambda: 4)
     model = served(FakeEngine())
-    for n, told in ((None, False), (4, False), (5, True)):
+    for n, logged in ((None, False), (4, False), (5, True)):
         settings = Settings(source=ModelSource(spec="m"), engine=EngineOptions(n_threads=n))
-        assert any("5 on 4 processors" in line for line in overview(settings, model, [])) == told
+        assert any("5 on 4 processors" in line for line in overview(settings, model, [])) == logged
 
 
 def test_the_reason_of_an_error_is_found_in_every_form_of_bodies() -> None:
@@ -552,10 +552,10 @@ def test_sleep_in_a_process(fake_server: Start) -> None:
     process.terminate()
     assert process.wait(60) == 0
     log = process.log()
-    said = [json.loads(line)["message"] for line in log.splitlines()]
+    messages = [json.loads(line)["message"] for line in log.splitlines()]
     words = ("the model is unloaded", "waking up", "awake after", "POST /completion 200")
-    moments = [next(i for i, text in enumerate(said) if word in text) for word in words]
-    assert moments == sorted(moments), said
+    moments = [next(i for i, text in enumerate(messages) if word in text) for word in words]
+    assert moments == sorted(moments), messages
 
 
 # -- the parent process ----------------------------------------------------------------------------------------------
@@ -635,9 +635,9 @@ def test_messages_of_the_exporter_are_logged(monkeypatch: pytest.MonkeyPatch, lo
         assert tracing is not None
         logging.getLogger(name).warning("nobody takes them")
         tracing.close()
-        *_, told, said = written(log)
-        assert told["message"] == f"traces are sent to {where}"
-        assert (said["message"], said["source"]) == ("nobody takes them", name)
+        *_, started, warned = written(log)
+        assert started["message"] == f"traces are sent to {where}"
+        assert (warned["message"], warned["source"]) == ("nobody takes them", name)
 
 
 def test_traces_are_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,11 +137,11 @@ def test_output_is_streamed_while_a_command_runs(tmp_path: Path) -> None:
             body = {"tool": "exec_shell_command", "params": {"command": "echo a; exit 2"}, "stream": True}
             answer = await http.post("/tools", json=body, headers=LOCAL)
             assert answer.headers["content-type"] == "text/event-stream"
-            told = [json.loads(event) for event in events(answer.text)]
-            assert told == [{"chunk": "a\n"}, {"chunk": "\n[exit code: 2]"}, {"done": True}]
+            reply = [json.loads(event) for event in events(answer.text)]
+            assert reply == [{"chunk": "a\n"}, {"chunk": "\n[exit code: 2]"}, {"done": True}]
             body["params"] = {}
-            told = [json.loads(e) for e in events((await http.post("/tools", json=body, headers=LOCAL)).text)]
-            assert told == [{"done": True, "error": '"command" is missing'}]
+            reply = [json.loads(e) for e in events((await http.post("/tools", json=body, headers=LOCAL)).text)]
+            assert reply == [{"done": True, "error": '"command" is missing'}]
             body = {"tool": "read_file", "params": {"path": "a"}, "stream": True}
             assert (await http.post("/tools", json=body, headers=LOCAL)).status_code == 404
 
