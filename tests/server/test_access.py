@@ -167,6 +167,8 @@ def test_requests_of_other_sites_change_nothing(open_server: httpx.Client, path:
         (AccessRules(), "http://[", 403, None),
         (AccessRules(), "localhost:5173", 200, "localhost:5173"),
         (AccessRules(), "localhost.evil.example", 403, None),
+        (AccessRules(cors_origins="localhost"), LOCAL, 200, LOCAL),
+        (AccessRules(cors_origins="localhost"), "http://localhost.evil.example", 403, None),
         (AccessRules(api_keys=(b"k",)), FOREIGN, 200, None),
     ],
 )

@@ -242,27 +242,32 @@ def test_process_and_build() -> None:
     assert dict(labels)["version"] == __version__ and one == 1
 
 
+async def call(http: Any, receive: Any, send: Any) -> None:
+    """Call the application with a POST of `/completion`."""
+    scope = {
+        "type": "http", "method": "POST", "path": "/completion", "raw_path": b"/completion",
+        "query_string": b"", "headers": [], "http_version": "1.1",
+    }  # fmt: skip
+    await http._transport.app(scope, receive, send)
+
+
 def test_a_client_disconnect_is_counted() -> None:
+    received = [
+        {"type": "http.request", "body": b'{"prompt": "a"}', "more_body": False},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0.02)
+        return received.pop(0)
+
+    async def send(message: dict[str, Any]) -> None:
+        raise AssertionError("the client is gone")
+
     async def work() -> Traffic:
         async with client(FakeEngine(delay=0.05), metrics=True) as http:
-            sent = [
-                {"type": "http.request", "body": b'{"prompt": "a"}', "more_body": False},
-                {"type": "http.disconnect"},
-            ]
-            scope = {
-                "type": "http", "method": "POST", "path": "/completion", "raw_path": b"/completion",
-                "query_string": b"", "headers": [], "http_version": "1.1",
-            }  # fmt: skip
-
-            async def receive() -> dict[str, Any]:
-                await asyncio.sleep(0.02)
-                return sent.pop(0)
-
-            async def send(message: dict[str, Any]) -> None:
-                raise AssertionError("nobody is there")
-
-            await http._transport.app(scope, receive, send)
-            traffic: Traffic = http.state.traffic
+            await call(http, receive, send)
+            traffic: Traffic = http.state.traffic  # type: ignore[attr-defined]
             return traffic
 
     traffic = run(work())
@@ -273,29 +278,30 @@ def test_a_client_disconnect_is_counted() -> None:
 def test_a_client_disconnect_during_a_stream_is_counted(read: int) -> None:
     """Although the status 200 was sent."""
     sent: list[Any] = []
-    body = b'{"prompt": "a", "n_predict": 40, "stream": true}'
+    received = [
+        {
+            "type": "http.request",
+            "body": b'{"prompt": "a", "n_predict": 40, "stream": true}',
+            "more_body": False,
+        }
+    ]
 
     async def work() -> float:
+        gone = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if received:
+                return received.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+            if len(sent) > read:
+                gone.set()
+
         async with client(FakeEngine(delay=0.01), metrics=True) as http:
-            gone = asyncio.Event()
-            received = [{"type": "http.request", "body": body, "more_body": False}]
-            scope = {
-                "type": "http", "method": "POST", "path": "/completion", "raw_path": b"/completion",
-                "query_string": b"", "headers": [], "http_version": "1.1",
-            }  # fmt: skip
-
-            async def receive() -> dict[str, Any]:
-                if received:
-                    return received.pop()
-                await gone.wait()
-                return {"type": "http.disconnect"}
-
-            async def send(message: dict[str, Any]) -> None:
-                sent.append(message)
-                if len(sent) > read:
-                    gone.set()
-
-            await http._transport.app(scope, receive, send)
+            await call(http, receive, send)
             (n,) = samples((await http.get("/metrics")).text)["llamacpp:http_requests_cancelled_total"].values()
             return n
 
