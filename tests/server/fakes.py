@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import orjson
 
 from llamado.engine.errors import ContextExceeded, EngineClosed
 from llamado.engine.request import (
@@ -275,6 +276,14 @@ def served(engine: FakeEngine, source: str = TEMPLATE, cluster: Any = None) -> S
 
 
 @asynccontextmanager
+async def client_of(state: ServerState) -> AsyncIterator[httpx.AsyncClient]:
+    """HTTP client of an application in this process."""
+    transport = httpx.ASGITransport(app=create_app(state))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        yield http
+
+
+@asynccontextmanager
 async def client(
     engine: FakeEngine | None = None,
     *,
@@ -291,8 +300,7 @@ async def client(
         state.served = served(engine, source)
     if tools is not None:
         state.tools = ToolsApi.open(tools, state.access, ["127.0.0.1"])
-    transport = httpx.ASGITransport(app=create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+    async with client_of(state) as http:
         http.state, http.engine = state, engine  # type: ignore[attr-defined]
         try:
             yield http
@@ -304,6 +312,47 @@ async def client(
 def run(coroutine: Any) -> Any:
     """Run an async test."""
     return asyncio.run(coroutine)
+
+
+def send(
+    path: str, body: Any = None, engine: FakeEngine | None = None, method: str = "POST", **options: Any
+) -> httpx.Response:
+    """Send one request to a new application; `options`: see `client`."""
+
+    async def work() -> httpx.Response:
+        async with client(engine, **options) as http:
+            sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+            return await http.request(method, path, **sent)
+
+    response: httpx.Response = run(work())
+    return response
+
+
+def read(response: httpx.Response) -> tuple[int, Any]:
+    """Return the status, and the text of an event stream, the objects of JSON lines, or a JSON value."""
+    kind = response.headers["content-type"]
+    if kind.startswith("text/"):
+        return response.status_code, response.text
+    if kind == "application/x-ndjson":
+        assert response.text.endswith("\n")
+        return response.status_code, [orjson.loads(line) for line in response.text.splitlines()]
+    return response.status_code, response.json()
+
+
+def post(path: str, body: Any, engine: FakeEngine | None = None, **options: Any) -> tuple[int, Any]:
+    return read(send(path, body, engine, **options))
+
+
+def get(path: str, **options: Any) -> tuple[int, Any]:
+    return read(send(path, method="GET", **options))
+
+
+def typed_events(body: str) -> list[Any]:
+    """Return the data of SSE messages whose event names are the types in their data."""
+    parts = [part.split("\n") for part in body.split("\n\n") if part]
+    found = [orjson.loads(data.removeprefix("data: ")) for _, data in parts]
+    assert [name.removeprefix("event: ") for name, _ in parts] == [event["type"] for event in found]
+    return found
 
 
 def events(body: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import fakes
 import orjson
 import pytest
-from fakes import FakeConstraint, FakeEngine, client, events, run
+from fakes import FakeConstraint, FakeEngine, client, events, post, run
 
 USER = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
@@ -29,15 +29,8 @@ CALLING = '<think>hm</think>Well.<tool_call>\n{"name": "f", "arguments": {"a": 1
 
 def ask(body: dict[str, Any], engine: FakeEngine, path: str = "/v1/chat/completions", **options: Any) -> Any:
     """Return the JSON of one answer, or the data of a stream's events."""
-
-    async def work() -> Any:
-        async with client(engine, source=HERMES, **options) as http:
-            response = await http.post(path, json={"messages": USER} | body)
-            if response.headers["content-type"].startswith("text/event-stream"):
-                return [orjson.loads(e) for e in events(response.text) if e != "[DONE]"]
-            return response.json()
-
-    return run(work())
+    answer = post(path, {"messages": USER} | body, engine, source=HERMES, **options)[1]
+    return [orjson.loads(e) for e in events(answer) if e != "[DONE]"] if isinstance(answer, str) else answer
 
 
 def test_reasoning_content_and_calls() -> None:

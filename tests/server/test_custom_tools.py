@@ -9,21 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import orjson
 import pytest
-from fakes import FakeEngine, client, run
+from fakes import FakeEngine, client, client_of, run
 from test_chat_api import HERMES
 from test_responses import FLAT_TOOL, ask, prompt
 from tiny_models import make_llama
 
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.server.api.custom_tools import CustomInput, custom_function, enforced_input, whole_input
-from llamado.server.app import create_app
 from llamado.server.load import load_served
 from llamado.server.settings import Settings
 from llamado.server.state import ServerState
-from llamado.server.switches import Switches
 from llamado.text.grammar.compiler import GrammarCompiler
 
 sys.path.append(str(Path(__file__).parents[1] / "text"))
@@ -142,8 +139,7 @@ def test_a_model_calls_the_forced_tool(tmp_path: Path) -> None:
     body = {"input": "Hi", "tools": [{**CUSTOM, "format": form}], "tool_choice": {"type": "custom", "name": "code"}}
 
     async def work() -> tuple[Any, str]:
-        app = create_app(ServerState(switches=Switches(), served=served))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        async with client_of(ServerState(served=served)) as http:
             body["max_output_tokens"] = 200
             whole = await http.post("/v1/responses", json=body | {"temperature": 0})
             stream = await http.post("/v1/responses", json=body | {"temperature": 0, "stream": True})

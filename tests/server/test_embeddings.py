@@ -8,9 +8,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import gguf
 import httpx
 import numpy as np
 import pytest
+from fakes import client_of, read
 from minilm import make_bert, minilm
 from ports import free_port
 from tiny_models import make_llama
@@ -31,7 +32,6 @@ from llamado.gguf.metadata import Metadata, StringArray
 from llamado.gguf.sources.resolve import cache_dir
 from llamado.models import Pooling
 from llamado.server.api.embeddings import EmbeddingsResponse
-from llamado.server.app import create_app
 from llamado.server.load import load_served
 from llamado.server.model import ServedModel
 from llamado.server.settings import Settings
@@ -69,19 +69,14 @@ def reranker(folder: Path) -> Iterator[ServedModel]:
     served.close(1)
 
 
-@asynccontextmanager
-async def client(served: ServedModel) -> AsyncIterator[httpx.AsyncClient]:
-    state = ServerState(switches=Switches(metrics=True), served=served)
-    transport = httpx.ASGITransport(app=create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-        yield http
+def client(served: ServedModel) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    return client_of(ServerState(switches=Switches(metrics=True), served=served))
 
 
 def ask(served: ServedModel, path: str, body: Any) -> tuple[int, Any]:
     async def work() -> tuple[int, Any]:
         async with client(served) as http:
-            response = await http.post(path, json=body)
-            return response.status_code, response.json()
+            return read(await http.post(path, json=body))
 
     return asyncio.run(work())
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from fakes import ANSWER, FakeEngine, client, events, run
+from fakes import ANSWER, FakeEngine, client, events, get, post, run
 
 from llamado.engine.errors import ComputeFailed, Unavailable
 from llamado.engine.request import Away, Fault
@@ -25,31 +25,6 @@ TIMING_KEYS = {
     "cache_n", "prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second", "predicted_n", "predicted_ms",
     "predicted_per_token_ms", "predicted_per_second",
 }  # fmt: skip
-
-
-def post(path: str, body: Any, engine: FakeEngine | None = None, **options: Any) -> tuple[int, Any]:
-    """Send one request to a new application; return status and JSON."""
-
-    async def work() -> tuple[int, Any]:
-        async with client(engine, **options) as http:
-            content = body if isinstance(body, bytes) else orjson.dumps(body)
-            response = await http.post(path, content=content)
-            kind = response.headers["content-type"]
-            return response.status_code, response.text if kind.startswith("text/") else response.json()
-
-    result: tuple[int, Any] = run(work())
-    return result
-
-
-def get(path: str, **options: Any) -> tuple[int, Any]:
-    async def work() -> tuple[int, Any]:
-        async with client(**options) as http:
-            response = await http.get(path)
-            kind = response.headers["content-type"]
-            return response.status_code, response.text if kind.startswith("text/") else response.json()
-
-    result: tuple[int, Any] = run(work())
-    return result
 
 
 def error(type: str, status: int, message: str) -> tuple[int, Any]:

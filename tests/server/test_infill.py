@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, FakeTokenizer, client, run
+from fakes import FakeEngine, FakeTokenizer, post
 
 from llamado.server.api.infill import PromptBudget, infill_prompt
 
@@ -14,13 +14,7 @@ BODY = {"input_prefix": "ab", "input_suffix": "yz"}
 
 
 def ask(body: dict[str, Any], engine: FakeEngine, **switches: Any) -> tuple[int, Any]:
-    async def work() -> tuple[int, Any]:
-        async with client(engine, **switches) as http:
-            response = await http.post("/infill", json=body)
-            return response.status_code, response.json()
-
-    status, answer = run(work())
-    return status, answer
+    return post("/infill", body, engine, **switches)
 
 
 def build(body: dict[str, Any], budget: PromptBudget = BUDGET, *, suffix_first: bool = False, **tokens: Any) -> bytes:

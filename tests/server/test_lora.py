@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from engine.fake import FakeForward
 from engine.fake import FakeTokenizer as PieceTokenizer
-from fakes import FakeEngine, run, served
+from fakes import FakeEngine, client_of, run, served
 from lora_files import make_adapter
 from minilm import make_bert
 from tiny_models import make_llama
@@ -22,7 +22,6 @@ from llamado.engine.engine import Engine
 from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults
 from llamado.models import InvalidAdapter
-from llamado.server.app import create_app
 from llamado.server.load import load_served
 from llamado.server.model import AdapterInfo
 from llamado.server.settings import Settings
@@ -39,8 +38,7 @@ async def client(scales: tuple[float, ...]) -> AsyncIterator[tuple[httpx.AsyncCl
     adapters = tuple(AdapterInfo(f"{i}.gguf", "rhymes" if i else "") for i in range(len(scales)))
     state = ServerState()
     state.served = replace(model, engine=engine, info=replace(model.info, adapters=adapters))
-    transport = httpx.ASGITransport(app=create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+    async with client_of(state) as http:
         try:
             yield http, engine
         finally:

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from fakes import FakeEngine, client, run
+from fakes import FakeEngine, post, typed_events
 from test_chat_api import CALLING, HERMES
 
 USER = {"role": "user", "content": "Hi"}
@@ -15,17 +15,8 @@ BASE: dict[str, Any] = {"model": "m", "max_tokens": 200, "messages": [USER]}
 
 
 def ask(body: dict[str, Any], engine: FakeEngine | None = None, path: str = "/v1/messages") -> Any:
-    async def work() -> Any:
-        async with client(engine or FakeEngine(), source=HERMES) as http:
-            response = await http.post(path, json=body)
-            if not response.headers["content-type"].startswith("text/event-stream"):
-                return response.json()
-            parts = [part.split("\n") for part in response.text.split("\n\n") if part]
-            found = [orjson.loads(data.removeprefix("data: ")) for _, data in parts]
-            assert [name.removeprefix("event: ") for name, _ in parts] == [event["type"] for event in found]
-            return found
-
-    return run(work())
+    answer = post(path, body, engine, source=HERMES)[1]
+    return typed_events(answer) if isinstance(answer, str) else answer
 
 
 def prompt(body: dict[str, Any]) -> str:

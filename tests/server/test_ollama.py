@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import httpx
 import orjson
 import pytest
-from fakes import INFO, FakeEngine, FakeTokenizer, client, run
+from fakes import INFO, FakeEngine, FakeTokenizer, client, post, read, run
 from ollama_documents import DOCUMENTED, EVERY_OPTION, OPEN_WEBUI, SKY, problems
 from test_chat_api import CALLING, HERMES
 
@@ -24,19 +23,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 def ask(path: str, body: dict[str, Any], engine: FakeEngine | None = None, **more: Any) -> tuple[int, Any]:
     """Return status and answer: an object, or the objects of a stream."""
-
-    async def work() -> tuple[int, Any]:
-        async with client(engine or FakeEngine(), **{"source": HERMES, **more}) as http:
-            return read(await http.post(path, json=body))
-
-    return run(work())
-
-
-def read(response: httpx.Response) -> tuple[int, Any]:
-    if response.headers["content-type"] == "application/x-ndjson":
-        assert response.text.endswith("\n")
-        return response.status_code, [orjson.loads(line) for line in response.text.splitlines()]
-    return response.status_code, response.json()
+    return post(path, body, engine, **{"source": HERMES, **more})
 
 
 def prompt(path: str, body: dict[str, Any]) -> str:

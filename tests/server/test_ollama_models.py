@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import httpx
 import numpy as np
 import pytest
-from fakes import FakeEngine, client, run, served
+from fakes import FakeEngine, client, client_of, read, run, served
 from minilm import make_bert
 from ollama_documents import EMBED, EMBEDDINGS, SHOW, SKY, TAGS, problems
 from tiny_models import make_llama
@@ -23,7 +22,6 @@ from llamado.engine.options import EngineOptions, ModelSource
 from llamado.engine.request import Defaults
 from llamado.engine.sampling.params import Sampling
 from llamado.server.api.ollama.describe import parameter_lines
-from llamado.server.app import create_app
 from llamado.server.load import load_served
 from llamado.server.model import ServedModel
 from llamado.server.model_facts import read_facts, short_number
@@ -43,12 +41,8 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
 
 def ask(one: ServedModel, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
     async def work() -> tuple[int, Any]:
-        state = ServerState()
-        state.served = one
-        transport = httpx.ASGITransport(app=create_app(state))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            response = await (http.post(path, json=body) if body is not None else http.get(path))
-            return response.status_code, response.json()
+        async with client_of(ServerState(served=one)) as http:
+            return read(await (http.post(path, json=body) if body is not None else http.get(path)))
 
     return run(work())
 

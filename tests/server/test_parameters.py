@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 import pytest
-from fakes import EOS, FakeEngine, client, run
-from test_endpoints import get
+from fakes import EOS, FakeEngine, client, get, run
 
 from llamado.commands.options import sampling_defaults
 from llamado.engine.parameters import BY_NAME, PARAMETERS, Parameter, markdown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes import ANSWER, FakeEngine, client, run
+from fakes import ANSWER, client, post, run
 
 from llamado.server.api.predict import format_name
 from llamado.server.switches import PredictRoutes
@@ -14,13 +14,7 @@ CHAT = {"@requestFormat": "chatCompletions", "messages": [{"role": "user", "cont
 
 
 def ask(body: Any, path: str = "/predict", **routes: Any) -> tuple[int, Any]:
-    async def work() -> tuple[int, Any]:
-        async with client(FakeEngine(), predict=PredictRoutes(**routes)) as http:
-            response = await http.post(path, json=body)
-            return response.status_code, response.json()
-
-    found: tuple[int, Any] = run(work())
-    return found
+    return post(path, body, predict=PredictRoutes(**routes))
 
 
 def test_routes_from_the_environment() -> None:

@@ -13,13 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from fakes import FakeEngine, events, served
+from fakes import FakeEngine, client_of, events, served
 
 from llamado.build import BUILD
 from llamado.client import seed_of
-from llamado.server.app import create_app
 from llamado.server.generate import receipt
 from llamado.server.state import ServerState
 
@@ -31,9 +29,7 @@ def ask(path: Path, *requests: tuple[str, dict[str, Any]]) -> list[str]:
         engine = FakeEngine("yes")
         model = served(engine)
         info = dataclasses.replace(model.info, path=str(path), instruction_set="avx2")
-        state = ServerState(served=dataclasses.replace(model, info=info))
-        transport = httpx.ASGITransport(app=create_app(state))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        async with client_of(ServerState(served=dataclasses.replace(model, info=info))) as http:
             found = [(await http.post(to, json=body)).text for to, body in requests]
         engine.close()
         return found

@@ -8,8 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from fakes import FakeEngine
-from test_endpoints import post
+from fakes import FakeEngine, post
 
 from llamado.commands.serve import serve_settings
 from llamado.engine.request import Defaults, InvalidRequest

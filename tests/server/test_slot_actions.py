@@ -16,7 +16,7 @@ import httpx
 import pytest
 from engine.fake import FakeForward
 from engine.fake import FakeTokenizer as PieceTokenizer
-from fakes import FakeEngine, run, served
+from fakes import FakeEngine, client_of, run, served
 from hypothesis import given
 from hypothesis import strategies as st
 from ports import free_port
@@ -26,7 +26,6 @@ from llamado.engine.engine import Engine
 from llamado.engine.request import GenerationParams, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.server.api.slots import is_plain_name
-from llamado.server.app import create_app
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 
@@ -46,8 +45,7 @@ async def client(folder: Path | None) -> AsyncIterator[tuple[httpx.AsyncClient, 
     state = ServerState(switches=Switches(slot_save_path=None if folder is None else str(folder)))
     state.served = served(FakeEngine(n_slots=2))
     object.__setattr__(state.served, "engine", engine)
-    transport = httpx.ASGITransport(app=create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+    async with client_of(state) as http:
         try:
             yield http, engine
         finally:

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes import FakeEngine, FakeGrammars, client, run
+from fakes import FakeEngine, FakeGrammars, send
 from test_chat_api import CALLING, HERMES
 
 from llamado.text.grammar.source import GrammarError
@@ -33,11 +33,7 @@ def bodies(**strict: bool) -> dict[str, dict[str, Any]]:
 
 
 def ask(path: str, body: dict[str, Any]) -> httpx.Response:
-    async def work() -> httpx.Response:
-        async with client(FakeEngine(CALLING), source=HERMES) as http:
-            return await http.post(path, json={"model": "m", **body})
-
-    return run(work())
+    return send(path, {"model": "m", **body}, FakeEngine(CALLING), source=HERMES)
 
 
 @pytest.mark.parametrize("path", bodies())
