@@ -42,7 +42,7 @@ def lora(scales: dict[int, float]) -> list[dict[str, float]]:
     return [{"id": i, "scale": scales.get(i, 0.0)} for i in range(3)]
 
 
-def test_the_real_one_says_the_same(peer_bin: Path, tmp_path: Path) -> None:
+def test_equals_llama_cpp(peer_bin: Path, tmp_path: Path) -> None:
     model = make_llama(tmp_path / "m.gguf", wtype="F32")
     adapters = [
         make_adapter(tmp_path / f"{i}.gguf", model, size=0.5, seed=i, invocation=tokens)

@@ -130,7 +130,7 @@ def test_requests_while_the_last_answers_finish_get_503(fake_server: Start) -> N
     for answer in answers:
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5"), answer.url
         assert answer.headers["connection"] == "close"
-        assert answer.json()["error"]["message"] == "the server is ending"
+        assert answer.json()["error"]["message"] == "the server is shutting down"
     assert len(events(text)) == 51 and process.wait(60) == 0
 
 

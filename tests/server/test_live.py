@@ -164,8 +164,9 @@ def test_streams_end_with_the_server(wire: Wire, path: str) -> None:
             text += part
 
 
-def test_a_head_request_ends(wire: Wire) -> None:
-    assert httpx.head(f"{wire.url}/live/events", timeout=GUARD).status_code == 200
+@pytest.mark.parametrize("path", ["/live/events", "/cluster/events"])
+def test_a_head_request_ends(wire: Wire, path: str) -> None:
+    assert httpx.head(f"{wire.url}{path}", timeout=GUARD).status_code == 200
 
 
 def test_the_live_view_does_not_wake_the_model(wire: Wire) -> None:

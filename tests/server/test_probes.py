@@ -70,7 +70,7 @@ def test_a_server_with_a_lost_worker_is_live_but_not_ready(engine: FakeEngine) -
 def test_a_draining_server_is_live_but_not_ready(engine: FakeEngine) -> None:
     *live, readyz, _ = ask(ready(engine), *LIVE, *READY, draining=True)
     assert [answer.status_code for answer in live] == [200, 200]
-    assert readyz.status_code == 503 and "ending" in readyz.json()["error"]["message"]
+    assert readyz.status_code == 503 and "shutting down" in readyz.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(("seconds", "limit", "status"), [

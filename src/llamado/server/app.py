@@ -18,16 +18,16 @@ from starlette.types import Message, Receive, Scope, Send
 
 from llamado import __version__
 from llamado.errors import LlamadoError
-from llamado.http.access import HEALTH, OWN, Access
+from llamado.http.access import HEALTH, PRIVILEGED, Access
 from llamado.http.answer import error_response, json_response
 from llamado.http.errors import ANTHROPIC, OLLAMA, anthropic_error
 from llamado.http.metrics import USAGE_HEADER, is_usage_id
-from llamado.http.monitoring.counted import CLIENT_GONE, OTHER
+from llamado.http.monitoring.counter import CLIENT_GONE, OTHER
 from llamado.http.request_log import Record, current, request_id
 from llamado.page.files import START, page_paths, page_routes
 from llamado.server.api.anthropic import messages_router
-from llamado.server.api.cluster.lab import lab_router
-from llamado.server.api.cluster.routes import MEMBERS, cluster_router
+from llamado.server.api.cluster.cluster_routes import MEMBER_PATHS, cluster_router
+from llamado.server.api.cluster.lab_routes import lab_router
 from llamado.server.api.completions import completions_router
 from llamado.server.api.embeddings import embeddings_router
 from llamado.server.api.infill import infill_router
@@ -85,8 +85,8 @@ class ServerApp:
         wanted = switches.predict
         self._probes = HEALTH if wanted is None else HEALTH | {wanted.health}
         self._page = frozenset(START if switches.static_path else page_paths() if switches.page else ())
-        public = HEALTH | MEMBERS | frozenset(START) | self._page
-        guarded = frozenset() if switches.cluster_token is None else MEMBERS
+        public = HEALTH | MEMBER_PATHS | frozenset(START) | self._page
+        guarded = frozenset() if switches.cluster_token is None else MEMBER_PATHS
         self.access = Access(
             self._awake, state.access, self._prefix, public=public, guarded=guarded, unready=self._unready
         )
@@ -123,7 +123,7 @@ class ServerApp:
         try:
             sleep = self._state.sleep
             path = scope["path"]
-            quiet = path in (QUIET | self._page if scope["method"] == "GET" else MEMBERS) | OWN
+            quiet = path in (QUIET | self._page if scope["method"] == "GET" else MEMBER_PATHS) | PRIVILEGED
             quiet = quiet or path.startswith("/v1/models/")
             if sleep is None or quiet or (sleep.asleep and not self._endpoint(scope["method"], path)):
                 await self._app(scope, receive, send)

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from llamado.engine.errors import ContextExceeded, EngineClosed, InputTooLarge, InvalidRequest, QueueFull, Unavailable
-from llamado.http.errors import STATUS, ApiError, ClientGone, invalid, loading, not_found, not_supported, unexpected
+from llamado.http.errors import (
+    STATUS,
+    ApiError,
+    ClientDisconnected,
+    invalid,
+    loading,
+    not_found,
+    not_supported,
+    unexpected,
+)
 from llamado.text.errors import TemplateError, TokenizerError
 from llamado.text.grammar.source import ConstraintError, GrammarError
 
@@ -22,7 +31,9 @@ def translate(error: Exception) -> ApiError:
         return ApiError("exceed_context_size_error", str(error), **extra)
     if isinstance(error, InputTooLarge):
         return ApiError("exceed_context_size_error", str(error), n_prompt_tokens=error.n_tokens, n_ctx=error.n_batch)
-    if isinstance(error, (ClientGone, InvalidRequest, TemplateError, TokenizerError, GrammarError, ConstraintError)):
+    if isinstance(
+        error, (ClientDisconnected, InvalidRequest, TemplateError, TokenizerError, GrammarError, ConstraintError)
+    ):
         return invalid(str(error))
     if isinstance(error, Unavailable):
         return ApiError("unavailable_error", str(error), retry_after=RETRY_AFTER)

@@ -16,7 +16,8 @@ from llamado.text.template.chat import ChatTemplate
 if TYPE_CHECKING:
     from llamado.engine.topology.layout import LayoutPart, LayoutPrediction
     from llamado.engine.topology.membership import JoinedWorker
-    from llamado.engine.topology.view import ClusterView, Mark
+    from llamado.engine.topology.observer import Mark
+    from llamado.engine.topology.view import ClusterView
     from llamado.text.grammar.compiler import Constraint
 
 

@@ -20,8 +20,8 @@ from llamado.errors import LlamadoError
 from llamado.http.access import busy_app
 from llamado.http.answer import Scope
 from llamado.http.connections import GRACE, HEADER_SECONDS, ConnectionLimits, configure
-from llamado.http.running import ServerFile, announced
-from llamado.http.signals import EndingServer
+from llamado.http.running import ServerFile, announce
+from llamado.http.signals import GracefulServer
 from llamado.http.sockets import address_of
 from llamado.server.app import ServerApp, create_app
 from llamado.server.generate.threads import use_threads
@@ -47,7 +47,7 @@ PARENT = "LLAMADO_PARENT_FD"
 """Environment variable with the read end of a pipe from the parent process, which closes when the parent ends."""
 
 
-class _Server(EndingServer):
+class _Server(GracefulServer):
     """uvicorn with watcher tasks, an error for unfinished answers, and a second signal that stops at once."""
 
     def __init__(
@@ -154,7 +154,7 @@ def _load(
         memory.freeze()
         state.served = served
         state.report(1.0, "ready")
-        announcement.tell(model=served.info.name, path=served.info.path)
+        announcement.update(model=served.info.name, path=served.info.path)
         log.info("model loaded in %.2f s: %s", time.perf_counter() - began, served.info.name)
         for line in overview(settings, served, addresses):
             log.info("%s", line)
@@ -231,7 +231,7 @@ def serve(
     for note in settings.notes:
         log.info("%s", note)
 
-    with announced("server", addresses, settings.switches.api_prefix) as announcement:
+    with announce("server", addresses, settings.switches.api_prefix) as announcement:
         loader = threading.Thread(
             target=partial(_load, server, state, settings, load, addresses, announcement),
             name="llamado-load",

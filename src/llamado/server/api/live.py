@@ -16,7 +16,7 @@ from starlette.responses import Response
 from llamado.engine.request import EngineSnapshot, SlotSnapshot
 from llamado.http.answer import json_response
 from llamado.server.api.routes import Routes
-from llamado.server.live.stream import LiveStream
+from llamado.server.live.stream import LiveStream, polled
 from llamado.server.state import ServerState
 
 _EVENTS = {200: {"description": "all there is, then what changes", "content": {"text/event-stream": {"schema": {}}}}}
@@ -31,7 +31,7 @@ def live_router(state: ServerState) -> Routes:
     @router.get("/live/events", responses=_EVENTS)
     async def live_events(_: Request) -> Response:
         state.loaded()
-        return LiveStream(ServerSource(state).read, state.ending)
+        return LiveStream(polled(ServerSource(state).read, state.ending), state.ending)
 
     @router.get("/live/requests", responses=_REQUESTS)
     async def live_requests(_: Request) -> Response:
@@ -59,7 +59,7 @@ def _counts(state: ServerState) -> dict[str, int]:
 
 
 class ServerSource:
-    """The state behind one client's `/live/events`; `read` is called by `LiveStream`."""
+    """The changes of a server since the last read, for one listener."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state

@@ -192,31 +192,39 @@ def _devices(view: ClusterView) -> Iterator[Metric]:
     gauges: dict[str, tuple[str, Callable[[DeviceView], float | None]]] = {
         "up": ("1 while the device is available", lambda d: float(d.state in ("ready", "idle"))),
         "layers": ("Layers on the device", lambda d: float(len(d.layers))),
-        "bytes": ("Bytes of its weights, KV cache and working memory", lambda d: float(d.weights + d.kv + d.compute)),
-        "free_bytes": ("Free bytes before the model was loaded", lambda d: float(d.memory_free)),
+        "bytes": ("Bytes of its weights, KV cache and working memory", _used),
+        "free_bytes": ("Free bytes before the model was loaded", lambda d: float(d.memory.free)),
         "round_trip_seconds": (
             "Round trip of the last heartbeat, or of a small graph",
-            lambda d: d.pulse or d.round_trip,
+            lambda d: d.link.pulse or d.link.round_trip,
         ),
-        "bandwidth_bytes_per_second": ("Bandwidth of the link to the device", lambda d: d.bandwidth),
-        "read_bytes_per_second": ("Rate of reading weights during decode", lambda d: d.decode),
-        "token_compute_seconds": ("Part of a token's time in the device's operations", lambda d: d.computing),
-        "token_link_seconds": ("Part of a token's time on the link to the device", lambda d: d.link),
-        "token_waiting_seconds": ("Part of a token's time behind other batches", lambda d: d.waiting),
+        "bandwidth_bytes_per_second": ("Bandwidth of the link to the device", lambda d: d.link.bandwidth),
+        "read_bytes_per_second": ("Rate of reading weights during decode", lambda d: d.speed.decode),
+        "token_compute_seconds": (
+            "Part of a token's time in the device's operations",
+            lambda d: d.token_seconds.compute,
+        ),
+        "token_link_seconds": ("Part of a token's time on the link to the device", lambda d: d.token_seconds.link),
+        "token_waiting_seconds": ("Part of a token's time behind other batches", lambda d: d.token_seconds.waiting),
     }
     for name, (help, read) in gauges.items():
         family = GaugeMetricFamily(f"llamado_worker_{name}", help, labels=["endpoint", "device"])
         for device in view.devices:
             if (value := read(device)) is not None:
-                family.add_metric([device.endpoint, device.name], value)
+                family.add_metric([device.endpoint or "", device.device], value)
         yield family
     states = GaugeMetricFamily(
         "llamado_worker_state", "1 for the current state", labels=["endpoint", "device", "state"]
     )
     for device in view.devices:
         for state in ("ready", "idle", "lost", "away"):
-            states.add_metric([device.endpoint, device.name, state], float(device.state == state))
+            states.add_metric([device.endpoint or "", device.device, state], float(device.state == state))
     yield states
+
+
+def _used(device: DeviceView) -> float:
+    memory = device.memory
+    return float(memory.weights + memory.kv + memory.compute)
 
 
 def _histograms(c: Counters) -> Iterator[Metric]:

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Scope
 
 from llamado.http.answer import json_response
-from llamado.http.bodies import Bodies, Body
+from llamado.http.bodies import Body, BodyBudget
 from llamado.http.errors import ApiError, invalid
 from llamado.http.json_body import read_json
 from llamado.server.api.routes import Routes
@@ -90,7 +90,7 @@ async def _call(app: ASGIApp, request: Request, path: str, body: bytes) -> bytes
     scope: Scope = {name: request.scope[name] for name in _SHARED if name in request.scope}
     headers = [(name, value) for name, value in request.scope["headers"] if name != b"content-length"]
     scope.update(method="POST", path=path, raw_path=path.encode(), headers=headers)
-    scope["llamado.body"] = Body(Bodies())  # the outer request's body counts for the memory limit
+    scope["llamado.body"] = Body(BodyBudget())  # the outer request's body counts for the memory limit
     parts: list[bytes] = []
     sent = False
 
