@@ -32,14 +32,14 @@ REWRITTEN = (
     "processes",
     "quantize",
     "router",
-    "server/api/cluster",
+    "server",
     "terminal",
     "text",
     "tools",
 )
 
 TESTS = Path(__file__).parent
-REWRITTEN_TESTS = ("client", "clients", "devices", "ggml", "gguf", "interop", "quantize", "text", "tiny")
+REWRITTEN_TESTS = ("client", "clients", "devices", "ggml", "gguf", "interop", "quantize", "server", "text", "tiny")
 
 _OPENING = re.compile(r"(What|Whether|Who|Whose|Whoever|How|Where|Which|Those|That which)\b")
 # Nobody in particular, and software that behaves like a person.
