@@ -37,7 +37,7 @@ def generation_settings(request: GenerationRequest, *, seed: Seed | None, brief:
         if brief and not row.brief:
             continue
         if row.name == "samplers":
-            settings |= _of_chats(request)
+            settings |= _chat_settings(request)
         for key in row.keys:
             if row.name in values:
                 settings[key] = values[row.name]
@@ -48,7 +48,7 @@ def generation_settings(request: GenerationRequest, *, seed: Seed | None, brief:
     return settings
 
 
-def _of_chats(request: GenerationRequest) -> dict[str, Any]:
+def _chat_settings(request: GenerationRequest) -> dict[str, Any]:
     prepared, reasoning = request.prepared, request.reasoning_format
     return {
         "chat_format": "Content-only" if prepared is None else prepared.dialect,
