@@ -33,7 +33,7 @@ REWRITTEN = (
     "processes",
     "quantize",
     "router",
-    "server/api/cluster",
+    "server",
     "terminal",
     "text",
     "tools",
@@ -50,6 +50,7 @@ REWRITTEN_TESTS = (
     "interop",
     "page",
     "quantize",
+    "server",
     "text",
     "tiny",
 )

@@ -63,7 +63,7 @@ class FakeEngine:
             task = self._todo.get()
             assert task is not None
             request, emit = task
-            for i in range(request.n_predict):
+            for i in range(request.params.n_predict):
                 time.sleep(0.0005)
                 emit(Token("x", [1], None, i))
             emit(Failure(LatencyError("lost")) if self.fails else Done(None))  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def test_rate_counts_all_streams() -> None:
     llama: Any = FakeLlama(1)
     rate = generation_rate(llama, 3, 20, seed=2)
     assert len(llama.engine.requests) == 3
-    assert all(request.n_predict == 20 and not request.cache_prompt for request in llama.engine.requests)
+    assert all(request.params.n_predict == 20 and not request.params.cache_prompt for request in llama.engine.requests)
     assert [bytes(request.prompt).decode() for request in llama.engine.requests] == list(OPENINGS[2:5])
     # A token takes at least half a millisecond.
     assert 0 < rate <= 2000
@@ -104,7 +104,7 @@ def test_sampling_and_unique_seeds() -> None:
     llama: Any = FakeLlama(1)
     for seed in range(3):
         generation_rate(llama, 2, 2, seed)
-    sampling = [request.sampling for request in llama.engine.requests]
+    sampling = [request.params.sampling for request in llama.engine.requests]
     assert all(one.temperature > 0 and one.ignore_eos for one in sampling)
     assert len({one.seed for one in sampling}) == 6
 

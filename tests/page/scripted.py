@@ -42,7 +42,7 @@ class ScriptedEngine(FakeEngine):
         self.pause: Callable[[], object] = lambda: time.sleep(self.delay) if self.delay else None
 
     def submit(
-        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+        self, request: Request, emit: Callable[[Event], None], *, flush: Callable[[], None] | None = None
     ) -> int:
         request.validate()
         with self._wake:

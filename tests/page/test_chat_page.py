@@ -363,7 +363,7 @@ def test_settings_reach_the_model(chat: Page, engine: ScriptedEngine) -> None:
     send(chat, "Hello")
     ended(chat, 1)
     request = engine.requests[-1]
-    assert request.sampling.top_k == 7 and request.sampling.temperature == pytest.approx(0.8)
+    assert request.params.sampling.top_k == 7 and request.params.sampling.temperature == pytest.approx(0.8)
     assert b"<system>Be brief.</>" in bytes(request.prompt)
     chat.get_by_label("JSON schema").fill('{"type": ')
     chat.get_by_label("JSON schema").blur()
@@ -396,7 +396,7 @@ def test_loading_parameters_keeps_typed_text(chat: Page, engine: ScriptedEngine)
     send(chat, "Hello")
     ended(chat, 1)
     request = engine.requests[-1]
-    assert (request.sampling.top_k, request.sampling.temperature, request.n_probs) == (12, 0.5, 3)
+    assert (request.params.sampling.top_k, request.params.sampling.temperature, request.params.n_probs) == (12, 0.5, 3)
     assert b"<system>Be brief.</>" in bytes(request.prompt)
 
 

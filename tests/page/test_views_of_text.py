@@ -49,7 +49,7 @@ def test_two_sides_stream_at_once_and_differences_are_highlighted(
     expect(page.locator(".compared .markdown")).to_have_text(["Short answer 1 of rivers.", "Long answer 1 of rivers."])
     until(page, lambda: page.evaluate(MARKED) == ["Short", "Long"])
     expect(page.locator(".compared .stats:not(.streaming)")).to_have_count(2)
-    assert sorted(request.sampling.top_k for request in engine.requests) == [5, 40]
+    assert sorted(request.params.sampling.top_k for request in engine.requests) == [5, 40]
 
     engine.delay = 0.02
     send(page, "And slow ones?")
@@ -109,7 +109,7 @@ def test_a_text_is_continued_in_place(page: Page, address: str, engine: Scripted
     page.get_by_text("The model ended here.").wait_for()
     request = engine.requests[-1]
     assert bytes(request.prompt).endswith(b"Upon a time ") and b"<user>" not in bytes(request.prompt)
-    assert (request.n_predict, request.sampling.top_k) == (128, 3)
+    assert (request.params.n_predict, request.params.sampling.top_k) == (128, 3)
     page.locator(".complete-foot").get_by_role("button", name="Probabilities").click()
     page.locator(".token").first.hover()
     expect(page.locator(".candidates .taken")).to_have_text(re.compile(r"O\s*50\.0%"))

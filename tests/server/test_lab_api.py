@@ -7,10 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes import FakeEngine, run, served
+from fakes import FakeEngine, client_of, run, served
 
 from llamado.errors import LlamadoError
-from llamado.server.app import create_app
 from llamado.server.model import LabLink
 from llamado.server.state import ServerState
 
@@ -42,19 +41,15 @@ def engine() -> Iterator[FakeEngine]:
 
 
 def ask(engine: FakeEngine, lab: FakeLab | None, method: str, path: str, body: Any = None) -> httpx.Response:
-    found: list[httpx.Response] = []
+    async def work() -> httpx.Response:
+        async with client_of(ServerState(served=served(engine), lab=lab)) as http:
+            return await http.request(method, path, json=body)
 
-    async def request() -> None:
-        app = create_app(ServerState(served=served(engine), lab=lab))
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            found.append(await client.request(method, path, json=body))
-
-    run(request())
-    return found[0]
+    response: httpx.Response = run(work())
+    return response
 
 
-def test_the_lab_is_off_by_default(engine: FakeEngine) -> None:
+def test_the_lab_is_disabled_by_default(engine: FakeEngine) -> None:
     assert ask(engine, None, "GET", "/lab").json() == {"on": False, "links": []}
     for path in ("/lab/links", "/lab/kill", "/lab/start"):
         answer = ask(engine, None, "POST", path, {"links": [], "endpoint": "h:1"})

@@ -25,7 +25,7 @@ class ServedEngine(Protocol):
     """The engine of a served model. Methods may be called from any thread and return at once."""
 
     def submit(
-        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+        self, request: Request, emit: Callable[[Event], None], *, flush: Callable[[], None] | None = None
     ) -> int: ...
 
     def cancel(self, task_id: int) -> None: ...
