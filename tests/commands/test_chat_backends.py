@@ -1,4 +1,4 @@
-"""Who answers in `llamado run`: a model of this process, and servers."""
+"""Chat backends of `llamado run`: a model in this process, and servers."""
 
 from __future__ import annotations
 

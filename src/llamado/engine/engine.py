@@ -150,41 +150,42 @@ class Engine:
     # -- called from any thread --------------------------------------------------------------------------------------
 
     def submit(
-        self, request: Request, emit: Callable[[Event], None], *, taken: Callable[[], None] | None = None
+        self, request: Request, emit: Callable[[Event], None], *, flush: Callable[[], None] | None = None
     ) -> int:
         """Queue a request; return its task id.
 
         `emit` is called on the engine thread, in order, and must be quick: Token and Progress events, then one Done or
         Failure, while the step after theirs is computed, if there is one. The snapshot includes the end by then.
-        `taken` may wait, a moment at most, until the emitted events are handled: it is called after them, once a step,
-        while other threads compute and do this thread's share, if the forward pass has all cores. Receivers of events
-        then have this thread's core, and take none from a
-        thread in the middle of its work, for which all others would wait.
+        `flush` may wait, a moment at most, until the emitted events are handled. If the forward pass uses all cores, it
+        is called after the events, once a step, while other threads compute and do this thread's share. Receivers of
+        events then have this thread's core, and take none from a thread in the middle of its work, for which all others
+        would wait.
 
         Raises InvalidRequest, ContextExceeded, QueueFull or EngineClosed; nothing is emitted then.
         """
+        params = request.params
         request.validate()
         self._queue.check()
         if len(request.prompt) >= self.n_ctx:
             raise ContextExceeded(len(request.prompt), self.n_ctx)
         if min(request.prompt) < 0 or max(request.prompt) >= self._forward.n_vocab:
             raise InvalidRequest("Prompt contains invalid tokens")
-        if request.id_slot >= len(self._slots):
-            raise InvalidRequest(f"Invalid slot ID {request.id_slot}: there are {len(self._slots)} slots")
-        scales = self._lora.for_prompt(request.lora, request.prompt)
-        seed = request.sampling.seed
+        if params.id_slot >= len(self._slots):
+            raise InvalidRequest(f"Invalid slot ID {params.id_slot}: there are {len(self._slots)} slots")
+        scales = self._lora.for_prompt(params.lora, request.prompt)
+        seed = params.sampling.seed
         if seed is None or seed == RANDOM_SEED:
             seed = secrets.randbits(32)
         sampler = Sampler(
-            request.sampling,
+            params.sampling,
             self._sampler_setup,
             seed=seed_key(seed),
             matcher=None if request.constraint is None else request.constraint.start(),
             processor=request.processor,
-            weights=bool(request.n_probs and request.post_sampling_probs),
+            weights=bool(params.n_probs and params.post_sampling_probs),
         )
         sampler.start(request.prompt)
-        task = Task(request, emit, taken, sampler=sampler, seed=seed, scales=scales)
+        task = Task(request, emit, flush, sampler=sampler, seed=seed, scales=scales)
         self._queue.add(task)
         return task.id
 
@@ -455,7 +456,7 @@ class Engine:
         self._stats.batch_tokens.add(tokens.size)
         began = time.perf_counter()
         for _, task, handle, *_ in shares:
-            if task.request.return_progress and not task.generated and handle.used == task.n_cached:
+            if task.params.return_progress and not task.generated and handle.used == task.n_cached:
                 # nothing is computed yet: report the cached part of the prompt
                 task.queue_progress(handle.used, began)
         features = None
@@ -487,7 +488,7 @@ class Engine:
                 task.n_processed += n
                 if slot.handle is handle:
                     self._output_processor.note_prompt(task, share.end - n, rows[share.prompt_rows])
-                if task.request.return_progress:
+                if task.params.return_progress:
                     task.queue_progress(handle.used, now)
         n_yielded = 0
         valid = [self._is_valid(share) for share in flight.shares] if flight.features is not None else []

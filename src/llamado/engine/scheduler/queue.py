@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -17,6 +18,8 @@ from llamado.engine.errors import EngineClosed, QueueFull
 from llamado.engine.request import Event, Failure
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.errors import LlamadoError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -200,16 +203,24 @@ class Queue:
         self._inbox.clear()
 
     def deliver(self, *, wait: bool = False) -> None:
-        """Send the waiting events to their receivers; with `wait` give these time to handle them."""
-        if self._outbox:
-            events = self._outbox.copy()
-            self._outbox.clear()
-            for task, event in events:
-                task.deliver(event)
-            if wait:
-                for taken in {task.taken for task, _ in events if not task.cancelled}:
-                    if taken is not None:
-                        taken()
+        """Send the waiting events to their receivers; `wait`: give these time to handle them (see Engine.submit)."""
+        if not self._outbox:
+            return
+        events = self._outbox.copy()
+        self._outbox.clear()
+        for task, event in events:
+            if task.cancelled:
+                continue
+            try:
+                task.emit(event)
+            except Exception:
+                # the receiver cannot get any more events
+                log.exception("the receiver of task %d failed; the task is dropped", task.id)
+                task.cancelled = True
+        if wait:
+            for flush in {task.flush for task, _ in events if not task.cancelled}:
+                if flush is not None:
+                    flush()
 
     def release(self, slot: Slot) -> None:
         """End the slot's request."""

@@ -19,7 +19,7 @@ from llamado.devices.device import DeviceLost
 from llamado.engine.cache.slot_file import SlotFile, SlotReader, write_slot
 from llamado.engine.errors import EngineError
 from llamado.engine.forward.contract import CellKind, Cells, Forward, Scales, piece_cells
-from llamado.engine.request import Done, Event, Failure, Request
+from llamado.engine.request import Done, Event, Failure, GenerationParams, Request
 from llamado.engine.sampling.chain import Sampler, SamplerSetup
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.prefix import SequenceCache
@@ -86,7 +86,7 @@ class SlotHold:
             elif isinstance(event, Failure):
                 done.set_exception(event.error)
 
-        request = Request(prompt=tokens.tolist(), n_predict=0)
+        request = Request(prompt=tokens.tolist(), params=GenerationParams(n_predict=0))
         sampler = Sampler(Sampling(), SamplerSetup(self._forward.n_vocab), seed=0)
         task = Task(request, emit, sampler=sampler, seed=0, scales=self._slot.scales)
         self._queue.enter(task)
