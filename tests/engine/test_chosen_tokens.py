@@ -18,8 +18,7 @@ from llamado.devices.split.placement import Placement
 from llamado.engine.engine import Engine
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import GenerationParams, Request
-from llamado.engine.sampling.params import Sampling
+from llamado.engine.request import Defaults, Request
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
@@ -52,10 +51,7 @@ def text(seed: int, n: int) -> list[int]:
 
 
 def req(prompt: list[int], n: int = 12, **options: Any) -> Request:
-    return Request(
-        prompt=prompt,
-        params=GenerationParams(n_predict=n, sampling=Sampling(temperature=0.0, seed=1), n_probs=3, **options),
-    )
+    return Defaults().request(prompt, n_predict=n, temperature=0.0, seed=1, n_probs=3, **options)
 
 
 @pytest.mark.slow

@@ -26,8 +26,7 @@ from llamado.engine.engine import Engine
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.forward.sizes import model_sizes
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import GenerationParams, Request
-from llamado.engine.sampling.params import Sampling
+from llamado.engine.request import Defaults, Request
 from llamado.ggml.ops import Op
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
@@ -190,10 +189,7 @@ def test_bytes_that_were_read_are_written_elsewhere(start: Open, right: Array) -
 
 
 def req(prompt: list[int], n: int = 6, **options: Any) -> Request:
-    return Request(
-        prompt=prompt,
-        params=GenerationParams(n_predict=n, sampling=Sampling(temperature=0.0, seed=1), n_probs=3, **options),
-    )
+    return Defaults().request(prompt, n_predict=n, temperature=0.0, seed=1, n_probs=3, **options)
 
 
 @pytest.mark.slow

@@ -31,13 +31,11 @@ from llamado.engine.forward.sizes import model_sizes
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.lora_scales import DefaultScales
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import GenerationParams, Request
-from llamado.engine.sampling.params import Sampling
 from llamado.gguf.reader import GGUFFile
 from llamado.models import InvalidAdapter, Output, Pooling, load_adapters, load_model
 from llamado.models.memory import MemoryOptions
 
-from .fake import FakeForward, FakeTokenizer, ask, new_engine, send, settled
+from .fake import FakeForward, FakeTokenizer, ask, new_engine, req, send, settled
 from .test_restore import MortalDevice
 
 Array = np.ndarray[Any, Any]
@@ -57,12 +55,6 @@ def make(exits: ExitStack) -> Make:
         return engine, forward
 
     return build
-
-
-def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
-    return Request(
-        prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
-    )
 
 
 # --- on the forward pass that shows every mistake ---------------------------------------------------------------------

@@ -23,14 +23,12 @@ from llamado.engine.engine import Engine
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import GenerationParams, Request
-from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import outage
 from llamado.engine.scheduler.prefix import MIN_SHARED, MIN_STORE
 from llamado.gguf.reader import GGUFFile
 from llamado.models import load_model
 
-from .fake import FakeForward, FakeTokenizer, ask, new_engine, send, settled
+from .fake import FakeForward, FakeTokenizer, ask, new_engine, req, send, settled
 from .test_restore import TWO, House
 
 Make = Callable[..., tuple[Engine, FakeForward]]
@@ -53,12 +51,6 @@ def make(exits: ExitStack) -> Make:
         return engine, forward
 
     return build
-
-
-def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
-    return Request(
-        prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
-    )
 
 
 def prompt(seed: int, n: int = 150, head: int = 0) -> list[int]:

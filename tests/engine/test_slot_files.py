@@ -40,15 +40,13 @@ from llamado.engine.forward import contract
 from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
-from llamado.engine.request import GenerationParams, Request
-from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import outage, slot_io
 from llamado.gguf.reader import GGUFFile
 from llamado.gguf.types import TensorType
 from llamado.models import load_model
 from llamado.models.memory import KV_TYPES, RowSpan
 
-from .fake import FakeForward, FakeTokenizer, ask, new_engine, send
+from .fake import FakeForward, FakeTokenizer, ask, new_engine, req, send
 from .test_restore import TWO, House
 
 Make = Callable[..., tuple[Engine, FakeForward]]
@@ -62,12 +60,6 @@ def make(exits: ExitStack) -> Make:
         return engine, forward
 
     return build
-
-
-def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
-    return Request(
-        prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
-    )
 
 
 PROMPT = [1 + i * 7 % 96 for i in range(300)]

@@ -19,7 +19,7 @@ from llamado.engine.request import Done, GenerationParams, Histogram, Request
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler.statistics import Buckets
 
-from .fake import Client, FakeForward, FakeTokenizer, ask, new_engine, send, settled
+from .fake import Client, FakeForward, FakeTokenizer, ask, new_engine, req, send, settled
 
 Make = Callable[..., tuple[Engine, FakeForward]]
 
@@ -32,12 +32,6 @@ def make(exits: ExitStack) -> Make:
         return engine, forward
 
     return build
-
-
-def req(prompt: list[int], n_predict: int = 8, **kw: Any) -> Request:
-    return Request(
-        prompt=prompt, params=GenerationParams(n_predict=n_predict, sampling=Sampling(seed=7, ignore_eos=True), **kw)
-    )
 
 
 def blocked(engine: Engine, forward: FakeForward, n: int) -> tuple[threading.Event, list[Client]]:
