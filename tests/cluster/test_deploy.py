@@ -32,7 +32,7 @@ from llamado.cluster.deploy.kubernetes import WAITING
 from llamado.cluster.deploy.targets import TARGETS, files_for, write
 from llamado.commands import cli
 from llamado.commands.http_options import access_rules
-from llamado.flags import FLAGS, FlagError, Kind, Parsed, parse
+from llamado.flags import FLAGS, FlagError, Kind, ParsedFlags, parse
 from llamado.http.access import AccessRules
 
 SERVE = ("-m", "/models/m.gguf", "-c", "8192", "-np", "4", "--alias", "a $b")
@@ -79,12 +79,12 @@ def written(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def read(command: list[str]) -> tuple[str, Parsed]:
+def read(command: list[str]) -> tuple[str, ParsedFlags]:
     """Parse a command line of llamado; return the sub-command and its flags."""
     return command[0], parse(cli.make_parser(command[0]), command[0], command[1:], {})[0]
 
 
-def check_serve_command(command: list[str], deployment: Deployment, *, host: str, rpc: list[str]) -> Parsed:
+def check_serve_command(command: list[str], deployment: Deployment, *, host: str, rpc: list[str]) -> ParsedFlags:
     name, flags = read(command)
     assert not flags.api_key and not flags.cluster_token and not flags.hf_token
     assert name == "serve" and flags.model == ["/models/m.gguf"] and flags.ctx_size == 8192 and flags.parallel == 4
