@@ -36,29 +36,17 @@ from llamado.flags import FLAGS, FlagError, Kind, Parsed, parse
 from llamado.http.access import AccessRules
 
 SERVE = ("-m", "/models/m.gguf", "-c", "8192", "-np", "4", "--alias", "a $b")
+SECRET_FLAGS = (
+    "--api-key=sk-one,sk-two --api_prefix /v1.x/ --ssl-key-file /k.pem --ssl-cert-file /c.pem --cluster-token sk-token "
+    "--slot-save-path /srv/slots"
+)
 KINDS: dict[str, dict[str, Any]] = {
     "one": {},
     "many": {"replicas": 3, "workers": 2, "memory": "16G", "cpus": 2.5},
     "closed": {"replicas": 2, "workers": 2, "tls": True, "key": True, "domain": "llm.example"},
     "locked": {"serve": (*SERVE, "--mlock", "--metrics")},
     "behind a gateway": {"replicas": 2, "workers": 1, "gateway": ("--patience", "20"), "tls": True, "key": True},
-    "by flags": {
-        "serve": (
-            *SERVE,
-            "--api-key=sk-one,sk-two",
-            "--api_prefix",
-            "/v1.x/",
-            "--ssl-key-file",
-            "/k.pem",
-            "--ssl-cert-file",
-            "/c.pem",
-            "--cluster-token",
-            "sk-token",
-            "--slot-save-path",
-            "/srv/slots",
-        ),
-        "replicas": 2,
-    },
+    "by flags": {"serve": (*SERVE, *SECRET_FLAGS.split()), "replicas": 2},
     "behind a gateway by flags": {
         "serve": (*SERVE, "--api-key-file", "/keys", "--api-prefix", "/llm", "--hf-token", "sk-hub"),
         "gateway": ("--ssl-key-file", "/k.pem", "--ssl-cert-file", "/c.pem", "--admin-key", "sk-admin"),

@@ -25,7 +25,7 @@ from llamado.engine.forward.options import RunnerOptions
 from llamado.engine.forward.runner import ModelRunner
 from llamado.engine.options import EngineOptions
 from llamado.engine.request import GenerationParams, Request
-from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.chain import Sampler, SamplerSetup
 from llamado.engine.sampling.params import Sampling
 from llamado.engine.scheduler import outage
 from llamado.gguf.reader import GGUFFile
@@ -44,7 +44,7 @@ def plain(forward: Forward, request: Request, n_ctx: int, *, bos: bool = False) 
     """The answer, every token from nothing; a full window loses `n_discard` tokens behind the first `n_keep`."""
     prompt, window, answer = request.prompt, [*request.prompt], list[int]()
     assert request.params.sampling.seed is not None
-    sampler = Sampler(request.params.sampling, seed=request.params.sampling.seed, n_vocab=forward.n_vocab, eog=[0])
+    sampler = Sampler(request.params.sampling, SamplerSetup(forward.n_vocab, [0]), seed=request.params.sampling.seed)
     sampler.start(prompt)
     while len(answer) < request.params.n_predict:
         token = sampler.sample(last_row(forward, window), len(prompt) + len(answer))

@@ -30,7 +30,7 @@ from llamado.engine.errors import EngineError
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions, ModelSource
 from llamado.engine.request import Counters, GenerationParams, Request
-from llamado.engine.sampling.chain import Sampler
+from llamado.engine.sampling.chain import Sampler, SamplerSetup
 from llamado.engine.sampling.params import Sampling
 
 from .fake import ALL, FakeForward, FakeTokenizer, ask, send, settled
@@ -597,7 +597,7 @@ def test_what_is_drafted_is_evaluated_though_no_more_is_drafted(
     """Half of the tokens are right: what a token took to be made is no reason not to evaluate it."""
     draft = FakeForward(256, max_batch=64)
     kind = ModelKind(draft, 97, ends=frozenset())
-    guess = Sampler(Sampling(temperature=0.0), seed=1, n_vocab=97)
+    guess = Sampler(Sampling(temperature=0.0), SamplerSetup(97), seed=1)
     ask = DraftQuery(kind.drafter(), [1, 2, 3], [], 8, guess, 3, least, least_next, 1.0)
     (proposal,) = kind.propose([ask], [lambda mark: 0.5])
     assert (len(draft.sizes), len(proposal.tokens)) == (drafted, wanted)

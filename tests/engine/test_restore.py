@@ -96,9 +96,9 @@ class MortalDevice:
             self.placed += [tensor.name for tensor in tensors]
             return found
 
-    own_weights = 0
+    local_weight_bytes = 0
 
-    def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
+    def announce_weights(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
         pass
 
     def load(self, weights: Sequence[tuple[Tensor, Bytes]], progress: Callable[[int], None] | None = None) -> list[Any]:

@@ -24,7 +24,7 @@ from llamado.commands.cli import make_parser
 from llamado.commands.serve import serve_settings
 from llamado.flags import parse
 from llamado.http.sockets import listen
-from llamado.router import child, router, swap_config
+from llamado.router import child, serve, swap_config
 
 
 def _flags(tmp_path: Path, number: int, config: dict[str, Any] | None, flags: tuple[str, ...]) -> list[str]:
@@ -48,7 +48,7 @@ def start_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setattr(swap_config, "_STOP_TIMEOUT", 0.5)
     monkeypatch.setattr(child, "PORT_WAIT", 0.3)
-    monkeypatch.setattr(router, "FleetLimits", functools.partial(router.FleetLimits, backoff=0.1))
+    monkeypatch.setattr(serve, "FleetLimits", functools.partial(serve.FleetLimits, backoff=0.1))
     logger = logging.getLogger("llamado")
     level = logger.level
     logger.setLevel(logging.INFO)
@@ -61,7 +61,7 @@ def start_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
         given = ["--port", "0", *_flags(tmp_path, len(started), config, flags)]
         parsed, _ = parse(make_parser("serve"), "serve", given)
         sockets = listen(("127.0.0.1",), 0)
-        server = router.make_server(serve_settings(parsed), parsed)
+        server = serve.make_server(serve_settings(parsed), parsed)
         thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
         thread.start()
         until(lambda: server.started)  # its application is there

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from ports import free_ports
 
-from llamado.router.router import RouterServer
+from llamado.router.serve import RouterServer
 
 FAKE = str(Path(__file__).parent / "fake_model.py")
 

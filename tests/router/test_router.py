@@ -320,12 +320,14 @@ def test_a_request_whose_process_crashed_is_not_sent_again(start_router: Start, 
 def test_a_crash_that_is_noticed_late(start_router: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is lost, and that the process has ended is known only later: the request is not sent again."""
     real = ProxiedRequest._wait_for_exit
+    leases: list[Lease] = []
 
-    async def settle(request: ProxiedRequest, lease: Lease) -> None:
-        if not request._exchange.sent:
+    async def wait_from_the_second_on(request: ProxiedRequest, lease: Lease) -> None:
+        if leases:
             await real(request, lease)
+        leases.append(lease)
 
-    monkeypatch.setattr(ProxiedRequest, "_wait_for_exit", settle)
+    monkeypatch.setattr(ProxiedRequest, "_wait_for_exit", wait_from_the_second_on)
     count = tmp_path / "count"
     router = start_router(config({"a": fake("A", f"count={count}")}))
     answer = router.ask("a", die="before", signal="SIGSEGV")
@@ -646,7 +648,7 @@ def test_a_request_to_upgrade_keeps_its_body(start_router: Start) -> None:
 def test_a_body_is_let_go_when_its_answer_begins(start_router: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for two bodies, three long streams run side by side."""
     monkeypatch.setattr(bodies, "PATIENCE", 5)
-    monkeypatch.setattr(bodies.Bodies.__init__, "__defaults__", (2 * 2**20,))
+    monkeypatch.setattr(bodies.BodyBudget.__init__, "__defaults__", (2 * 2**20,))
     router = start_router(config({"a": fake("A")}))
     body = {"model": "a", "stream": 1000, "delay": 0.1, "text": "x" * (2**20 - 1000)}
     streams = []  # whose connections are closed when they are forgotten
@@ -677,7 +679,7 @@ def test_a_body_is_held_exactly_as_long_as_it_may_be_sent(
         return Noted(await original(self, scope, receive))
 
     monkeypatch.setattr(bodies.Body, "read", read)
-    monkeypatch.setattr("llamado.router.router.parse_json", lambda body: parse_json(bytes(body)))
+    monkeypatch.setattr("llamado.router.app.parse_json", lambda body: parse_json(bytes(body)))
     count = tmp_path / "count"
     router = start_router(config({"a": fake("A", f"count={count}")}))
     room = router.server.access.bodies

@@ -10,8 +10,7 @@ from router_process import RouterHere, Start, config, fake
 from waiting import GUARD, until
 
 from llamado.http.access import HEALTH
-from llamado.http.errors import OLLAMA
-from llamado.router import router as routers
+from llamado.http.routing import ApiRoute
 
 METHODS = ("GET", "HEAD", "POST", "OPTIONS", "DELETE", "PUT")
 LOCAL, FOREIGN = "http://localhost:5173", "http://evil.example"
@@ -23,21 +22,16 @@ TOOLS = ("/tools", "/cors-proxy")
 
 
 def table(here: RouterHere) -> dict[str, set[str]]:
-    """The methods of each path, from what the router looks them up in; and a path it has not."""
+    """Return the methods of each path except the page's, and a path without any."""
     router = here.server.router
     assert router is not None
-    found: dict[str, set[str]] = {"/nowhere": set(), "/slots/0": {"POST"}, "/logs/stream": {"GET"}}
+    found: dict[str, set[str]] = {"/nowhere": set(), "/slots/0": {"POST"}}
     found["/upstream/no/health"] = {"GET", "POST", "DELETE", "PUT"}
-    for method, path in router._handlers:
-        found.setdefault(path, set()).add(method)
-    for path in routers.MODEL_POSTS:
-        found.setdefault(path, set()).add("POST")
-    for path in routers._GET:
-        found.setdefault(path, set()).add("GET")
-    for path in OLLAMA:
-        gets = path in ("/api/tags", "/api/ps", "/api/version")
-        found[path] = {"GET" if gets else "DELETE" if path == "/api/delete" else "POST"}
-    assert len(found) > 40
+    for route in router.routes.routes:
+        assert isinstance(route, ApiRoute)
+        if not route.parameter and route.path not in router.page:
+            found.setdefault(route.path, set()).add(route.method)
+    assert len(found) > 60
     return found
 
 

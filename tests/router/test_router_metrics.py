@@ -11,7 +11,7 @@ from tiny_models import make_llama
 from waiting import until
 
 from llamado.http.exposition import merge
-from llamado.router import router as routers
+from llamado.router import app
 
 ONE = """\
 # HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
@@ -67,7 +67,7 @@ def test_lines_that_are_none_are_left_out() -> None:
 
 @pytest.mark.slow
 def test_metrics_of_all_loaded_models(start_router: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routers, "METRICS_TIMEOUT", 0.5)
+    monkeypatch.setattr(app, "METRICS_TIMEOUT", 0.5)
     (tmp_path / "one").write_text(ONE)
     models = {name: fake(name, f"metrics={tmp_path / 'one'}", aliases=[f"also-{name}"]) for name in "abc"}
     models["loads"] = fake("l", "ready=600", f"metrics={tmp_path / 'one'}")

@@ -38,7 +38,7 @@ from llamado.server.model import ModelInfo, ServedModel
 from llamado.server.state import ServerState
 from llamado.server.switches import Switches
 from llamado.text.grammar.source import GrammarError, GrammarSource, Trigger
-from llamado.text.template.chat import ChatTemplate
+from llamado.text.template.chat import ChatTemplate, EndTokens
 from llamado.tools.api import ToolsApi
 from llamado.tools.settings import ToolSettings
 
@@ -77,7 +77,7 @@ TEMPLATE = """
 
 
 def template(source: str = TEMPLATE) -> ChatTemplate:
-    return ChatTemplate(source, bos="<s>", eos="<eos>")
+    return ChatTemplate(source, EndTokens("<s>", "<eos>"))
 
 
 class FakeConstraint:

@@ -22,11 +22,11 @@ from llamado.server.api.cluster.typescript import typescript
 from llamado.server.errors import ApiError
 from llamado.server.state import ServerState
 
-SCHEMA = Path(__file__).parents[2] / "web" / "src" / "cluster" / "schema.ts"
+SCHEMA = Path(__file__).parents[2] / "web" / "src" / "api" / "schema.ts"
 
 
 def test_the_page_has_types_of_the_present_fields() -> None:
-    command = "python -m llamado.server.api.cluster.typescript > web/src/cluster/schema.ts"
+    command = "python -m llamado.server.api.cluster.typescript > web/src/api/schema.ts"
     assert SCHEMA.read_text() == typescript(), command
 
 

@@ -242,7 +242,7 @@ def _run_serve(flags: Parsed) -> int:
     listening = sockets.listen(settings.hosts, settings.port, reuse_port=settings.reuse_port)
     if serves_many(flags):
         from llamado.commands.memory_need import memory_need
-        from llamado.router.router import serve_router
+        from llamado.router.serve import serve_router
 
         gc.enable()
         return serve_router(settings, flags, listening, lambda model: memory_need(model.launch.args, model.launch.env))

@@ -93,8 +93,7 @@ class SequenceCache:
                 limit,
                 memory.token_bytes,
                 piece_cells(memory.token_bytes),
-                memory.tail_reach,
-                memory.tail_bytes,
+                memory,
                 max(self._most_snapshots, 1),
                 None if disk is None else disk.put,
             )

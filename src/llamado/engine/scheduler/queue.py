@@ -15,10 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from llamado.devices.device import DeviceLost
 from llamado.engine.errors import EngineClosed, QueueFull
-from llamado.engine.forward.contract import Scales
-from llamado.engine.request import Event, Failure, Request
-from llamado.engine.sampling.chain import Sampler
-from llamado.engine.sampling.rng import Seed
+from llamado.engine.request import Event, Failure
 from llamado.engine.scheduler.slots import Slot, Task
 from llamado.errors import LlamadoError
 
@@ -126,23 +123,13 @@ class Queue:
         seconds = (time.monotonic() - ends[0]) * max(1, self._most) / (2 * len(ends)) if ends else 1.0
         raise QueueFull(max(0, n_waiting), min(max(math.ceil(seconds), 1), _LONGEST_WAIT))
 
-    def add(
-        self,
-        request: Request,
-        emit: Callable[[Event], None],
-        flush: Callable[[], None] | None,
-        *,
-        sampler: Sampler,
-        seed: Seed,
-        scales: Scales,
-    ) -> Task:
+    def add(self, task: Task) -> None:
         """Add a request. Raises EngineClosed."""
         with self.wake:
             self._check_open()
-            task = self._enter(request, emit, flush, sampler, seed, scales)
+            self._register(task)
             self._inbox.append(task)
             self.wake.notify()
-        return task
 
     def add_slot_task(self, slot_task: SlotTask) -> None:
         """Add a task for a slot. Raises QueueFull and EngineClosed."""
@@ -157,19 +144,10 @@ class Queue:
         if self.closing:
             raise EngineClosed("the server is shutting down and takes no more requests")
 
-    def _enter(
-        self,
-        request: Request,
-        emit: Callable[[Event], None],
-        flush: Callable[[], None] | None,
-        sampler: Sampler,
-        seed: Seed,
-        scales: Scales,
-    ) -> Task:
-        task = Task(self._next_id, request, emit, flush, sampler=sampler, seed=seed, scales=scales, outbox=self._outbox)
+    def _register(self, task: Task) -> None:
+        task.id, task.outbox = self._next_id, self._outbox
         self._next_id += 1
         self.tasks[task.id] = task
-        return task
 
     def cancel(self, task_id: int) -> None:
         """Cancel a task; one that is over or unknown is ignored."""
@@ -214,12 +192,10 @@ class Queue:
     def n_deferred(self) -> int:
         return len(self.waiting) + len(self._inbox) + len(self.slot_tasks)
 
-    def enter(
-        self, request: Request, emit: Callable[[Event], None], *, sampler: Sampler, seed: Seed, scales: Scales
-    ) -> Task:
+    def enter(self, task: Task) -> None:
         """Add a request of the engine itself, which waits for no slot."""
         with self.wake:
-            return self._enter(request, emit, None, sampler, seed, scales)
+            self._register(task)
 
     def receive(self) -> None:
         """Take over new requests; `wake` must be held."""

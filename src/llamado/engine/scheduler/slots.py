@@ -36,19 +36,18 @@ class Task:
 
     def __init__(
         self,
-        id: int,
         request: Request,
         emit: Callable[[Event], None],
-        flush: Callable[[], None] | None,
+        flush: Callable[[], None] | None = None,
         *,
         sampler: Sampler,
         seed: Seed,
-        outbox: list[tuple[Task, Event]],
         scales: Scales = (),
     ) -> None:
-        """`outbox`: list of events that wait to be sent."""
-        self.outbox = outbox
-        self.id = id
+        self.id = -1
+        """Its number in the queue, which sets it."""
+        self.outbox: list[tuple[Task, Event]] = []
+        """The queue's list of events that wait to be sent."""
         self.request = request
         self.params = request.params
         self.emit = emit

@@ -19,6 +19,7 @@ from llamado.engine.sampling.params import RANDOM_SEED
 from llamado.http.answer import json_response
 from llamado.http.bodies import body_of
 from llamado.http.connections import ABORT, WRITE
+from llamado.http.disconnect import disconnected
 from llamado.http.request_log import current
 from llamado.server.errors import ApiError, translate
 from llamado.server.generate.threads import LONG_TEXT, off_loop
@@ -338,13 +339,6 @@ class AnswerFormat(Protocol):
         ...
 
 
-async def watch(receive: Receive, disconnect: Callable[[], None]) -> None:
-    """Call `disconnect` when the client closes its connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    disconnect()
-
-
 class EventStream(Response):
     """A streamed response: writes the events of a generation, and cancels it if the client disconnects."""
 
@@ -361,7 +355,11 @@ class EventStream(Response):
         generation = self._generation
         body_of(scope).release()
         generation.close_connection = scope.get("extensions", {}).get(ABORT)
-        watcher = asyncio.ensure_future(watch(receive, generation.disconnect))
+        with disconnected(receive, generation.disconnect):
+            await self._stream(scope, receive, send)
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generation = self._generation
         interval = self._ping_interval if self._format.media_type == EVENTS else -1
         ping = self._ping = _Ping(interval, generation.wake)
         started = False
@@ -398,7 +396,6 @@ class EventStream(Response):
         finally:
             generation.sink = None
             ping.stop()
-            watcher.cancel()
             generation.close()
 
     def _write_at_once(self, events: Sequence[tuple[int, Event]]) -> bool:
@@ -499,10 +496,10 @@ class Answer(Response):
         generation = self._generation
         body_of(scope).release()
         generation.close_connection = scope.get("extensions", {}).get(ABORT)
-        watcher = asyncio.ensure_future(watch(receive, generation.disconnect))
         response: Response
         try:
-            results = await generation.results()
+            with disconnected(receive, generation.disconnect):
+                results = await generation.results()
             if generation.gone:
                 return
             weight = sum(map(_size, results))
@@ -510,7 +507,6 @@ class Answer(Response):
         except ApiError as error:
             response = self._format.failure(error)
         finally:
-            watcher.cancel()
             generation.close()
         for name, value in self.headers.items():
             response.headers.setdefault(name, value)
