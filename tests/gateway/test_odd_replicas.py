@@ -1,4 +1,4 @@
-"""Replicas that answer anything about themselves."""
+"""Replicas with malformed descriptions of themselves."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ METRICS = "llamacpp:requests_processing 3\n"
 
 
 @pytest.mark.parametrize("path", [*BODIES, "/metrics"])
-def test_no_answer_of_a_replica_ends_the_looks_at_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_monitoring_survives_malformed_responses(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {path: json.dumps(body).encode() for path, body in BODIES.items()} | {"/metrics": METRICS.encode()}
 
-    async def get(pool: object, asked: str, **_: object) -> tuple[int, bytes]:
-        return 200, answers[asked]
+    async def get(pool: object, path: str, **_: object) -> tuple[int, bytes]:
+        return 200, answers[path]
 
     async def look() -> None:
         one = Replica(ReplicaOptions(name="r", url="http://127.0.0.1:9"), GatewayOptions(), lambda: None)
@@ -43,7 +43,7 @@ def test_no_answer_of_a_replica_ends_the_looks_at_it(path: str, monkeypatch: pyt
         for body in (HTML, TOO_DEEP, b"", b"\xff", *odd):
             answers[path] = body
             for ask in (one._describe, one._count):
-                with suppress(UpstreamLost, TimeoutError, ValueError):  # as the looks do
+                with suppress(UpstreamLost, TimeoutError, ValueError):  # as `_query` does
                     await ask()
             json.dumps(one.admin_status)
             assert 0 <= one.others <= 1e9 and one.load >= 0
@@ -57,8 +57,8 @@ def test_labels_of_samples_are_kept() -> None:
     assert merge([({"r": "1"}, text)]) == 'm{r="1",a="1",b="x\\"} y"} 5 7\nn{r="1"} 1\no{r="1"} 2\n'
 
 
-def test_no_pattern_tries_ways_without_end() -> None:
-    """A repetition in a repetition, divided in many ways, takes exponential time for text that does not fit."""
+def test_patterns_do_not_backtrack_exponentially() -> None:
+    """Nested unbounded repetitions that can backtrack take exponential time on text that does not match."""
     for module in [one for name, one in sys.modules.items() if name.startswith(("llamado.http", "llamado.gateway"))]:
         for name, pattern in vars(module).items():
             if isinstance(pattern, re.Pattern):
