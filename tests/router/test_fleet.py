@@ -218,6 +218,23 @@ def test_an_idle_model_is_unloaded_its_ttl_after_its_last_use_or_after_loading()
     assert instance.expires_at == 205.0
 
 
+@pytest.mark.slow
+def test_only_idle_models_are_unloaded() -> None:
+    async def work(fleet: Fleet) -> None:
+        a, b = fleet.instances["a"], fleet.instances["b"]
+        lease = await fleet.acquire(b)
+        (await fleet.acquire(a)).release()
+        while a.running:
+            await asyncio.sleep(0.01)
+        assert b.running and a.crashes == 0  # the lease is older than the ttl
+        lease.release()
+        while b.running:
+            await asyncio.sleep(0.01)
+        (await fleet.acquire(a)).release()
+
+    run([model("a", ttl=0.01), model("b", ttl=0.01)], work)
+
+
 def test_reading_requests_do_not_keep_a_model_loaded(clock: Clock) -> None:
     async def work(fleet: Fleet) -> None:
         instance = fleet.instances["a"]

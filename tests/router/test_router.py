@@ -10,7 +10,6 @@ import signal
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -239,36 +238,6 @@ def test_a_busy_model_finishes_before_it_is_swapped(start_router: Start) -> None
 
 
 @pytest.mark.slow
-def test_three_models_share_two_places(start_router: Start) -> None:
-    """Every request is answered by the right model, and none starves, though two models are always busy."""
-    router = start_router(config({name: fake(name.upper()) for name in "abc"}), "--models-max", "2")
-    end = time.monotonic() + 60
-    answered: Counter[str] = Counter()
-    most = 0
-
-    def done() -> bool:
-        return (answered["c"] >= 3 and min(answered["a"], answered["b"]) >= 8) or time.monotonic() > end
-
-    def client(number: int) -> None:
-        with httpx.Client(base_url=router.url, timeout=GUARD) as http:
-            while not done():
-                name = "c" if number == 0 else "ab"[number % 2]
-                answer = http.post("/v1/completions", json={"model": name, "delay": 0.02})
-                assert answer.status_code == 200 and answer.json()["name"] == name.upper(), answer.text
-                answered[name] += 1
-
-    with ThreadPoolExecutor(8) as pool:
-        work = [pool.submit(client, i) for i in range(8)]
-        while not done():
-            most = max(most, len(router.running()))
-            time.sleep(0.02)
-        for one in work:
-            one.result()
-    assert most == 2
-    assert answered["c"] >= 3 and min(answered["a"], answered["b"]) >= 8, answered
-
-
-@pytest.mark.slow
 def test_a_killed_model_restarts_and_answers_its_requests(start_router: Start, tmp_path: Path) -> None:
     router = start_router(config({"a": fake("A")}))
     router.ask("a")
@@ -470,29 +439,6 @@ def children(pid: int) -> list[int]:
 
 def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-
-
-@pytest.mark.slow
-def test_idle_models_are_unloaded(start_router: Start) -> None:
-    router = start_router(config({"a": fake("A", ttl=1.0), "b": fake("B")}))
-    with ThreadPoolExecutor() as pool:
-        long = pool.submit(router.ask, "a", delay=1.5)
-        router.ask("b")
-        assert long.result().status_code == 200, "one that answers is not idle"
-
-    answered = time.monotonic()
-
-    def is_unloaded() -> bool:
-        """Return True if the model is unloaded; looking does not keep it loaded."""
-        if "a" not in router.running():
-            return True
-        router.http.get("/props?model=a&autoload=false")
-        return False
-
-    until(is_unloaded)
-    assert time.monotonic() - answered > 0.3, "not as soon as it is idle"
-    assert set(router.running()) == {"b"} and "failed" not in router.status("a")
-    assert router.ask("a").json()["name"] == "A"
 
 
 @pytest.mark.slow
