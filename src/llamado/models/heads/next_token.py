@@ -206,7 +206,7 @@ class BailingMoe3Head(NextTokenHead, BailingMoe3Model):
 class NemotronHMoeHead(NextTokenHead, NemotronHMoeModel):
     """MTP head of Nemotron 3: attention and feed-forward network, followed by a layer norm."""
 
-    rotates = False
+    has_rope = False
     norms = POST_ATTENTION_NORM_BEFORE_FFN
 
     def _read_hparams(self, keys: Keys, n_vocab: int) -> HyperParameters:
