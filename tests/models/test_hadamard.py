@@ -1,4 +1,4 @@
-"""Keys and values turned before they are quantized: which, and that nothing else changes."""
+"""Hadamard rotation of keys and values before quantization."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def jit() -> Jit:
 
 
 @pytest.mark.parametrize("n", [64, 128, 256])
-def test_the_matrix(n: int) -> None:
-    """Sylvester's: the sign is the parity of the bits that both numbers have."""
+def test_the_hadamard_matrix(n: int) -> None:
+    """Sylvester's construction: the sign is the parity of the common bits of row and column."""
     signs = [[(-1) ** (i & j).bit_count() for j in range(n)] for i in range(n)]
     found = hadamard(n).view(np.float32).reshape(n, n)
     assert np.array_equal(found, np.array(signs, np.float32) * (np.float32(1) / np.sqrt(np.float32(n))))
@@ -52,11 +52,11 @@ def test_the_matrix(n: int) -> None:
         (T.BF16, {128}, 0, 0),
     ],
 )
-def test_what_is_turned(type: T, heads: set[int], k: int, v: int) -> None:
+def test_sizes_of_rotations(type: T, heads: set[int], k: int, v: int) -> None:
     assert (key_rotation(type, heads), value_rotation(type, heads)) == (k, v)
 
 
-def test_layers_with_windows_and_those_without_are_told_apart() -> None:
+def test_layers_with_and_without_windows_have_their_own_rotation() -> None:
     layers = [KeysValues(128, 64, 32, head_k=128, head_v=64), KeysValues(256, 256, head_k=256, head_v=256), Latent(64)]
     memory = Memory(layers, 1024, type_k=T.Q4_0, type_v=T.Q8_0)
     assert [memory[layer].rotations for layer in range(3)] == [(128, 64), (256, 64), (0, 0)]
@@ -64,7 +64,7 @@ def test_layers_with_windows_and_those_without_are_told_apart() -> None:
     assert [other[layer].rotations for layer in range(3)] == [(128, 0), (256, 0), (0, 0)]
 
 
-def test_turning_can_be_left_out() -> None:
+def test_rotation_can_be_disabled() -> None:
     layers = [KeysValues(128, 64, 32, head_k=128, head_v=64), KeysValues(256, 256, head_k=256, head_v=256)]
     memory = Memory(layers, 1024, type_k=T.Q4_0, type_v=T.F16, rotated=False)
     assert memory.unrotated and [memory[layer].rotations for layer in range(2)] == [(0, 0), (0, 0)]
@@ -76,7 +76,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("heads") / "m.gguf", n_embd=128, n_head=2, n_head_kv=1)
 
 
-def test_queries_keys_values_and_what_comes_out_are_turned(path: Path) -> None:
+def test_queries_keys_values_and_output_are_rotated(path: Path) -> None:
     model = ReferenceModel(path).model
     for types, expected in (
         ((T.Q8_0, T.Q4_0), 4),
@@ -85,12 +85,12 @@ def test_queries_keys_values_and_what_comes_out_are_turned(path: Path) -> None:
         ((T.F16, T.F32), 0),
     ):
         graph = model.build(BatchShape(3, 3, 256), model.memory(256, *types))
-        turned = [n.src[0] for n in graph.nodes if n.op is Op.MUL_MAT and n.op_params[4] == MatrixHint.HADAMARD]
-        assert turned == [graph.inputs.get("hadamard_64")] * (expected * model.hparams.n_layer)
+        rotated = [n.src[0] for n in graph.nodes if n.op is Op.MUL_MAT and n.op_params[4] == MatrixHint.HADAMARD]
+        assert rotated == [graph.inputs.get("hadamard_64")] * (expected * model.hparams.n_layer)
 
 
 @pytest.mark.parametrize("types", [(T.Q8_0, T.Q8_0), (T.Q8_0, T.F32), (T.F32, T.Q8_0)], ids=str)
-def test_turning_changes_nothing_but_what_is_lost(path: Path, types: tuple[T, T]) -> None:
+def test_rotation_only_changes_rounding(path: Path, types: tuple[T, T]) -> None:
     tokens = TOKENS[:30].tolist()
     right = ReferenceModel(path, type_k=T.F32, type_v=T.F32).logits(tokens)
     found = ReferenceModel(path, type_k=types[0], type_v=types[1]).logits(tokens)
@@ -99,7 +99,7 @@ def test_turning_changes_nothing_but_what_is_lost(path: Path, types: tuple[T, T]
 
 @pytest.mark.full
 @pytest.mark.parametrize("types", [(T.Q4_0, T.Q4_1), (T.IQ4_NL, T.IQ4_NL), (T.Q5_0, T.Q5_1), (T.Q8_0, T.Q4_0)], ids=str)
-def test_the_same_bits_in_any_batches(path: Path, jit: Jit, types: tuple[T, T]) -> None:
+def test_rotated_caches_give_the_same_bits_in_any_batch(path: Path, jit: Jit, types: tuple[T, T]) -> None:
     with GGUFFile.open(path) as file:
         answers = []
         for sizes in ([150], [64, 1, 37, 48], [1] * 150):
