@@ -320,13 +320,13 @@ class Pass:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        behind: Tensor,
+        extra: Tensor,
         scale: float,
         choose: Callable[[Tensor, Tensor, int], Sequence[Tensor]],
     ) -> Tensor | None:
         """Attend as in `attend`, with a mask per KV head.
 
-        `behind` [n, n_tokens] is written to the cache after the keys, in the same rows. `choose` returns the masks, or
+        `extra` [n, n_tokens] is written to the cache after the keys, in the same rows. `choose` returns the masks, or
         one for all heads, given those extra elements [n, rows], the mask, and the number of the memory's part.
         """
         graph, layer_cache = self.graph, self._memory[layer]
@@ -336,7 +336,7 @@ class Pass:
             graph.expand(q)
         (dim_k, n_head_kv, n_tokens), (dim_v, group) = k.ne[:3], (v.ne[0], q.ne[1] // k.ne[1])
         k_cache, v_cache = layer_cache.tensors
-        row = concat(reshape(k, dim_k * n_head_kv, n_tokens), behind, 0)
+        row = concat(reshape(k, dim_k * n_head_kv, n_tokens), extra, 0)
         graph.expand(set_rows(k_cache, row, self.cells(layer_cache)))
         graph.expand(set_rows(v_cache, view_2d(v, dim_v * n_head_kv, n_tokens, v.nb[2]), self.cells(layer_cache)))
         if only_cache:
@@ -344,7 +344,7 @@ class Pass:
         n_kv, size = self._n_rows_read(layer_cache), k_cache.nb[1] * dim_k // k_cache.ne[0]
         keys = view_4d(k_cache, dim_k, n_head_kv, n_kv, 1, size, k_cache.nb[1], k_cache.nb[2])
         values = _heads(v_cache, dim_v, n_head_kv, n_kv)
-        rest = view_2d(k_cache, behind.ne[0], n_kv, k_cache.nb[1], n_head_kv * size)
+        rest = view_2d(k_cache, extra.ne[0], n_kv, k_cache.nb[1], n_head_kv * size)
         masks = choose(rest, self.mask(layer_cache), layer_cache.number)
         if len(masks) == 1:
             return self._attention(layer, layer_cache, q, keys, values, scale, mask=masks[0])
@@ -416,8 +416,8 @@ class Pass:
         keys, values = _heads(cache, n, 1, n_kv), _heads(cache, n_v, 1, n_kv)
         mask = None
         if choose is not None:
-            behind = view_2d(cache, cache.ne[0] - n, n_kv, cache.nb[1], cache.nb[1] * n // cache.ne[0])
-            mask = choose(behind, self.mask(layer_cache))
+            extra = view_2d(cache, cache.ne[0] - n, n_kv, cache.nb[1], cache.nb[1] * n // cache.ne[0])
+            mask = choose(extra, self.mask(layer_cache))
         return self._attention(layer, layer_cache, q, keys, values, scale, sinks=sinks, mask=mask)
 
     def _attention(

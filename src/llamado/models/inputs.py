@@ -274,12 +274,12 @@ class Mask(Input):
             least = [max(origin, row - half) for origin, row in zip(origins, own, strict=True)]
         elif self._window:
             reach = self._window - 1
-            behind = (
+            reaches = (
                 [time % self._window for time in _time_positions(batch).tolist()]
                 if self._chunked
                 else [reach] * len(own)
             )
-            least = [max(origin, row - n) for origin, row, n in zip(origins, own, behind, strict=True)]
+            least = [max(origin, row - n) for origin, row, n in zip(origins, own, reaches, strict=True)]
             lasts = own
         else:
             least = origins
