@@ -164,6 +164,7 @@ _WHERE = "operations run where their weights are"
 _LATER = "not supported yet"
 _VISION = "multimodal models are not supported yet"
 _DRAFT_ALIKE = "the draft model has what the model has"
+_NGRAMS = "suffix drafts for llama.cpp's n-gram drafters; it finds matches of any length"
 _ONE_DRAFT = "there is one draft, which is kept where it is what would have been chosen anyway"
 _REMOVED = "llama-server has removed this flag, too; see --spec-type"
 
@@ -326,7 +327,8 @@ COMPUTE = _group(
           "bytes: draft-simple (the model of -md), draft-mtp (the block behind the model's layers that predicts the "
           "token after next, in its file or that of -md), draft-eagle3 and draft-dflash (the EAGLE-3 or DFlash head of "
           "-md), suffix (what followed the longest end that was there before, in the sequence or in what this server "
-          "said), ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache (as in llama.cpp), none, or auto: "
+          "said), ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod and ngram-cache (suffix under llama.cpp's names; "
+          "ngram-cache also reads -lcs and -lcd), none, or auto: "
           "suffix with --rpc, where it hides the links, with -md that and what drafts in its file",
           type="str", default="auto", metavar="TYPES", env="LLAMA_ARG_SPEC_TYPE", commands=DRAFTED),
     _used("--spec-default", "the same as --spec-type ngram-mod", default=False, commands=DRAFTED),
@@ -358,27 +360,15 @@ COMPUTE = _group(
           env="LLAMA_ARG_SPEC_DRAFT_N_MIN", commands=DRAFTED),
     _used("--spec-draft-p-min --draft-p-min", "how probable the draft model must find a token that it drafts",
           type="float", default=0.0, metavar="P", env="LLAMA_ARG_SPEC_DRAFT_P_MIN", commands=DRAFTED),
+    *(_none(f"--spec-ngram-mod-{name}", _NGRAMS, commands=DRAFTED) for name in ("n-match", "n-min", "n-max")),
     *(
-        _used(f"--spec-ngram-{kind}-{name}", f"ngram-{kind}: {help}", type="int",
-              default=default, metavar="N", commands=DRAFTED)
-        for kind, name, help, default in (
-            ("mod", "n-match", "tokens that are looked for", 24),
-            ("mod", "n-min", "tokens of a draft at least", 48),
-            ("mod", "n-max", "tokens of a draft at most", 64),
-            *(
-                (kind, name, help, default)
-                for kind in ("simple", "map-k", "map-k4v")
-                for name, help, default in (
-                    ("size-n", "tokens that are looked for", 12),
-                    ("size-m", "tokens of a draft at most", 48),
-                    ("min-hits", "how often they must have been found", 1),
-                )
-            ),
-        )
+        _none(f"--spec-ngram-{kind}-{name}", _NGRAMS, commands=DRAFTED)
+        for kind in ("simple", "map-k", "map-k4v")
+        for name in ("size-n", "size-m", "min-hits")
     ),
     _used("-lcs --lookup-cache-static", "ngram-cache: a file of llama-lookup-create", type="str", metavar="FILE",
           commands=DRAFTED),
-    _used("-lcd --lookup-cache-dynamic", "ngram-cache: another one, of what was said before; it is only read",
+    _used("-lcd --lookup-cache-dynamic", "ngram-cache: a second file, of earlier texts; it is only read",
           type="str", metavar="FILE", commands=DRAFTED),
     _none("-Cd --spec-draft-cpu-mask --cpu-mask-draft", _DRAFT_ALIKE),
     _none("-Crd --spec-draft-cpu-range --cpu-range-draft", _DRAFT_ALIKE),
