@@ -1,4 +1,4 @@
-"""What those have in common that have layer norms."""
+"""Keys and tensors of architectures with layer norms."""
 
 from __future__ import annotations
 
