@@ -41,7 +41,7 @@ def _adds(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Headed(Tiny):
+class HeadedModel(Tiny):
     """A small model with prediction blocks.
 
     `sway` is the weight of hidden states in the block's input (0: none). With `repeats`, the block reads only
@@ -88,7 +88,7 @@ class Headed(Tiny):
 WITH_STATES = ("qwen35", "qwen35moe", "qwen3next", "bailingmoe3", "nemotron_h_moe")
 
 
-def _with_states(base: Tiny, more: Mapping[str, Shape | None], options: Mapping[str, Any]) -> Headed:
+def _with_states(base: Tiny, more: Mapping[str, Shape | None], options: Mapping[str, Any]) -> HeadedModel:
     """Return a hybrid model with all layers, and a prediction block with attention."""
     keys, block = {**base.keys, "nextn_predict_layers": 1}, {**base.layers[3 if 3 in base.layers else 1], **more}
     if base.architecture == "nemotron_h_moe":  # layers have one block each, the head has both
@@ -99,10 +99,12 @@ def _with_states(base: Tiny, more: Mapping[str, Shape | None], options: Mapping[
     for key in ("attention.head_count_kv", "feed_forward_length"):
         if isinstance(keys[key], list):
             keys[key] = [*keys[key], max(keys[key])]
-    return Headed(base.architecture, keys, base.layer, base.tensors, {**base.layers, 4: block}, n_layer=5, **options)
+    return HeadedModel(
+        base.architecture, keys, base.layer, base.tensors, {**base.layers, 4: block}, n_layer=5, **options
+    )
 
 
-def headed(name: str, *, n_heads: int = 1, **options: Any) -> Headed:
+def headed(name: str, *, n_heads: int = 1, **options: Any) -> HeadedModel:
     """Return one layer of a small model and its prediction blocks; hybrids have all layers."""
     base = TINY[name]
     n = base.n_embd
@@ -122,7 +124,7 @@ def headed(name: str, *, n_heads: int = 1, **options: Any) -> Headed:
     changed = {**base.keys, "leading_dense_block_count": 0, "nextn_predict_layers": n_heads, **CHANGES.get(name, {})}
     lists = [key for key, value in changed.items() if isinstance(value, list) and "rope" not in key]
     changed |= {key: [changed[key][-1]] * (1 + n_heads) for key in lists if key != "attention.indexer.types"}
-    return Headed(
+    return HeadedModel(
         base.architecture,
         changed,
         layer,
@@ -192,7 +194,7 @@ def make_eagle(path: Path, *, n_drafted: int = 0, own: bool = False, repeats: bo
 
 def make_target(path: Path) -> Path:
     """Write the target of these heads, a small llama model of four layers."""
-    return make(Headed("llama", {**KEYS, "rope.dimension_count": HEAD}, LLAMA, n_layer=4), path)
+    return make(HeadedModel("llama", {**KEYS, "rope.dimension_count": HEAD}, LLAMA, n_layer=4), path)
 
 
 def make_dflash(

@@ -26,6 +26,7 @@ from llamado.gguf.types import TensorType as T
 from llamado.models import BatchShape, InvalidModel, Model, UnsupportedModel, load_model
 from llamado.models.hparams import Gating
 from llamado.models.keys import FILE_ROPE, RopeOptions
+from llamado.models.memory import MemoryOptions
 
 Array = np.ndarray[Any, Any]
 MAKERS = [make_llama, make_gemma3]
@@ -77,7 +78,7 @@ def test_a_tied_output_matrix_is_the_embedding(tmp_path: Path) -> None:
     shape = BatchShape(1, 1, 256)
     for tied in (True, False):
         model = load(make_llama(tmp_path / "model.gguf", tied=tied))
-        head = model.build(shape, model.memory(256)).outputs["logits"].src[0]
+        head = model.build(shape, model.memory(MemoryOptions(n_cells=256))).outputs["logits"].src[0]
         assert head is model.weights["token_embd.weight" if tied else "output.weight"]
 
 
@@ -98,7 +99,7 @@ ROPE = {
 
 def ropes(model: Model) -> list[tuple[int | float, ...]]:
     """Return the op_params of all rotations, <5 i32, 6 f32>: queries and keys of each layer."""
-    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=256)))
     return [struct.unpack_from("<5i6f", node.op_params) for node in graph.nodes if node.op == Op.ROPE]
 
 
@@ -197,7 +198,7 @@ def test_longrope_factors_depend_on_the_context_of_a_sequence(tmp_path: Path, na
     short, long = (model.weights[f"rope_factors_{which}.weight"] for which in ("short", "long"))
     limit = TINY[name].keys["rope.scaling.original_context_length"]
     for n_ctx, expected in ((limit - 1, short), (limit, short), (limit + 1, long), (0, long)):
-        graph = model.build(BatchShape(1, 1, 256), model.memory(1024, n_ctx=n_ctx))
+        graph = model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=1024, n_ctx=n_ctx)))
         factors = [node.src[2] for node in graph.nodes if node.op == Op.ROPE]
         assert factors == [expected] * (2 * model.hparams.n_layer)
     assert {rope[6:9] for rope in ropes(model)} == {(1.0, 0.0, np.float32(1.19))}
@@ -218,7 +219,7 @@ def test_gemma3_27b_scales_queries_by_width_per_head(tmp_path: Path, n_layer: in
     model = load(path)
     expected = float(np.float32(1) / np.sqrt(np.float32(width)))
     assert model.hparams.attention_scale == expected
-    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=256)))
     attended = [node.src[0] for node in graph.nodes if node.op == Op.FLASH_ATTN_EXT]
     assert len(attended) == n_layer
     scales = {struct.unpack_from("<f", node.op_params)[0] for node in graph.nodes if node.op == Op.SCALE}
@@ -229,7 +230,7 @@ def test_gemma3_27b_scales_queries_by_width_per_head(tmp_path: Path, n_layer: in
 
 def test_frequency_factors_apply_to_queries_and_keys(tmp_path: Path) -> None:
     model = load(make_llama(tmp_path / "m.gguf", freq_factors=True))
-    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=256)))
     ropes = [node for node in graph.nodes if node.op == Op.ROPE]
     assert len(ropes) == 4
     assert all(node.src[2] is model.weights["rope_freqs.weight"] for node in ropes)
@@ -249,7 +250,7 @@ def test_the_sliding_window_pattern_may_be_a_list(tmp_path: Path) -> None:
 
 def test_gemma3_without_a_window_has_one_mask(tmp_path: Path) -> None:
     model = load_changed(make_gemma3(tmp_path / "a.gguf"), {"gemma3.attention.sliding_window": 0})
-    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=256)))
     assert "mask_swa" not in graph.inputs and "mask" in graph.inputs
 
 
@@ -305,7 +306,7 @@ def test_a_matrix_may_have_a_scale(tmp_path: Path) -> None:
     scales = {f"blk.{i}.{name}.scale": (1,) for i in range(2) for name in ("attn_q", "ffn_down", "attn_output")}
     path = make_llama(tmp_path / "m.gguf")
     model = load_changed(path, tensors={**scales, "blk.0.attn_q.input_scale": (1,)})
-    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=256)))
     products = {node.src[1]: node.src[0] for node in graph.nodes if node.op == Op.MUL}
     for name in scales:
         product = products[model.weights[name]]
@@ -315,12 +316,12 @@ def test_a_matrix_may_have_a_scale(tmp_path: Path) -> None:
 def test_cache_types_must_fit_the_heads(tmp_path: Path) -> None:
     model = load(make_llama(tmp_path / "m.gguf", n_embd=96, n_head=6))
     with pytest.raises(UnsupportedModel, match="these have 16 elements"):
-        model.memory(256, T.Q8_0, T.F16)
+        model.memory(MemoryOptions(n_cells=256, type_k=T.Q8_0, type_v=T.F16))
     with pytest.raises(
         UnsupportedModel,
         match="Q4_K is not supported; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, ",
     ):
-        model.memory(256, T.F16, T.Q4_K)
+        model.memory(MemoryOptions(n_cells=256, type_k=T.F16, type_v=T.Q4_K))
 
 
 @pytest.mark.parametrize(("n_tokens", "n_outputs", "n_kv"), [(0, 0, 256), (2, 3, 256), (2, -1, 256), (2, 1, 0)])
@@ -332,7 +333,7 @@ def test_invalid_batch_shapes_are_rejected(n_tokens: int, n_outputs: int, n_kv: 
 def test_attention_beyond_the_cache_is_rejected(tmp_path: Path) -> None:
     model = load(make_llama(tmp_path / "m.gguf"))
     with pytest.raises(ValueError, match="512 cells of a cache of 256"):
-        model.build(BatchShape(1, 1, 512), model.memory(256))
+        model.build(BatchShape(1, 1, 512), model.memory(MemoryOptions(n_cells=256)))
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
@@ -342,7 +343,7 @@ def test_attention_beyond_the_cache_is_rejected(tmp_path: Path) -> None:
 def test_inputs_and_outputs(tmp_path: Path, make: Callable[..., Path]) -> None:
     model = load(make(tmp_path / "m.gguf"))
     n_vocab = model.hparams.n_vocab
-    graph = model.build(BatchShape(5, 2, 256), model.memory(512))
+    graph = model.build(BatchShape(5, 2, 256), model.memory(MemoryOptions(n_cells=512)))
     described = {name: (t.type, t.ne[:2]) for name, t in graph.inputs.items()}
     expected = {
         "tokens": (T.I32, (5, 1)),
@@ -360,7 +361,7 @@ def test_inputs_and_outputs(tmp_path: Path, make: Callable[..., Path]) -> None:
 @pytest.mark.parametrize("make", MAKERS)
 def test_a_batch_without_outputs_only_writes_the_caches(tmp_path: Path, make: Callable[..., Path]) -> None:
     model = load(make(tmp_path / "m.gguf"))
-    kv = model.memory(256)
+    kv = model.memory(MemoryOptions(n_cells=256))
     graph = model.build(BatchShape(5, 0, 256), kv)
     assert graph.outputs == {} and "out_rows" not in graph.inputs
     writes = [node for node in graph.nodes if node.op == Op.SET_ROWS]
@@ -372,7 +373,7 @@ def test_a_batch_without_outputs_only_writes_the_caches(tmp_path: Path, make: Ca
 def test_building_a_graph_takes_few_calls_per_node(smollm2_path: Path) -> None:
     """Building delays the first token of each new shape. Calls measure its cost without a clock."""
     model = load(smollm2_path)
-    kv = model.memory(1024)
+    kv = model.memory(MemoryOptions(n_cells=1024))
     calls = 0
 
     def count(frame: object, event: str, argument: object) -> None:
@@ -450,7 +451,7 @@ def test_every_weight_type_gives_finite_logits(tmp_path: Path, wtype: str) -> No
 
 def test_the_file_s_epsilon_is_a_parameter_of_the_norm(smollm2_path: Path) -> None:
     model = load(smollm2_path)
-    graph = model.build(BatchShape(1, 1, 256), model.memory(256))
+    graph = model.build(BatchShape(1, 1, 256), model.memory(MemoryOptions(n_cells=256)))
     norm = next(node for node in graph.nodes if node.op == Op.RMS_NORM)
     assert norm.op_params[:4] == struct.pack("<f", 1e-5)
 

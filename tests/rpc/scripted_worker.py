@@ -11,41 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from llamado.rpc import wire
 from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.hashing import fnv1a
-from llamado.rpc.wire import (
-    COMMANDS,
-    LATEST,
-    LLAMADO,
-    Allocated,
-    AllocBuffer,
-    BufferClear,
-    BufferGetBase,
-    Command,
-    CopyTensor,
-    DeviceCount,
-    DeviceMemory,
-    FreeBuffer,
-    GetAlignment,
-    GetAllocSize,
-    GetDeviceMemory,
-    GetMaxSize,
-    GetTensor,
-    Hello,
-    HelloResponse,
-    Number,
-    Request,
-    RequestReader,
-    Response,
-    SetTensor,
-    SetTensorHash,
-    TensorData,
-    Upgrade,
-    WireError,
-    WireTensor,
-    spoken,
-    write_response,
-)
 
 
 class Hang(Exception):
@@ -65,20 +33,20 @@ class ScriptedWorker:
         self,
         *,
         own: bool = False,
-        version: tuple[int, int, int] = LATEST.version,
+        version: tuple[int, int, int] = wire.LATEST.version,
         devices: int = 1,
         alignment: int = 32,
         max_size: int = 1 << 40,
         memory: int = 1 << 30,
         copies: bool = True,
-        before: Callable[[Request, int], bytes | None] | None = None,
+        before: Callable[[wire.Request, int], bytes | None] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.own, self.version, self.devices = own, version, devices
         self.alignment, self.max_size, self.memory, self.copies = alignment, max_size, memory, copies
         self.before = before
         self.tls = tls
-        self.asked: list[Request] = []
+        self.asked: list[wire.Request] = []
         self.data: list[bytes] = []
         self.cache: dict[int, bytes] = {}
         self.buffers: dict[int, tuple[int, bytearray]] = {}
@@ -128,7 +96,7 @@ class ScriptedWorker:
             self._start(self._serve, sock, self.connections)
 
     def _serve(self, sock: socket.socket, number: int) -> None:
-        reader = RequestReader(protocol=spoken(self.version) or LATEST)
+        reader = wire.RequestReader(protocol=wire.spoken(self.version) or wire.LATEST)
         try:
             if self.tls is not None:
                 sock = self.tls.wrap_socket(sock, server_side=True)
@@ -148,7 +116,7 @@ class ScriptedWorker:
                     if not taken:
                         reader.feed(sock.recv(65536))
                     view = view[taken:]
-                if not isinstance(request, Hello | Upgrade | DeviceCount):
+                if not isinstance(request, wire.Hello | wire.Upgrade | wire.DeviceCount):
                     self.asked.append(request)
                     self.data.append(bytes(bulk))
                 said = None if self.before is None else self.before(request, number)
@@ -160,7 +128,7 @@ class ScriptedWorker:
                     sock.sendall(response)
         except Hang:
             self._released.wait()
-        except (EOFError, OSError, WireError):
+        except (EOFError, OSError, wire.WireError):
             pass
         finally:
             try:
@@ -168,71 +136,75 @@ class ScriptedWorker:
             except OSError:
                 pass
 
-    def _place(self, tensor: WireTensor, n: int, offset: int = 0) -> tuple[bytearray, int]:
+    def _place(self, tensor: wire.WireTensor, n: int, offset: int = 0) -> tuple[bytearray, int]:
         base, memory = self.buffers[tensor.buffer]
         at = tensor.data - base + offset
         assert at >= 0 and at + n <= len(memory), (tensor, n, offset)
         return memory, at
 
-    def _answer(self, request: Request, bulk: bytes) -> bytes | None:
-        command = COMMANDS[type(request)]
+    def _answer(self, request: wire.Request, bulk: bytes) -> bytes | None:
+        command = wire.COMMANDS[type(request)]
 
-        def say(response: Response) -> bytes:
-            return write_response(command, response)
+        def say(response: wire.Response) -> bytes:
+            return wire.write_response(command, response)
 
         match request:
-            case Hello():
-                return say(HelloResponse(*self.version, LLAMADO if self.own else 0))
-            case Upgrade():
+            case wire.Hello():
+                return say(wire.HelloResponse(*self.version, wire.LLAMADO if self.own else 0))
+            case wire.Upgrade():
                 return None
-            case DeviceCount():
-                return say(Number(self.devices))
-            case GetAlignment():
-                return say(Number(self.alignment))
-            case GetMaxSize():
-                return say(Number(self.max_size))
-            case GetDeviceMemory():
-                return say(DeviceMemory(self.memory - sum(len(m) for _, m in self.buffers.values()), self.memory))
-            case GetAllocSize(_, tensor):
-                return say(Number(tensor.ne[0] * tensor.ne[1] * 4 + 100))
-            case AllocBuffer(_, size):
+            case wire.DeviceCount():
+                return say(wire.Number(self.devices))
+            case wire.GetAlignment():
+                return say(wire.Number(self.alignment))
+            case wire.GetMaxSize():
+                return say(wire.Number(self.max_size))
+            case wire.GetDeviceMemory():
+                return say(wire.DeviceMemory(self.memory - sum(len(m) for _, m in self.buffers.values()), self.memory))
+            case wire.GetAllocSize(_, tensor):
+                return say(wire.Number(tensor.ne[0] * tensor.ne[1] * 4 + 100))
+            case wire.AllocBuffer(_, size):
                 if size > self.memory - sum(len(m) for _, m in self.buffers.values()):
-                    return say(Allocated(0, 0))
+                    return say(wire.AllocResponse(0, 0))
                 ptr, base = len(self.asked), self._next
                 self._next += size + 4096 - size % 4096
                 self.buffers[ptr] = base, bytearray(b"\xee" * size)
-                return say(Allocated(ptr, size))
-            case BufferGetBase(ptr):
-                return say(Number(self.buffers[ptr][0]))
-            case FreeBuffer(ptr):
+                return say(wire.AllocResponse(ptr, size))
+            case wire.BufferGetBase(ptr):
+                return say(wire.Number(self.buffers[ptr][0]))
+            case wire.FreeBuffer(ptr):
                 del self.buffers[ptr]
-            case BufferClear(ptr, value):
+            case wire.BufferClear(ptr, value):
                 base, memory = self.buffers[ptr]
                 self.buffers[ptr] = base, bytearray([value]) * len(memory)
-            case SetTensor(tensor, cache_flag, offset, size):
+            case wire.SetTensor(tensor, cache_flag, offset, size):
                 memory, at = self._place(tensor, size, offset)
                 memory[at : at + size] = bulk
                 if cache_flag:
                     self.cache[fnv1a(np.frombuffer(bulk, np.uint8))] = bulk
-            case SetTensorHash(tensor, offset, value):
+            case wire.SetTensorHash(tensor, offset, value):
                 if value not in self.cache:
-                    return say(Number(0))
+                    return say(wire.Number(0))
                 bulk = self.cache[value]
                 memory, at = self._place(tensor, len(bulk), offset)
                 memory[at : at + len(bulk)] = bulk
-                return say(Number(1))
-            case GetTensor(tensor, offset, size):
+                return say(wire.Number(1))
+            case wire.GetTensor(tensor, offset, size):
                 memory, at = self._place(tensor, size, offset)
-                return say(TensorData(size)) + memory[at : at + size]
-            case CopyTensor(src, dst):
+                return say(wire.TensorData(size)) + memory[at : at + size]
+            case wire.CopyTensor(src, dst):
                 n = src.ne[0]
                 if not self.copies:
-                    return say(Number(0))
+                    return say(wire.Number(0))
                 (source, a), (target, b) = self._place(src, n), self._place(dst, n)
                 if source is target and not self.own:
                     assert abs(a - b) >= n, "a worker of ggml copies forwards, whatever overlaps"
                 target[b : b + n] = source[a : a + n]
-                return say(Number(1))
+                return say(wire.Number(1))
             case _:
-                assert command in (Command.GRAPH_COMPUTE, Command.GRAPH_RECOMPUTE, Command.INIT_TENSOR), command
+                assert command in (
+                    wire.Command.GRAPH_COMPUTE,
+                    wire.Command.GRAPH_RECOMPUTE,
+                    wire.Command.INIT_TENSOR,
+                ), command
         return None

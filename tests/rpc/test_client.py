@@ -25,6 +25,7 @@ from llamado.ggml import Graph, TensorFlag
 from llamado.ggml import graph as g
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
+from llamado.rpc import wire
 from llamado.rpc.client import device as client
 from llamado.rpc.client import upload
 from llamado.rpc.client.connection import VersionMismatch, WorkerConnection
@@ -32,32 +33,8 @@ from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.hashing import fnv1a
 from llamado.rpc.known_hashes import KnownHashes
 from llamado.rpc.transport import ConnectError
-from llamado.rpc.wire import (
-    COMMANDS,
-    Allocated,
-    AllocBuffer,
-    BufferGetBase,
-    CopyTensor,
-    DeviceCount,
-    DeviceMemory,
-    GetAlignment,
-    GetAllocSize,
-    GetDeviceMemory,
-    GetMaxSize,
-    GetTensor,
-    GraphCompute,
-    GraphRecompute,
-    Hello,
-    InitTensor,
-    Number,
-    Request,
-    Response,
-    SetTensor,
-    SetTensorHash,
-    write_response,
-)
 
-Before = Callable[[Request, int], bytes | None]
+Before = Callable[[wire.Request, int], bytes | None]
 
 
 @contextmanager
@@ -142,7 +119,10 @@ def test_a_worker_that_serves_somebody_else() -> None:
 
 @pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 100, b"\xff" * 8])
 def test_a_greeting_that_is_none(greeting: bytes) -> None:
-    with ScriptedWorker(before=when(Hello, lambda: greeting)) as worker, pytest.raises(ConnectError, match="protocol"):
+    with (
+        ScriptedWorker(before=when(wire.Hello, lambda: greeting)) as worker,
+        pytest.raises(ConnectError, match="protocol"),
+    ):
         connect(worker.endpoint)
 
 
@@ -206,8 +186,8 @@ def test_padding_is_asked_for_where_a_back_end_may_want_it(own: bool) -> None:
         odd, even, plain = g.new_tensor(T.Q8_0, 96, 4), g.new_tensor(T.Q8_0, 512, 4), g.new_tensor(T.F32, 96)
         device.place([odd, even, plain, g.new_tensor(T.Q8_0, 96, 4)])
         device.memory()
-        assert len(worker.of(GetAllocSize)) == (0 if own else 1)  # asked once for the same shape
-        assert len(worker.of(InitTensor)) == (0 if own else 2)
+        assert len(worker.of(wire.GetAllocSize)) == (0 if own else 1)  # asked once for the same shape
+        assert len(worker.of(wire.InitTensor)) == (0 if own else 2)
         assert even.offset - odd.offset >= (odd.nbytes if own else 96 * 4 * 4 + 100)
 
 
@@ -233,7 +213,7 @@ def test_an_input_is_sent_as_far_as_it_changes() -> None:
         device.write(mask, data[600:] + 1, 600)
         data[600:] += 1
         assert held(worker, device, mask) == data.tobytes()
-        sent = [(r.tensor.name, r.offset, r.size) for r in worker.of(SetTensor)]
+        sent = [(r.tensor.name, r.offset, r.size) for r in worker.of(wire.SetTensor)]
         assert [s for s in sent if s[0] == b"mask"] == [(b"mask", 0, 1000), (b"mask", 400, 2), (b"mask", 600, 400)]
         assert sum(s[0] == b"w" for s in sent) == 3
 
@@ -277,7 +257,7 @@ def test_an_input_that_a_graph_writes_to_is_sent_whole() -> None:
             device.write(y, data)
             device.submit(graph)
         device.memory()
-        names = [r.tensor.name for r in worker.of(SetTensor)]
+        names = [r.tensor.name for r in worker.of(wire.SetTensor)]
         # before the graph is known, y is like any input
         assert (names.count(b"x"), names.count(b"y")) == (1, 3)
 
@@ -319,8 +299,8 @@ def test_tensors_that_are_elsewhere_are_refused() -> None:
 def test_reads_are_futures_in_order() -> None:
     go = threading.Event()
 
-    def slow(request: Request, _: int) -> None:
-        if isinstance(request, GetTensor):
+    def slow(request: wire.Request, _: int) -> None:
+        if isinstance(request, wire.GetTensor):
             go.wait(60)
 
     with device_of(ScriptedWorker(before=slow)) as device:
@@ -399,7 +379,7 @@ def test_a_copy_by_a_little_goes_through_other_memory() -> None:
         device.write(whole, data)
         device.copy(g.view_1d(whole, 100_000, 0), g.view_1d(whole, 100_000, 1))
         assert held(worker, device, whole) == data[:1].tobytes() + data[:-1].tobytes()
-        assert len(worker.of(CopyTensor)) == 2
+        assert len(worker.of(wire.CopyTensor)) == 2
 
 
 def test_copies_must_match() -> None:
@@ -453,9 +433,9 @@ def test_a_graph_that_comes_again_goes_by_name(version: tuple[int, int, int], co
         device.submit(one)
         device.submit(Graph())
         device.memory()
-        kinds = [r for r in worker.asked if isinstance(r, GraphCompute | GraphRecompute)]
-        assert "".join("c" if isinstance(r, GraphCompute) else "r" for r in kinds) == commands
-        graphs = worker.of(GraphCompute)
+        kinds = [r for r in worker.asked if isinstance(r, wire.GraphCompute | wire.GraphRecompute)]
+        assert "".join("c" if isinstance(r, wire.GraphCompute) else "r" for r in kinds) == commands
+        graphs = worker.of(wire.GraphCompute)
         assert graphs[0].payload == graphs[2].payload
         buffers[0].free()
         with pytest.raises(DeviceError):
@@ -476,8 +456,8 @@ def test_a_worker_of_ggml_forgets_all_graphs_with_any_buffer() -> None:
         two.submit(graph)
         two.submit(graph)
         two.memory()
-        kinds = [type(r) for r in worker.asked if isinstance(r, GraphCompute | GraphRecompute)]
-        c, r = GraphCompute, GraphRecompute
+        kinds = [type(r) for r in worker.asked if isinstance(r, wire.GraphCompute | wire.GraphRecompute)]
+        c, r = wire.GraphCompute, wire.GraphRecompute
         assert kinds == [c, r, r, c, r]
         for device in (one, two):
             device.close()
@@ -493,8 +473,8 @@ def test_devices_of_one_worker_have_graphs_of_their_own() -> None:
             for device, (graph, _) in zip(devices, graphs, strict=True):
                 device.submit(graph)
         devices[0].memory()
-        assert [r.device for r in worker.of(GraphCompute)] == [0, 1]
-        assert [r.device for r in worker.of(GraphRecompute)] == [0, 1]
+        assert [r.device for r in worker.of(wire.GraphCompute)] == [0, 1]
+        assert [r.device for r in worker.of(wire.GraphRecompute)] == [0, 1]
         for device in devices:
             device.close()
 
@@ -507,7 +487,7 @@ def test_activations_lie_in_a_buffer_of_the_client_unless_the_worker_is_ours(own
         device.place(tensors)
         device.submit(small)
         device.memory()
-        (request,) = worker.of(GraphCompute)
+        (request,) = worker.of(wire.GraphCompute)
         by_id = {int(t["id"]): t for t in request.tensors}
         inner = [by_id[int(i)] for i in request.nodes[:-1]]
         assert all((t["buffer"] == 0) == own and (t["data"] == 0) == own for t in inner)
@@ -520,13 +500,13 @@ def test_activations_lie_in_a_buffer_of_the_client_unless_the_worker_is_ours(own
         device.submit(large)
         device.submit(small)
         device.memory()
-        again = worker.of(GraphCompute)[-1]
+        again = worker.of(wire.GraphCompute)[-1]
         live = {int(p) for p in worker.buffers}
         assert {int(t["buffer"]) for t in again.tensors} <= live | ({0} if own else set())
         if own:
-            assert [r.uid for r in worker.of(GraphRecompute)] == [request.uid]
+            assert [r.uid for r in worker.of(wire.GraphRecompute)] == [request.uid]
         else:
-            assert again.payload != request.payload and len(worker.of(GraphCompute)) == 3
+            assert again.payload != request.payload and len(worker.of(wire.GraphCompute)) == 3
 
 
 def test_outputs_must_be_bound() -> None:
@@ -572,8 +552,8 @@ def test_weights_are_asked_for_by_hash(own: bool, monkeypatch: pytest.MonkeyPatc
             assert sum(done) == sum(sizes)
             assert all(held(worker, device, t) == data.tobytes() for t, data in pairs)
             assert hashes == {t.name: fnv1a(data) for t, data in pairs if t.name in large}
-            sent = {r.tensor.name.decode(): r.cache_flag for r in worker.of(SetTensor)}
-            asked = {r.tensor.name.decode() for r in worker.of(SetTensorHash)}
+            sent = {r.tensor.name.decode(): r.cache_flag for r in worker.of(wire.SetTensor)}
+            asked = {r.tensor.name.decode() for r in worker.of(wire.SetTensorHash)}
             new = [large, [], ["w4"]][turn]
             assert asked == set(large)
             assert sent == {"w1": 0, "w2": 0} | dict.fromkeys(new, 1)
@@ -626,16 +606,16 @@ def test_known_hashes_last_as_long_as_the_files(tmp_path: Path) -> None:
 # --- a worker that lies -----------------------------------------------------------------------------------------------
 
 NUMBERS = (0, 1, 3, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
-LIES: dict[type[Request], Callable[[int], Response]] = {
-    DeviceCount: lambda n: Number(n % 2**32),
-    GetAlignment: Number,
-    GetMaxSize: Number,
-    GetDeviceMemory: lambda n: DeviceMemory(n, n // 3),
-    GetAllocSize: Number,
-    AllocBuffer: lambda n: Allocated(n, n),
-    BufferGetBase: Number,
-    CopyTensor: lambda n: Number(n % 2**8),
-    SetTensorHash: lambda n: Number(n % 2**8),
+LIES: dict[type[wire.Request], Callable[[int], wire.Response]] = {
+    wire.DeviceCount: lambda n: wire.Number(n % 2**32),
+    wire.GetAlignment: wire.Number,
+    wire.GetMaxSize: wire.Number,
+    wire.GetDeviceMemory: lambda n: wire.DeviceMemory(n, n // 3),
+    wire.GetAllocSize: wire.Number,
+    wire.AllocBuffer: lambda n: wire.AllocResponse(n, n),
+    wire.BufferGetBase: wire.Number,
+    wire.CopyTensor: lambda n: wire.Number(n % 2**8),
+    wire.SetTensorHash: lambda n: wire.Number(n % 2**8),
 }
 """Numbers that a worker may return for each request."""
 
@@ -643,7 +623,7 @@ LIES: dict[type[Request], Callable[[int], Response]] = {
 class LyingWorker(ScriptedWorker):
     """Closes connections whose requests its own lies have led astray."""
 
-    def _answer(self, request: Request, bulk: bytes) -> bytes | None:
+    def _answer(self, request: wire.Request, bulk: bytes) -> bytes | None:
         try:
             return super()._answer(request, bulk)
         except (AssertionError, LookupError):
@@ -653,12 +633,12 @@ class LyingWorker(ScriptedWorker):
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("kind", LIES, ids=lambda kind: kind.__name__)
 def test_no_number_of_a_worker_leads_to_a_fault_without_a_name(
-    kind: type[Request], own: bool, monkeypatch: pytest.MonkeyPatch
+    kind: type[wire.Request], own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_ASK_FIRST", 1)
     monkeypatch.setattr(client, "OWN_HASH_THRESHOLD", 1 << 10)
     for number in NUMBERS:
-        answer = write_response(COMMANDS[kind], LIES[kind](number))
+        answer = wire.write_response(wire.COMMANDS[kind], LIES[kind](number))
         worker = LyingWorker(own=own, before=when(kind, partial(bytes, answer)))
         with worker, suppress(DeviceError):
             device = connect(worker.endpoint)[0]
@@ -737,7 +717,7 @@ def losing(before: Before, **options: Any) -> Iterator[tuple[RemoteDevice, Tenso
     ],
 )
 def test_loss_while_an_answer_is_due(action: Callable[[], bytes | None], why: str | None) -> None:
-    with losing(when(GetTensor, action)) as (device, tensor, _):
+    with losing(when(wire.GetTensor, action)) as (device, tensor, _):
         with device.batch():
             futures = [device.read(tensor, 0, 100_000) for _ in range(3)]
         if why is None:  # the answer begins and never ends
@@ -751,7 +731,7 @@ def test_loss_while_an_answer_is_due(action: Callable[[], bytes | None], why: st
 
 
 def test_an_answer_that_comes_byte_by_byte_is_not_waited_for_for_ever() -> None:
-    with losing(when(GetTensor, lambda: (100_000).to_bytes(8, "little") + bytes(500))) as (device, tensor, _):
+    with losing(when(wire.GetTensor, lambda: (100_000).to_bytes(8, "little") + bytes(500))) as (device, tensor, _):
         future = device.read(tensor, 0, 100_000)
         until(lambda: not device._connection._reader.n_expected, "some of the bytes come")
         device._connection._awaited = device._connection._sent = -1000.0
@@ -762,10 +742,10 @@ def test_an_answer_that_comes_byte_by_byte_is_not_waited_for_for_ever() -> None:
 def test_the_end_in_the_middle_of_an_answer() -> None:
     begun = threading.Event()
 
-    def begin(request: Request, _: int) -> bytes | None:
+    def begin(request: wire.Request, _: int) -> bytes | None:
         if begun.is_set():
             raise EOFError
-        if isinstance(request, GetTensor):
+        if isinstance(request, wire.GetTensor):
             begun.set()
             return (100_000).to_bytes(8, "little") + bytes(70_000)
         return None
@@ -779,8 +759,8 @@ def test_the_end_in_the_middle_of_an_answer() -> None:
 
 
 def test_an_answer_to_no_question() -> None:
-    def shout(request: Request, _: int) -> bytes | None:
-        return b"\1" * 9 if isinstance(request, SetTensor) else None
+    def shout(request: wire.Request, _: int) -> bytes | None:
+        return b"\1" * 9 if isinstance(request, wire.SetTensor) else None
 
     with losing(shout) as (device, tensor, told):
         device.write(tensor, np.zeros(100_000, np.uint8))
@@ -791,7 +771,7 @@ def test_an_answer_to_no_question() -> None:
 @pytest.mark.slow
 def test_no_answer_in_time() -> None:
     with (
-        losing(when(GetTensor, hang), reply_timeout=0.3) as (device, tensor, _),
+        losing(when(wire.GetTensor, hang), reply_timeout=0.3) as (device, tensor, _),
         pytest.raises(DeviceLost, match="not answered for"),
     ):
         device.read(tensor, 0, 1).result(60)
@@ -801,7 +781,7 @@ def test_no_answer_in_time() -> None:
 def test_data_that_is_not_taken() -> None:
     """A worker that reads no more: the thread that sends comes back too."""
     with (
-        losing(when(SetTensor, hang), reply_timeout=0.3) as (device, tensor, _),
+        losing(when(wire.SetTensor, hang), reply_timeout=0.3) as (device, tensor, _),
         pytest.raises(DeviceLost, match="not answered"),
     ):
         for _ in range(1000):
@@ -812,7 +792,7 @@ def test_data_that_is_not_taken() -> None:
 def test_our_worker_is_asked_for_signs_of_life() -> None:
     frozen = threading.Event()
 
-    def freeze(request: Request, connection: int) -> None:
+    def freeze(request: wire.Request, connection: int) -> None:
         if frozen.is_set():
             raise Hang
 
@@ -824,7 +804,7 @@ def test_our_worker_is_asked_for_signs_of_life() -> None:
 
 
 def test_our_worker_that_does_not_answer_a_second_connection() -> None:
-    def only_one(request: Request, connection: int) -> None:
+    def only_one(request: wire.Request, connection: int) -> None:
         if connection > 1:
             raise EOFError
 
@@ -856,7 +836,7 @@ def test_closing_is_no_loss() -> None:
 
 
 def test_closing_does_not_wait_for_a_frozen_worker() -> None:
-    with ScriptedWorker(before=when(SetTensor, hang)) as worker:
+    with ScriptedWorker(before=when(wire.SetTensor, hang)) as worker:
         device = connect(worker.endpoint)[0]
         tensor = g.new_tensor(T.I8, 10_000_000)
         device.place([tensor])
@@ -883,7 +863,7 @@ def test_no_threads_are_left() -> None:
 
 
 def test_a_count_of_devices_that_never_comes() -> None:
-    with ScriptedWorker(before=when(DeviceCount, close_it)) as worker, pytest.raises(DeviceLost):
+    with ScriptedWorker(before=when(wire.DeviceCount, close_it)) as worker, pytest.raises(DeviceLost):
         connect(worker.endpoint)
 
 
@@ -891,7 +871,7 @@ def test_a_connection_lost_from_its_own_callback_can_be_closed() -> None:
     with ScriptedWorker() as worker:
         connection = WorkerConnection(worker.endpoint)
         connection.on_lost(lambda why: connection.close())
-        worker.before = when(DeviceCount, close_it)
+        worker.before = when(wire.DeviceCount, close_it)
         with pytest.raises(DeviceLost):
-            connection.ask(DeviceCount()).result(60)
+            connection.ask(wire.DeviceCount()).result(60)
         connection.close()

@@ -23,10 +23,11 @@ from llamado.devices.cpu.device import CpuDevice
 from llamado.devices.device import DeviceError, DeviceLost
 from llamado.ggml import graph as g
 from llamado.gguf.types import TensorType as T
+from llamado.rpc import wire
 from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.client.heartbeat import Heartbeat, Patience
+from llamado.rpc.worker.connection import ClientConnection
 from llamado.rpc.worker.server import Worker, WorkerOptions
-from llamado.rpc.worker.session import Session
 
 
 @pytest.fixture
@@ -129,13 +130,13 @@ def test_signs_of_life_go_on_when_the_worker_gives_their_place_to_another(monkey
         device.place([tensor])
         device.write(tensor, np.full(1000, 7, np.uint8))
         assert device.read(tensor, 0, 1000).result(60).tolist() == [7] * 1000
-        greet, turned_away = Session._greet, []
+        greet, turned_away = ClientConnection.greet, []
 
-        def turn_away_the_first(session: Session, tls: object) -> None:
+        def turn_away_the_first(connection: ClientConnection, tls: object) -> wire.Request:
             if not turned_away:
-                turned_away.append(session)
+                turned_away.append(connection)
                 raise ConnectionResetError("let go for another")
-            greet(session, None)
+            return greet(connection, None)
 
         beat, answered = Heartbeat.beat, list[str | None]()
 
@@ -143,7 +144,7 @@ def test_signs_of_life_go_on_when_the_worker_gives_their_place_to_another(monkey
             answered.append(why := beat(heartbeat))
             return why
 
-        monkeypatch.setattr(Session, "_greet", turn_away_the_first)
+        monkeypatch.setattr(ClientConnection, "greet", turn_away_the_first)
         monkeypatch.setattr(Heartbeat, "beat", counted)
         for _ in range(3):
             sessions = {*worker._sessions}

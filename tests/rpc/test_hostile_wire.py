@@ -35,37 +35,7 @@ from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op, TensorFlag
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
-from llamado.rpc.wire import (
-    AllocBuffer,
-    Attach,
-    Await,
-    BufferClear,
-    BufferGetBase,
-    CloseInlet,
-    Command,
-    ConnectNext,
-    CopyTensor,
-    Deliver,
-    DeviceCount,
-    FreeBuffer,
-    GetAlignment,
-    GetAllocSize,
-    GetDeviceMemory,
-    GetMaxSize,
-    GetTensor,
-    GraphCompute,
-    GraphRecompute,
-    Hello,
-    InitTensor,
-    MemsetTensor,
-    OpenInlet,
-    Push,
-    SetTensor,
-    SetTensorHash,
-    graph_request,
-    read_graph,
-    write_request,
-)
+from llamado.rpc import wire
 from llamado.rpc.worker import links, session
 from llamado.rpc.worker import server as worker_module
 from llamado.rpc.worker.budgets import Budgets
@@ -129,7 +99,7 @@ class Bystander:
         try:
             while not self._stop.is_set():
                 began = time.monotonic()
-                self.client.send(GraphRecompute(0))
+                self.client.send(wire.GraphRecompute(0))
                 got = self.client.get(self._wire(self.result), self.result.nbytes)
                 if got != self.expected:
                     self.error = f"round {self.rounds}: another result"
@@ -189,14 +159,14 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             # The same graphs have the same kernels in each run; a hundred thousand others are not to be kept.
             device = CpuDevice(2, jit=Jit(folder=folder / "kernels" if "LLAMADO_FUZZ" in os.environ else None))
             with running(device, mem=256 << 20) as worker:
-                worker.shared.kernels = Budgets(1 << 30)
-                worker.shared.dialling.allowed = False  # noise is no reason to connect to anybody
+                worker.state.kernels = Budgets(1 << 30)
+                worker.state.dialling.allowed = False  # noise is no reason to connect to anybody
                 bystander = Bystander(worker)
-                before = worker.shared.lenders[0].lent
+                before = worker.state.devices[0].lent
                 yield Scene(worker, bystander, tally, folder / "last")
                 until(lambda: worker.clients <= 1)
                 assert worker.clients == 1
-                assert worker.shared.lenders[0].lent == before
+                assert worker.state.devices[0].lent == before
                 bystander.stop()
                 assert bystander.error is None
                 assert bystander.rounds > 10
@@ -215,7 +185,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
-COMMANDS = np.array([*Command, *(max(Command) + i for i in (1, 2)), 18, 19])
+COMMANDS = np.array([*wire.Command, *(max(wire.Command) + i for i in (1, 2)), 18, 19])
 INTERESTING = [
     0, 1, 2, 3, 7, 8, 31, 32, 63, 64, 127, 128, 255, 256, 4095, 4096, 65535, 1 << 16, SIZE - 1, SIZE, SIZE + 1,
     (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 64, (1 << 64) - 1,
@@ -235,16 +205,17 @@ def templates(ptr: int, base: int) -> list[bytes]:
     places, _ = layout([a, b, ids, w, *graph.nodes], gap=64)
     compute = request(graph, ptr, base, places)
     requests = [
-        Hello(), DeviceCount(), AllocBuffer(0, 1000), GetAlignment(0), GetMaxSize(0), GetDeviceMemory(0),
-        GraphRecompute(0), BufferGetBase(ptr), FreeBuffer(ptr), BufferClear(ptr, 1), InitTensor(half),
-        SetTensorHash(half, 0, 1), GetTensor(tensor, 0, 1000), CopyTensor(half, tensor), MemsetTensor(half, 1, 2, 3),
-        GetAllocSize(0, half, (half,) * 10), OpenInlet(), ConnectNext(bytes(16), b"127.0.0.1:1"), Attach(bytes(16)),
-        Push(half, 1, 1000, 1), Await(half, 1, 1000, 1), CloseInlet(bytes(16)),
+        wire.Hello(), wire.DeviceCount(), wire.AllocBuffer(0, 1000), wire.GetAlignment(0), wire.GetMaxSize(0),
+        wire.GetDeviceMemory(0), wire.GraphRecompute(0), wire.BufferGetBase(ptr), wire.FreeBuffer(ptr),
+        wire.BufferClear(ptr, 1), wire.InitTensor(half), wire.SetTensorHash(half, 0, 1),
+        wire.GetTensor(tensor, 0, 1000), wire.CopyTensor(half, tensor), wire.MemsetTensor(half, 1, 2, 3),
+        wire.GetAllocSize(0, half, (half,) * 10), wire.OpenInlet(), wire.ConnectNext(bytes(16), b"127.0.0.1:1"),
+        wire.Attach(bytes(16)), wire.Push(half, 1, 1000, 1), wire.Await(half, 1, 1000, 1), wire.CloseInlet(bytes(16)),
     ]  # fmt: skip
-    plain = [write_request(r) for r in requests]
-    sets = [write_request(SetTensor(half, flag, 5, 100)) + bytes(100) for flag in (0, 1)]
-    sets += [write_request(Deliver(1, 2, 100)) + bytes(100)]
-    return plain + sets + [write_request(compute)] * 8
+    plain = [wire.write_request(r) for r in requests]
+    sets = [wire.write_request(wire.SetTensor(half, flag, 5, 100)) + bytes(100) for flag in (0, 1)]
+    sets += [wire.write_request(wire.Deliver(1, 2, 100)) + bytes(100)]
+    return plain + sets + [wire.write_request(compute)] * 8
 
 
 def mutate(message: bytes, rng: np.random.Generator, ptr: int, base: int) -> bytes:
@@ -440,9 +411,9 @@ def test_random_graphs(scene: Scene) -> None:
             spoil(tensors, nodes, rng, base, size)
             try:
                 for _ in range(2):
-                    client.send(graph_request(0, nodes, tensors))
-                client.send(GraphRecompute(0))
-                computed += client.number(DeviceCount())
+                    client.send(wire.graph_request(0, nodes, tensors))
+                client.send(wire.GraphRecompute(0))
+                computed += client.number(wire.DeviceCount())
             except OSError:
                 pass
             scene.over(client)
@@ -457,15 +428,15 @@ def test_real_graphs_spoilt(scene: Scene) -> None:
     n = max(8, GRAPHS // 20)
     for seed in range(n):
         rng = np.random.default_rng([3, seed])
-        original = read_graph(lzma.decompress(CAPTURES[seed % len(CAPTURES)].read_bytes()))
+        original = wire.read_graph(lzma.decompress(CAPTURES[seed % len(CAPTURES)].read_bytes()))
         with scene.stranger(seed) as client:
             moved, regions = move(client, original)
             tensors = moved.tensors.copy()
             ptr = int(rng.choice(list(regions)))
             spoil(tensors, moved.nodes, rng, *regions[ptr])
             try:
-                client.send(graph_request(0, moved.nodes, tensors))
-                computed += client.number(DeviceCount())
+                client.send(wire.graph_request(0, moved.nodes, tensors))
+                computed += client.number(wire.DeviceCount())
             except OSError:
                 pass
             scene.over(client)
@@ -473,7 +444,7 @@ def test_real_graphs_spoilt(scene: Scene) -> None:
     assert computed
 
 
-def move(client: Client, graph: GraphCompute) -> tuple[GraphCompute, dict[int, tuple[int, int]]]:
+def move(client: Client, graph: wire.GraphCompute) -> tuple[wire.GraphCompute, dict[int, tuple[int, int]]]:
     """A captured graph moved to buffers of ours, weights shared so that they fit; gives base and size by ptr."""
     tensors = graph.tensors.copy()
     regions = {}
@@ -492,4 +463,4 @@ def move(client: Client, graph: GraphCompute) -> tuple[GraphCompute, dict[int, t
         tensors["buffer"][mine] = new
         tensors["data"][mine] = tensors["data"][mine] - data.min() + np.uint64(base)
         regions[new] = (base, size)
-    return graph_request(0, graph.nodes, tensors), regions
+    return wire.graph_request(0, graph.nodes, tensors), regions

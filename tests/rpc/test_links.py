@@ -25,27 +25,9 @@ from llamado.devices.device import LinkLost
 from llamado.ggml import graph as g
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
+from llamado.rpc import wire
 from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.endpoint import Endpoint, client_tls
-from llamado.rpc.wire import (
-    LINKED,
-    LLAMADO,
-    TELLS_NUMERICS,
-    Attach,
-    Await,
-    Awaited,
-    CloseInlet,
-    Command,
-    ConnectNext,
-    Deliver,
-    DeviceCount,
-    HelloResponse,
-    InletTicket,
-    OpenInlet,
-    Push,
-    WireTensor,
-    write_request,
-)
 from llamado.rpc.worker import links
 from llamado.rpc.worker.budgets import Budgets
 from llamado.rpc.worker.server import Worker
@@ -83,23 +65,23 @@ class Linked:
     def __init__(self, first: Worker, second: Worker, size: int = SIZE) -> None:
         self.size = size
         self.a, self.b = Client(first), Client(second)
-        inlet = self.b.ask(OpenInlet())
-        assert isinstance(inlet, InletTicket)
+        inlet = self.b.ask(wire.OpenInlet())
+        assert isinstance(inlet, wire.InletTicket)
         self.inlet = inlet
-        self.link = self.a.number(ConnectNext(inlet.ticket, str(second.endpoint).encode()))
+        self.link = self.a.number(wire.ConnectNext(inlet.ticket, str(second.endpoint).encode()))
         self.source, self.target = self._tensor(self.a), self._tensor(self.b)
 
-    def _tensor(self, client: Client) -> WireTensor:
+    def _tensor(self, client: Client) -> wire.WireTensor:
         ptr, base = client.alloc(self.size)
         return raw(ptr, base, self.size)
 
     def push(self, data: bytes, sequence: int) -> None:
         self.a.set(self.source, data)
-        self.a.send(Push(self.source, self.link, len(data), sequence))
+        self.a.send(wire.Push(self.source, self.link, len(data), sequence))
 
-    def take(self, sequence: int, size: int | None = None) -> Awaited:
-        answer = self.b.ask(Await(self.target, self.inlet.number, self.size if size is None else size, sequence))
-        assert isinstance(answer, Awaited)
+    def take(self, sequence: int, size: int | None = None) -> wire.AwaitResponse:
+        answer = self.b.ask(wire.Await(self.target, self.inlet.number, self.size if size is None else size, sequence))
+        assert isinstance(answer, wire.AwaitResponse)
         return answer
 
     def waiting(self, sequence: int) -> threading.Thread:
@@ -162,24 +144,24 @@ def test_numbers_that_nobody_waits_for_are_dropped(linked: Linked) -> None:
 def test_what_does_not_fit_ends_the_inlet(linked: Linked, sequence: int, size: int) -> None:
     """A number that was left out before, or another size: neither side waits for ever."""
     linked.push(bytes_of(1, size), sequence)
-    assert linked.take(1) == Awaited(0, 0)
+    assert linked.take(1) == wire.AwaitResponse(0, 0)
     linked.push(bytes_of(1), 1)
-    assert linked.take(1) == Awaited(0, 0)
-    assert linked.a.number(DeviceCount()) == linked.b.number(DeviceCount()) == 1
+    assert linked.take(1) == wire.AwaitResponse(0, 0)
+    assert linked.a.number(wire.DeviceCount()) == linked.b.number(wire.DeviceCount()) == 1
 
 
 @pytest.mark.slow
 def test_more_than_a_connection_holds_waits_in_the_sender(pair: tuple[Worker, Worker]) -> None:
     """TCP holds it back: the worker that is to take it holds nothing of it."""
     linked = Linked(*pair, size=LARGE)
-    lent = pair[1].shared.lenders[0].lent
+    lent = pair[1].state.devices[0].lent
     thread = threading.Thread(target=lambda: [linked.push(bytes_of(number, LARGE), number) for number in (1, 2)])
     thread.start()
     time.sleep(0.1)
     assert thread.is_alive()
     busy = Client(pair[0])
-    assert busy.number(DeviceCount()) == 1  # others are served meanwhile
-    assert pair[1].shared.lenders[0].lent == lent
+    assert busy.number(wire.DeviceCount()) == 1  # others are served meanwhile
+    assert pair[1].state.devices[0].lent == lent
     for number in (1, 2):
         assert linked.take(number).came and linked.held() == bytes_of(number, LARGE)
     thread.join(GUARD)
@@ -194,7 +176,7 @@ def test_the_one_that_sends_is_gone(linked: Linked) -> None:
     thread = linked.waiting(1)
     linked.a.sock.close()
     thread.join(GUARD)
-    assert linked.answers == [Awaited(0, 0)] and linked.b.number(DeviceCount()) == 1
+    assert linked.answers == [wire.AwaitResponse(0, 0)] and linked.b.number(wire.DeviceCount()) == 1
 
 
 def test_the_one_that_takes_is_gone(linked: Linked, pair: tuple[Worker, Worker], caplog: Any) -> None:
@@ -202,7 +184,7 @@ def test_the_one_that_takes_is_gone(linked: Linked, pair: tuple[Worker, Worker],
     until(lambda: pair[1].clients == 0)
     for number in range(1, 20):  # the first may still find room in a buffer
         linked.push(bytes_of(number), number)
-    assert linked.a.number(DeviceCount()) == 1
+    assert linked.a.number(wire.DeviceCount()) == 1
     until(lambda: "link 1 broken" in caplog.text)
 
 
@@ -210,7 +192,7 @@ def test_a_client_that_waits_hangs_up(linked: Linked, pair: tuple[Worker, Worker
     linked.waiting(1)
     linked.b.sock.shutdown(socket.SHUT_RDWR)
     until(lambda: pair[1].clients == 0)
-    assert not pair[1].shared.inlets
+    assert not pair[1].state.inlets
 
 
 def test_a_client_whose_worker_sends_hangs_up(pair: tuple[Worker, Worker]) -> None:
@@ -235,12 +217,12 @@ def test_an_inlet_is_closed_by_another_connection(linked: Linked, pair: tuple[Wo
     """Its own may be the one that waits."""
     thread = linked.waiting(1)
     with Client(pair[1]) as aside:
-        aside.send(CloseInlet(bytes(16)))
+        aside.send(wire.CloseInlet(bytes(16)))
         time.sleep(0.05)
         assert not linked.answers
-        aside.send(CloseInlet(linked.inlet.ticket))
+        aside.send(wire.CloseInlet(linked.inlet.ticket))
         thread.join(GUARD)
-    assert linked.answers == [Awaited(0, 0)]
+    assert linked.answers == [wire.AwaitResponse(0, 0)]
 
 
 # -- who may ----------------------------------------------------------------------------------------------------------
@@ -250,37 +232,37 @@ def test_only_a_ticket_lets_in(linked: Linked, pair: tuple[Worker, Worker]) -> N
     """Neither a wrong one, nor one that somebody came with before, nor none."""
     for ticket in (bytes(16), linked.inlet.ticket):
         with Client(pair[1]) as stranger:
-            assert stranger.number(Attach(ticket)) == 0 and stranger.is_closed()
+            assert stranger.number(wire.Attach(ticket)) == 0 and stranger.is_closed()
     with Client(pair[1]) as stranger:
-        stranger.send(Deliver(1, 0, SIZE), bytes(SIZE))
+        stranger.send(wire.Deliver(1, 0, SIZE), bytes(SIZE))
         assert stranger.is_closed()
     linked.push(bytes_of(1), 1)
     assert linked.take(1).came and linked.held() == bytes_of(1)
 
 
 def test_a_place_outside_the_buffer(linked: Linked) -> None:
-    linked.b.send(Await(linked.target, linked.inlet.number, SIZE + 1, 1))
+    linked.b.send(wire.Await(linked.target, linked.inlet.number, SIZE + 1, 1))
     assert linked.b.is_closed()
-    linked.a.send(Push(linked.source, linked.link, SIZE + 1, 1))
+    linked.a.send(wire.Push(linked.source, linked.link, SIZE + 1, 1))
     assert linked.a.is_closed()
 
 
 def test_links_that_are_none(linked: Linked) -> None:
-    linked.a.send(Push(linked.source, 99, SIZE, 1))
-    answer = linked.b.ask(Await(linked.target, 99, SIZE, 1))
-    assert answer == Awaited(0, 0) and linked.a.number(DeviceCount()) == 1
+    linked.a.send(wire.Push(linked.source, 99, SIZE, 1))
+    answer = linked.b.ask(wire.Await(linked.target, 99, SIZE, 1))
+    assert answer == wire.AwaitResponse(0, 0) and linked.a.number(wire.DeviceCount()) == 1
 
 
 def test_there_are_not_endlessly_many(linked: Linked) -> None:
     for _ in range(links.MAX_LINKS - 1):
-        linked.b.ask(OpenInlet())
-    linked.b.send(OpenInlet())
+        linked.b.ask(wire.OpenInlet())
+    linked.b.send(wire.OpenInlet())
     assert linked.b.is_closed()
 
 
 def refused(worker: Worker, endpoint: str, client: Client | None = None) -> bool:
     with client or Client(worker) as one:
-        return one.number(ConnectNext(bytes(16), endpoint.encode())) == 0
+        return one.number(wire.ConnectNext(bytes(16), endpoint.encode())) == 0
 
 
 @contextmanager
@@ -313,7 +295,7 @@ def test_nobody_else_is_dialled(pair: tuple[Worker, Worker], monkeypatch: pytest
             assert refused(pair[0], endpoint)
             assert why in caplog.text and "falling back to the client" in caplog.text, (why, caplog.text)
     kept[0].close()
-    assert len(heard[0]) == 33 and heard[0][0] == Command.HELLO  # a greeting, and nothing that a client chose
+    assert len(heard[0]) == 33 and heard[0][0] == wire.Command.HELLO  # a greeting, and nothing that a client chose
 
 
 def test_failed_attempts_of_a_client_are_limited() -> None:
@@ -331,7 +313,7 @@ def test_seconds_of_computing_are_sent_in_microseconds() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         links.Outlet(ours).send(7, 0.25, SimpleNamespace(read=lambda start, size: iter([b"ab"])), 0, 2)
-        sent = write_request(Deliver(7, 250_000, 2)) + b"ab"
+        sent = wire.write_request(wire.Deliver(7, 250_000, 2)) + b"ab"
         ours.shutdown(socket.SHUT_WR)
         assert theirs.makefile("rb").read() == sent
 
@@ -354,7 +336,9 @@ def test_strangers_learn_little(pair: tuple[Worker, Worker], monkeypatch: pytest
 def test_a_worker_without_the_ring(device: CpuDevice, pair: tuple[Worker, Worker], caplog: Any) -> None:
     with running(device, ring=False) as alone:
         with Client(alone) as client:
-            assert isinstance(client.hello, HelloResponse) and client.hello.own == LLAMADO | TELLS_NUMERICS
+            assert (
+                isinstance(client.hello, wire.HelloResponse) and client.hello.features == wire.LLAMADO | wire.NUMERICS
+            )
             assert refused(alone, str(pair[0].endpoint))
             assert "--no-ring" in caplog.text
         devices = [connect(str(one.endpoint))[0] for one in (alone, pair[0])]
@@ -363,7 +347,10 @@ def test_a_worker_without_the_ring(device: CpuDevice, pair: tuple[Worker, Worker
         for one in devices:
             one.close()
     with Client(pair[0]) as client:
-        assert isinstance(client.hello, HelloResponse) and client.hello.own == LLAMADO | LINKED | TELLS_NUMERICS
+        assert (
+            isinstance(client.hello, wire.HelloResponse)
+            and client.hello.features == wire.LLAMADO | wire.LINKS | wire.NUMERICS
+        )
 
 
 def test_only_allowed_networks_are_dialled(device: CpuDevice, caplog: Any) -> None:
@@ -436,7 +423,7 @@ def test_ggmls_workers_are_not_linked(pair: tuple[Worker, Worker]) -> None:
     with ScriptedWorker() as peer:
         a, b = connect(str(pair[0].endpoint))[0], connect(peer.endpoint)[0]
         assert a.link(b) is None and b.link(a) is None
-        assert not any(isinstance(request, OpenInlet | ConnectNext) for request in peer.asked)
+        assert not any(isinstance(request, wire.OpenInlet | wire.ConnectNext) for request in peer.asked)
         a.close()
         b.close()
 
@@ -448,7 +435,7 @@ def test_a_worker_that_cannot_reach_the_other(pair: tuple[Worker, Worker], caplo
     b._connection.endpoint = type(b._connection.endpoint)("127.0.0.1", 1)
     assert a.link(b) is None
     assert "cannot reach" in caplog.text
-    until(lambda: all(inlet.over for inlet in pair[1].shared.inlets.values()))
+    until(lambda: all(inlet.over for inlet in pair[1].state.inlets.values()))
     a.close()
     b.close()
 

@@ -25,13 +25,13 @@ from llamado.devices.split.placement import SplitOptions
 from llamado.engine.loaded_model import LoadedModel
 from llamado.engine.options import DraftOptions, EngineOptions
 from llamado.gguf.reader import GGUFFile
+from llamado.rpc import wire
 from llamado.rpc.client import own_weights, upload
 from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.known_hashes import SHA256_DIGITS, KnownHashes
-from llamado.rpc.wire import Bind, Bound, Offer, Offered
-from llamado.rpc.worker import mapping, own_files
-from llamado.rpc.worker.own_files import OwnFiles
 from llamado.rpc.worker.server import Worker
+from llamado.rpc.worker.weights import mapping, own_files
+from llamado.rpc.worker.weights.own_files import OwnFiles
 
 TOKENS = [5, 99, 200, 17, 42]
 
@@ -114,7 +114,7 @@ def test_nothing_is_sent_of_a_model_that_is_there(
     with served(device, theirs) as worker, remote(worker, model) as far:
         assert logits(model, far) == logits(model, device)
         assert far.own_weights == n_weights(model)
-        region = max(next(iter(worker._sessions))._regions.values(), key=lambda r: r.size)
+        region = max(next(iter(worker._sessions)).buffers.regions.values(), key=lambda r: r.size)
         assert region.memory is not None
         address = np.frombuffer(region.memory, np.uint8).ctypes.data
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -169,12 +169,12 @@ def test_a_file_that_has_changed_is_hashed_again(
         info = file.tensors["output.weight" if "output.weight" in file.tensors else "token_embd.weight"]
         digest = hashlib.sha256(file.data(info.name)).digest()
     name = info.name.encode()
-    assert files.offer([Offered(name, info.nbytes)]) == [True]
+    assert files.offer([wire.OfferedWeight(name, info.nbytes)]) == [True]
     with served(device, theirs) as worker:
-        worker.shared.files = files
+        worker.state.files = files
         with Client(worker) as client:
             ptr, base = client.alloc(info.nbytes)
-            bind = Bind((Bound(ptr, base, info.nbytes, digest, name),))
+            bind = wire.Bind((wire.BoundWeight(ptr, base, info.nbytes, digest, name),))
             assert client.data(bind) == b"\1"
             was, data = path.stat(), bytearray(path.read_bytes())
             data[info.offset] ^= 1
@@ -189,7 +189,7 @@ def test_a_file_that_has_changed_is_hashed_again(
             if how != "gone":
                 os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
             assert client.data(bind) == b"\0"
-            client.data(Offer((Offered(name, info.nbytes),)))
+            client.data(wire.Offer((wire.OfferedWeight(name, info.nbytes),)))
             assert client.data(bind) == b"\0"
 
 
@@ -205,18 +205,31 @@ def test_a_client_gets_nothing_that_it_does_not_know(device: CpuDevice, model: P
     name, size = info.name.encode(), info.nbytes
     with served(device, theirs) as worker, Client(worker) as client:
         ptr, base = client.alloc(size + 64)
-        assert client.data(Offer((Offered(name, size), Offered(name, size - 1), Offered(b"../x", size)))) == b"\2\0\0"
+        assert (
+            client.data(
+                wire.Offer(
+                    (
+                        wire.OfferedWeight(name, size),
+                        wire.OfferedWeight(name, size - 1),
+                        wire.OfferedWeight(b"../x", size),
+                    )
+                )
+            )
+            == b"\2\0\0"
+        )
         for sha, n, called in (
             (bytes(32), size, name), (part, 4096, name), (digest, size, b"other"), (digest, size - 1, name),
         ):  # fmt: skip
-            assert client.data(Bind((Bound(ptr, base, n, sha, called),))) == b"\0"
+            assert client.data(wire.Bind((wire.BoundWeight(ptr, base, n, sha, called),))) == b"\0"
             assert not any(client.get(raw(ptr, base, size), size))
-        assert client.data(Bind((Bound(ptr, base + 13, size, digest, name),))) == b"\1"  # copied: not as in its page
+        assert (
+            client.data(wire.Bind((wire.BoundWeight(ptr, base + 13, size, digest, name),))) == b"\1"
+        )  # copied: not as in its page
         with GGUFFile.open(model) as file:
             assert client.get(raw(ptr, base + 13, size), size) == file.data(info.name).tobytes()
     with served(device, theirs) as worker, Client(worker) as client:
         ptr, base = client.alloc(100)
-        client.send(Bind((Bound(ptr, base, size, digest, name),)))
+        client.send(wire.Bind((wire.BoundWeight(ptr, base, size, digest, name),)))
         assert client.is_closed()
 
 
@@ -229,7 +242,7 @@ def test_what_is_mapped_can_be_written_to(device: CpuDevice, model: Path, theirs
         file = RemoteModel(model, far).file
         tensor = file.tensors["token_embd.weight"]
         assert far.own_weights
-        region = max(next(iter(worker._sessions))._regions.values(), key=lambda r: r.size)
+        region = max(next(iter(worker._sessions)).buffers.regions.values(), key=lambda r: r.size)
         assert region.memory is not None
         region.fill(0, region.size, 0)
         assert tensor.nbytes
@@ -285,7 +298,7 @@ def test_a_folder_full_of_other_things(theirs: Path, model: Path) -> None:
     files = OwnFiles([theirs, theirs / "missing"])
     with GGUFFile.open(model) as file:
         size = file.tensors["token_embd.weight"].nbytes
-    assert files.offer([Offered(b"token_embd.weight", size)]) == [True]
+    assert files.offer([wire.OfferedWeight(b"token_embd.weight", size)]) == [True]
     files.close()
 
 
@@ -295,7 +308,7 @@ def test_new_files_are_found_after_a_while(model: Path, theirs: Path, monkeypatc
     monkeypatch.setattr(own_files, "_LOOK_SECONDS", 5.0)
     files = OwnFiles([theirs])
     with GGUFFile.open(model) as file:
-        offered = [Offered(b"token_embd.weight", file.tensors["token_embd.weight"].nbytes)]
+        offered = [wire.OfferedWeight(b"token_embd.weight", file.tensors["token_embd.weight"].nbytes)]
     (theirs / "other.gguf").write_bytes(make_llama(model.with_name("other.gguf"), n_embd=32).read_bytes())
     assert files.offer(offered) == [False]
     (theirs / "model.gguf").write_bytes(model.read_bytes())
@@ -329,7 +342,11 @@ def test_layers_that_move_and_come_back_are_not_sent(tmp_path: Path, theirs: Pat
 
     def own(llama: LoadedModel) -> dict[str, tuple[int, int]]:
         assert llama.cluster is not None
-        return {d.endpoint: (d.own_weights, d.weights) for d in llama.cluster.view().devices if d.endpoint and d.holds}
+        return {
+            d.endpoint: (d.memory.own_disk, d.memory.weights)
+            for d in llama.cluster.view().devices
+            if d.endpoint and d.holds
+        }
 
     with LoadedModel.load(model, options(None)) as alone:
         right = answer(alone)

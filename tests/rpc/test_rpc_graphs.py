@@ -19,7 +19,7 @@ from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op, TensorFlag
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
-from llamado.rpc.wire import GraphCompute, WireError, WireTensor, graph_request, read_graph
+from llamado.rpc import wire
 from llamado.rpc.worker import decode as graphs
 from llamado.rpc.worker.decode import Decoded, decode, tensor_bytes
 from llamado.rpc.worker.memory import Region
@@ -44,15 +44,15 @@ def region(ptr: int, base: int, size: int) -> Region:
     return Region(None, NoMemory(size), ptr, base, size)  # type: ignore[arg-type]
 
 
-def captured(path: Path) -> tuple[GraphCompute, dict[int, Region]]:
+def captured(path: Path) -> tuple[wire.GraphCompute, dict[int, Region]]:
     """A graph of a real llama-server, and regions as large as what it used of each buffer."""
-    request = read_graph(lzma.decompress(path.read_bytes()))
+    request = wire.read_graph(lzma.decompress(path.read_bytes()))
     tensors = request.tensors
     found = {}
     for ptr in np.unique(tensors["buffer"]).tolist():
         if ptr:
             mine = tensors[tensors["buffer"] == ptr]
-            sizes = [tensor_bytes(WireTensor.unpack(record.tobytes())) for record in mine]
+            sizes = [tensor_bytes(wire.WireTensor.unpack(record.tobytes())) for record in mine]
             base = int(mine["data"].min())
             found[ptr] = region(ptr, base, max(d - base + s for d, s in zip(mine["data"].tolist(), sizes, strict=True)))
     return request, found
@@ -127,7 +127,7 @@ def test_activations_on_top_of_one_another_stay_where_they_are() -> None:
         total = g.add(total, part)
     graph.output("sum", total)
     places = dict.fromkeys([a, *graph.nodes], 0)
-    request = graph_request(0, *records(graph, PTR, BASE, places))
+    request = wire.graph_request(0, *records(graph, PTR, BASE, places))
     found = decode(request, {PTR: region(PTR, BASE, 2048)})
     assert all(node.buffer is not None for node in found.graph.nodes)
     found = decode(request, {PTR: region(PTR, BASE, 1 << 20)})
@@ -222,33 +222,35 @@ def small(more: int = 0) -> tuple[Graph, dict[Tensor, int]]:
     return graph, places
 
 
-def request_of(graph: Graph, places: Mapping[Tensor, int]) -> GraphCompute:
-    return graph_request(0, *records(graph, PTR, BASE, dict(places)))
+def request_of(graph: Graph, places: Mapping[Tensor, int]) -> wire.GraphCompute:
+    return wire.graph_request(0, *records(graph, PTR, BASE, dict(places)))
 
 
-def decoded(request: GraphCompute) -> Decoded:
+def decoded(request: wire.GraphCompute) -> Decoded:
     return decode(request, {PTR: region(PTR, BASE, 1 << 16)})
 
 
-def edit(request: GraphCompute, tensor: Tensor | str, **fields: Any) -> GraphCompute:
+def edit(request: wire.GraphCompute, tensor: Tensor | str, **fields: Any) -> wire.GraphCompute:
     """The request with fields of one tensor changed."""
     name = (tensor if isinstance(tensor, str) else tensor.name).encode()
     changed = request.tensors.copy()
     (at,) = np.flatnonzero(changed["name"] == name)
     for key, value in fields.items():
         changed[at][key] = value
-    return graph_request(0, request.nodes, changed)
+    return wire.graph_request(0, request.nodes, changed)
 
 
-def id_of(request: GraphCompute, name: str) -> int:
+def id_of(request: wire.GraphCompute, name: str) -> int:
     return int(request.tensors["id"][request.tensors["name"] == name.encode()][0])
 
 
-def with_nodes(request: GraphCompute, change: Callable[[NDArray[np.uint64]], NDArray[np.uint64]]) -> GraphCompute:
-    return graph_request(0, change(request.nodes), request.tensors)
+def with_nodes(
+    request: wire.GraphCompute, change: Callable[[NDArray[np.uint64]], NDArray[np.uint64]]
+) -> wire.GraphCompute:
+    return wire.graph_request(0, change(request.nodes), request.tensors)
 
 
-BAD: dict[str, tuple[Callable[[GraphCompute], GraphCompute], str]] = {
+BAD: dict[str, tuple[Callable[[wire.GraphCompute], wire.GraphCompute], str]] = {
     "no nodes": (lambda r: with_nodes(r, lambda n: n[:0]), "graph of 0 nodes"),
     "unknown node": (lambda r: with_nodes(r, lambda n: n + np.uint64(5)), "not among the graph's tensors"),
     "node twice": (lambda r: with_nodes(r, lambda n: np.append(n, n[:1])), "twice"),
@@ -329,7 +331,7 @@ def test_refused(case: str) -> None:
     graph, places = small()
     request = request_of(graph, places)
     decoded(request)
-    with pytest.raises(WireError, match=message):
+    with pytest.raises(wire.WireError, match=message):
         decoded(change(request))
 
 
@@ -348,7 +350,7 @@ def test_attention_heads_are_bounded() -> None:
         if fits:
             decode(request, regions)
         else:
-            with pytest.raises(WireError, match="FLASH_ATTN_EXT: cannot"):
+            with pytest.raises(wire.WireError, match="FLASH_ATTN_EXT: cannot"):
                 decode(request, regions)
 
 
@@ -359,7 +361,7 @@ def test_views_of_views_of_views() -> None:
     for i in range(graphs.MAX_VIEWS + 1):
         x = g.reshape(x, 64, name=str(i))
     graph.output("r", g.scale(x, 1.0, name="r"))
-    with pytest.raises(WireError, match="a view of a view"):
+    with pytest.raises(wire.WireError, match="a view of a view"):
         decoded(request_of(graph, {a: 0, graph.nodes[-1]: 1024}))
 
 
@@ -369,7 +371,7 @@ def test_too_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph()
     for _ in range(101):
         graph.expand(g.scale(a, 1.0))
-    with pytest.raises(WireError, match="graph of 101 nodes"):
+    with pytest.raises(wire.WireError, match="graph of 101 nodes"):
         decoded(request_of(graph, {a: 0}))
 
 
@@ -402,8 +404,8 @@ def test_noise_in_a_real_graph_is_decoded_or_refused(path: Path) -> None:
         at = rng.integers(0, len(noisy), rng.integers(1, 4))
         noisy[at] = rng.integers(0, 256, len(at))
         try:
-            found = decode(read_graph(noisy.tobytes()), regions)
-        except WireError:
+            found = decode(wire.read_graph(noisy.tobytes()), regions)
+        except wire.WireError:
             refused += 1
             continue
         by_buffer = {id(r.buffer): r for r in regions.values()}
@@ -421,13 +423,13 @@ def test_noise_in_a_real_graph_is_decoded_or_refused(path: Path) -> None:
 
 
 def test_tensor_bytes() -> None:
-    assert tensor_bytes(WireTensor(1, 0, 0, (3, 2, 1, 1), (4, 100, 200, 200), 0)) == 112
-    assert tensor_bytes(WireTensor(1, int(T.Q4_K), 0, (512, 3, 1, 1), (144, 288, 864, 864), 0)) == 864
-    assert tensor_bytes(WireTensor(1, 0, 0, (0, 2, 1, 1), (4, 4, 4, 4), 0)) == 0
-    with pytest.raises(WireError, match="type 77"):
-        tensor_bytes(WireTensor(1, 77, 0, (1, 1, 1, 1), (4, 4, 4, 4), 0, name=b"x"))
-    with pytest.raises(WireError, match="100 is no whole number of Q4_K blocks"):
-        tensor_bytes(WireTensor(1, int(T.Q4_K), 0, (100, 1, 1, 1), (144, 288, 864, 864), 0, name=b"x"))
+    assert tensor_bytes(wire.WireTensor(1, 0, 0, (3, 2, 1, 1), (4, 100, 200, 200), 0)) == 112
+    assert tensor_bytes(wire.WireTensor(1, int(T.Q4_K), 0, (512, 3, 1, 1), (144, 288, 864, 864), 0)) == 864
+    assert tensor_bytes(wire.WireTensor(1, 0, 0, (0, 2, 1, 1), (4, 4, 4, 4), 0)) == 0
+    with pytest.raises(wire.WireError, match="type 77"):
+        tensor_bytes(wire.WireTensor(1, 77, 0, (1, 1, 1, 1), (4, 4, 4, 4), 0, name=b"x"))
+    with pytest.raises(wire.WireError, match="100 is no whole number of Q4_K blocks"):
+        tensor_bytes(wire.WireTensor(1, int(T.Q4_K), 0, (100, 1, 1, 1), (144, 288, 864, 864), 0, name=b"x"))
 
 
 def test_names_need_not_be_text() -> None:
@@ -435,7 +437,7 @@ def test_names_need_not_be_text() -> None:
     request = request_of(graph, places)
     changed = request.tensors.copy()
     changed["name"][:] = b"\xff\xfe" + b"a" * 62
-    found = decode(graph_request(0, request.nodes, changed), {PTR: region(PTR, BASE, 1 << 16)})
+    found = decode(wire.graph_request(0, request.nodes, changed), {PTR: region(PTR, BASE, 1 << 16)})
     assert len(found.graph.nodes) == 2
 
 

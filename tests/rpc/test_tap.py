@@ -33,7 +33,6 @@ from llamado.rpc.tap.framing import Message, Requests, Responses
 from llamado.rpc.tap.link import Link
 from llamado.rpc.tap.proxy import Tap, TapError, TapOptions, parse_bandwidth
 from llamado.rpc.tap.tracing import RequestLog, TraceError
-from llamado.rpc.wire import Command, RequestReader
 
 HOST = "127.0.0.1"
 CAPTURE = Path(__file__).parents[1] / "ggml" / "captures" / "smollm2-135m-instruct-q4_1.graph_0.bin.xz"
@@ -86,7 +85,7 @@ class FakeWorker:
             threading.Thread(target=self._serve, args=(one, self.streams[-1]), daemon=True).start()
 
     def _serve(self, one: socket.socket, stream: bytearray) -> None:
-        reader = RequestReader()
+        reader = wire.RequestReader()
         try:
             while data := one.recv(1 << 16):
                 stream += data
@@ -113,7 +112,7 @@ def answer(request: wire.Request) -> bytes:
     if isinstance(request, wire.GetTensor):
         return wire.write_response(command, wire.TensorData(request.size)) + bytes(range(256)) * (request.size // 256)
     if isinstance(request, wire.AllocBuffer):
-        return wire.write_response(command, wire.Allocated(4096, request.size))
+        return wire.write_response(command, wire.AllocResponse(4096, request.size))
     if isinstance(request, wire.GetDeviceMemory):
         return wire.write_response(command, wire.DeviceMemory(10, 20))
     return wire.write_response(command, wire.Number(1)) if wire.has_response(command) else b""
@@ -178,7 +177,7 @@ def test_every_byte_passes_unchanged_and_in_order(worker: FakeWorker, options: d
         assert read(client, 36) == answer(wire.Hello())
         assert read(client, 520) == answer(wire.GetTensor(TENSOR, 0, 512))
     assert bytes(worker.streams[0]) == stream
-    assert {Command(c).name: row.count for c, row in tap.summary.rows.items()} == {
+    assert {wire.Command(c).name: row.count for c, row in tap.summary.rows.items()} == {
         "HELLO": 1, "SET_TENSOR": 3, "GRAPH_COMPUTE": 2, "GRAPH_RECOMPUTE": 1, "GET_TENSOR": 1
     }  # fmt: skip
 
@@ -338,7 +337,7 @@ def test_a_graph_that_was_cut_short_is_delivered_as_it_is(worker: FakeWorker) ->
 def test_a_worker_that_goes_away_is_seen_by_the_client(worker: FakeWorker, reset: bool) -> None:
     with tapped(worker, latency_ms=50, all=True) as (tap, client):
         client.sendall(HELLO)
-        until(lambda: Command.HELLO in tap.summary.rows and tap.summary.rows[Command.HELLO].mean is not None)
+        until(lambda: wire.Command.HELLO in tap.summary.rows and tap.summary.rows[wire.Command.HELLO].mean is not None)
         if reset:
             worker.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         worker.sockets[0].shutdown(socket.SHUT_RDWR)
@@ -471,7 +470,7 @@ def test_an_answer_to_an_unknown_request_is_not_taken_for_the_next_ones() -> Non
         requests.take(memoryview(request), 0.0)
     count = memoryview(struct.pack("<QI", 4, 1))
     first = responses.take(count, 1.0)
-    assert first is not None and first[0].command == Command.DEVICE_COUNT and not responses.lost
+    assert first is not None and first[0].command == wire.Command.DEVICE_COUNT and not responses.lost
     assert responses.take(memoryview(b"anything"), 1.0) is None and responses.lost
     assert responses.take(count, 1.0) is None
 
@@ -549,7 +548,7 @@ def test_the_summary(worker: FakeWorker) -> None:
         read(client, 48)
         client.sendall(set_tensor(bytes(20 << 20)) + COUNT)
         read(client, 12)
-    rows = {Command(command).name: row for command, row in tap.summary.rows.items()}
+    rows = {wire.Command(command).name: row for command, row in tap.summary.rows.items()}
     assert rows["DEVICE_COUNT"].count == 2
     assert rows["DEVICE_COUNT"].bytes == 2 * (9 + 12)
     mean, most = rows["DEVICE_COUNT"].mean, rows["DEVICE_COUNT"].most
@@ -611,7 +610,7 @@ def test_the_trace_of_each_version(tmp_path: Path) -> None:
         log = RequestLog()
         log.describe(whole(HELLO))
         responses = Responses(deque([whole(HELLO)]))
-        said = wire.write_response(Command.HELLO, wire.HelloResponse(*protocol.version))
+        said = wire.write_response(wire.Command.HELLO, wire.HelloResponse(*protocol.version))
         log.greeted(responses.take(memoryview(said), 0.0)[0])  # type: ignore[index]
         nodes, records = np.zeros(0, np.uint64), np.zeros(0, wire.TENSOR)
         for request in (wire.graph_request(3, nodes, records, uid), wire.GraphRecompute(3, uid)):

@@ -22,7 +22,7 @@ from llamado.devices.device import Buffer
 from llamado.ggml.tensor import Tensor
 from llamado.rpc.hashing import fnv1a
 from llamado.rpc.worker.memory import Lender, Region
-from llamado.rpc.worker.tensor_cache import CacheError, TensorCache, Wanted, cache_folder
+from llamado.rpc.worker.weights.tensor_cache import CacheError, TensorCache, Wanted, cache_folder
 
 CLIENT = "192.0.2.0_24"
 
@@ -130,7 +130,7 @@ def test_other_bytes_of_the_same_hash(
     cache: TensorCache, lender: Lender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An entry that is right stays, whether this process has looked at it or not; one that is wrong is replaced."""
-    monkeypatch.setattr("llamado.rpc.worker.tensor_cache.fnv1a", lambda data, start=0: 0x1A)
+    monkeypatch.setattr("llamado.rpc.worker.weights.tensor_cache.fnv1a", lambda data, start=0: 0x1A)
     genuine, forged = noise(5000, 1), noise(5000, 2)
     kept(cache, lender, genuine)
     for one in (cache, TensorCache(cache.folder)):
@@ -269,7 +269,7 @@ def test_some_of_the_disk_is_left(
 ) -> None:
     """A client could send new weights for ever."""
     free = shutil.disk_usage(cache.folder).free
-    monkeypatch.setattr("llamado.rpc.worker.tensor_cache._SPARE", free + (1 << 40))
+    monkeypatch.setattr("llamado.rpc.worker.weights.tensor_cache._SPARE", free + (1 << 40))
     with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
         kept(cache, lender, noise(100))
     assert "would be left on the disk" in caplog.text
@@ -340,7 +340,7 @@ def test_a_worker_that_ends_closes_its_cache(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path))
     device = CpuDevice(1)
     with running(device, cache=True) as worker:
-        cache = worker.shared.cache
+        cache = worker.state.cache
         assert cache is not None
         closed: list[TensorCache] = []
         real = cache.close

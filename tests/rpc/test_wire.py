@@ -17,16 +17,6 @@ from hypothesis import strategies as st
 
 from llamado.ggml.ops import MAX_NAME, MAX_SRC, OP_PARAMS_BYTES
 from llamado.rpc import wire
-from llamado.rpc.wire import (
-    Command,
-    GraphCompute,
-    Protocol,
-    Request,
-    RequestReader,
-    Response,
-    ResponseReader,
-    WireError,
-)
 
 CAPTURES = sorted((Path(__file__).parents[1] / "ggml" / "captures").glob("*.bin.xz"))
 
@@ -52,7 +42,7 @@ tensors = st.builds(
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> GraphCompute:
+def graphs(draw: st.DrawFn) -> wire.GraphCompute:
     nodes = np.array(draw(st.lists(u64, max_size=5)), np.uint64)
     records = b"".join(tensor.pack() for tensor in draw(st.lists(tensors, max_size=4)))
     return wire.graph_request(draw(u32), nodes, np.frombuffer(records, wire.TENSOR), draw(u64))
@@ -64,48 +54,50 @@ def pieces(draw: st.DrawFn) -> wire.SetTensor2D:
     return wire.SetTensor2D(draw(tensors), draw(u64), draw(small), draw(small), draw(u64))
 
 
-REQUESTS: dict[Command, st.SearchStrategy[Any]] = {
-    Command.HELLO: st.builds(wire.Hello, caps),
-    Command.DEVICE_COUNT: st.just(wire.DeviceCount()),
-    Command.ALLOC_BUFFER: st.builds(wire.AllocBuffer, u32, u64),
-    Command.GET_ALIGNMENT: st.builds(wire.GetAlignment, u32),
-    Command.GET_MAX_SIZE: st.builds(wire.GetMaxSize, u32),
-    Command.GET_DEVICE_MEMORY: st.builds(wire.GetDeviceMemory, u32),
-    Command.GRAPH_RECOMPUTE: st.builds(wire.GraphRecompute, u32, u64),
-    Command.BUFFER_GET_BASE: st.builds(wire.BufferGetBase, u64),
-    Command.FREE_BUFFER: st.builds(wire.FreeBuffer, u64),
-    Command.BUFFER_CLEAR: st.builds(wire.BufferClear, u64, u8),
-    Command.SET_TENSOR: st.builds(wire.SetTensor, tensors, u8, u64, st.integers(0, 3000)),
-    Command.SET_TENSOR_HASH: st.builds(wire.SetTensorHash, tensors, u64, u64),
-    Command.GET_TENSOR: st.builds(wire.GetTensor, tensors, u64, u64),
-    Command.COPY_TENSOR: st.builds(wire.CopyTensor, tensors, tensors),
-    Command.GRAPH_COMPUTE: graphs(),
-    Command.INIT_TENSOR: st.builds(wire.InitTensor, tensors),
-    Command.GET_ALLOC_SIZE: st.builds(wire.GetAllocSize, u32, tensors, st.lists(tensors, max_size=10).map(tuple)),
-    Command.MEMSET_TENSOR: st.builds(wire.MemsetTensor, tensors, u64, u64, u8),
-    Command.SET_TENSOR_2D: pieces(),
-    Command.GET_TENSOR_2D: st.builds(wire.GetTensor2D, tensors, u64, u64, u64, u64),
-    Command.COMM_INIT: st.builds(wire.CommInit, u32, u32, u32, u32, names),
-    Command.COMM_ALLREDUCE: st.builds(wire.CommAllReduce, u32, tensors),
-    Command.COMM_FREE: st.builds(wire.CommFree, u32),
-    Command.GET_NUMERICS: st.builds(wire.GetNumerics, u32),
-    Command.UPGRADE: st.builds(wire.Upgrade, st.sampled_from([*wire.PROTOCOLS])),
-    Command.OPEN_INLET: st.just(wire.OpenInlet()),
-    Command.CONNECT_NEXT: st.builds(wire.ConnectNext, tickets, st.binary(min_size=1, max_size=wire.MAX_ENDPOINT)),
-    Command.ATTACH: st.builds(wire.Attach, tickets),
-    Command.PUSH: st.builds(wire.Push, tensors, u32, u64, u64),
-    Command.AWAIT: st.builds(wire.Await, tensors, u32, u64, u64),
-    Command.DELIVER: st.builds(wire.Deliver, u64, u64, st.integers(0, 3000)),
-    Command.CLOSE_INLET: st.builds(wire.CloseInlet, tickets),
-    Command.OFFER: st.builds(wire.Offer, st.lists(st.builds(wire.Offered, names, u64), min_size=1).map(tuple)),
-    Command.BIND: st.builds(
-        wire.Bind, st.lists(st.builds(wire.Bound, u64, u64, u64, digests, names), min_size=1).map(tuple)
+REQUESTS: dict[wire.Command, st.SearchStrategy[Any]] = {
+    wire.Command.HELLO: st.builds(wire.Hello, caps),
+    wire.Command.DEVICE_COUNT: st.just(wire.DeviceCount()),
+    wire.Command.ALLOC_BUFFER: st.builds(wire.AllocBuffer, u32, u64),
+    wire.Command.GET_ALIGNMENT: st.builds(wire.GetAlignment, u32),
+    wire.Command.GET_MAX_SIZE: st.builds(wire.GetMaxSize, u32),
+    wire.Command.GET_DEVICE_MEMORY: st.builds(wire.GetDeviceMemory, u32),
+    wire.Command.GRAPH_RECOMPUTE: st.builds(wire.GraphRecompute, u32, u64),
+    wire.Command.BUFFER_GET_BASE: st.builds(wire.BufferGetBase, u64),
+    wire.Command.FREE_BUFFER: st.builds(wire.FreeBuffer, u64),
+    wire.Command.BUFFER_CLEAR: st.builds(wire.BufferClear, u64, u8),
+    wire.Command.SET_TENSOR: st.builds(wire.SetTensor, tensors, u8, u64, st.integers(0, 3000)),
+    wire.Command.SET_TENSOR_HASH: st.builds(wire.SetTensorHash, tensors, u64, u64),
+    wire.Command.GET_TENSOR: st.builds(wire.GetTensor, tensors, u64, u64),
+    wire.Command.COPY_TENSOR: st.builds(wire.CopyTensor, tensors, tensors),
+    wire.Command.GRAPH_COMPUTE: graphs(),
+    wire.Command.INIT_TENSOR: st.builds(wire.InitTensor, tensors),
+    wire.Command.GET_ALLOC_SIZE: st.builds(wire.GetAllocSize, u32, tensors, st.lists(tensors, max_size=10).map(tuple)),
+    wire.Command.MEMSET_TENSOR: st.builds(wire.MemsetTensor, tensors, u64, u64, u8),
+    wire.Command.SET_TENSOR_2D: pieces(),
+    wire.Command.GET_TENSOR_2D: st.builds(wire.GetTensor2D, tensors, u64, u64, u64, u64),
+    wire.Command.COMM_INIT: st.builds(wire.CommInit, u32, u32, u32, u32, names),
+    wire.Command.COMM_ALLREDUCE: st.builds(wire.CommAllReduce, u32, tensors),
+    wire.Command.COMM_FREE: st.builds(wire.CommFree, u32),
+    wire.Command.GET_NUMERICS: st.builds(wire.GetNumerics, u32),
+    wire.Command.UPGRADE: st.builds(wire.Upgrade, st.sampled_from([*wire.PROTOCOLS])),
+    wire.Command.OPEN_INLET: st.just(wire.OpenInlet()),
+    wire.Command.CONNECT_NEXT: st.builds(wire.ConnectNext, tickets, st.binary(min_size=1, max_size=wire.MAX_ENDPOINT)),
+    wire.Command.ATTACH: st.builds(wire.Attach, tickets),
+    wire.Command.PUSH: st.builds(wire.Push, tensors, u32, u64, u64),
+    wire.Command.AWAIT: st.builds(wire.Await, tensors, u32, u64, u64),
+    wire.Command.DELIVER: st.builds(wire.Deliver, u64, u64, st.integers(0, 3000)),
+    wire.Command.CLOSE_INLET: st.builds(wire.CloseInlet, tickets),
+    wire.Command.OFFER: st.builds(
+        wire.Offer, st.lists(st.builds(wire.OfferedWeight, names, u64), min_size=1).map(tuple)
+    ),
+    wire.Command.BIND: st.builds(
+        wire.Bind, st.lists(st.builds(wire.BoundWeight, u64, u64, u64, digests, names), min_size=1).map(tuple)
     ),
 }
 WITH_DATA = wire.SetTensor | wire.SetTensor2D | wire.Deliver
 
 
-def in_version(request: Request, protocol: Protocol) -> Request:
+def in_version(request: wire.Request, protocol: wire.Protocol) -> wire.Request:
     """A request as it is read where graphs have no names."""
     if protocol.names_graphs or not isinstance(request, wire.GraphCompute | wire.GraphRecompute):
         return request
@@ -115,35 +107,37 @@ def in_version(request: Request, protocol: Protocol) -> Request:
 
 
 _NUMBERS = {
-    Command.GET_ALIGNMENT: u64,
-    Command.GET_MAX_SIZE: u64,
-    Command.BUFFER_GET_BASE: u64,
-    Command.GET_ALLOC_SIZE: u64,
-    Command.DEVICE_COUNT: u32,
-    Command.SET_TENSOR_HASH: u8,
-    Command.COPY_TENSOR: u8,
-    Command.CONNECT_NEXT: u32,
-    Command.ATTACH: u8,
-    Command.COMM_INIT: u8,
+    wire.Command.GET_ALIGNMENT: u64,
+    wire.Command.GET_MAX_SIZE: u64,
+    wire.Command.BUFFER_GET_BASE: u64,
+    wire.Command.GET_ALLOC_SIZE: u64,
+    wire.Command.DEVICE_COUNT: u32,
+    wire.Command.SET_TENSOR_HASH: u8,
+    wire.Command.COPY_TENSOR: u8,
+    wire.Command.CONNECT_NEXT: u32,
+    wire.Command.ATTACH: u8,
+    wire.Command.COMM_INIT: u8,
 }
-RESPONSES: dict[Command, st.SearchStrategy[Any]] = {
-    Command.HELLO: st.builds(wire.HelloResponse, u8, u8, u8, u8, caps),
-    Command.ALLOC_BUFFER: st.builds(wire.Allocated, u64, u64),
-    Command.GET_DEVICE_MEMORY: st.builds(wire.DeviceMemory, u64, u64),
-    Command.OPEN_INLET: st.builds(wire.InletTicket, u32, tickets),
-    Command.AWAIT: st.builds(wire.Awaited, u8, u64),
-    Command.GET_NUMERICS: st.builds(wire.Numerics, st.binary(min_size=128, max_size=128)),
+RESPONSES: dict[wire.Command, st.SearchStrategy[Any]] = {
+    wire.Command.HELLO: st.builds(wire.HelloResponse, u8, u8, u8, u8, caps),
+    wire.Command.ALLOC_BUFFER: st.builds(wire.AllocResponse, u64, u64),
+    wire.Command.GET_DEVICE_MEMORY: st.builds(wire.DeviceMemory, u64, u64),
+    wire.Command.OPEN_INLET: st.builds(wire.InletTicket, u32, tickets),
+    wire.Command.AWAIT: st.builds(wire.AwaitResponse, u8, u64),
+    wire.Command.GET_NUMERICS: st.builds(wire.Numerics, st.binary(min_size=128, max_size=128)),
 }
 RESPONSES |= {command: st.builds(wire.Number, number) for command, number in _NUMBERS.items()}
 RESPONSES |= {command: st.builds(wire.TensorData, st.integers(0, 3000)) for command in wire.DATA}
 
-requests = st.one_of(*(s for command, s in REQUESTS.items() if command not in (Command.HELLO, Command.UPGRADE)))
+requests = st.one_of(
+    *(s for command, s in REQUESTS.items() if command not in (wire.Command.HELLO, wire.Command.UPGRADE))
+)
 answers = st.one_of(*(st.tuples(st.just(command), s) for command, s in RESPONSES.items()))
 
 
 def test_the_strategies_cover_the_protocol() -> None:
-    assert set(REQUESTS) == set(Command)
-    assert {c for c in Command if wire.has_response(c)} == set(RESPONSES)
+    assert set(REQUESTS) == set(wire.Command)
+    assert {c for c in wire.Command if wire.has_response(c)} == set(RESPONSES)
 
 
 def data_of(n: int, seed: int) -> bytes:
@@ -156,10 +150,10 @@ def cuts(stream: bytes, at: list[int]) -> Iterator[bytes]:
     yield from (stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True))
 
 
-def equal(a: Request, b: Request) -> bool:
+def equal(a: wire.Request, b: wire.Request) -> bool:
     """Equal messages; a graph has no equality of its own, and a source that was left out is one of zeros."""
-    if isinstance(a, GraphCompute):
-        assert isinstance(b, GraphCompute)
+    if isinstance(a, wire.GraphCompute):
+        assert isinstance(b, wire.GraphCompute)
         same = (a.device, a.uid, a.payload, a.nodes.tolist()) == (b.device, b.uid, b.payload, b.nodes.tolist())
         return same and bool((a.tensors == b.tensors).all())
     if isinstance(a, wire.GetAllocSize) and isinstance(b, wire.GetAllocSize):
@@ -168,10 +162,12 @@ def equal(a: Request, b: Request) -> bool:
     return type(a) is type(b) and a == b
 
 
-def read_requests(pieces: Iterator[bytes], bulks: list[bytearray], protocol: Protocol = wire.LATEST) -> list[Request]:
+def read_requests(
+    pieces: Iterator[bytes], bulks: list[bytearray], protocol: wire.Protocol = wire.LATEST
+) -> list[wire.Request]:
     """All requests of a stream; the data behind those that have some goes to `bulks`."""
-    reader = RequestReader(protocol=protocol)
-    found: list[Request] = []
+    reader = wire.RequestReader(protocol=protocol)
+    found: list[wire.Request] = []
     for piece in pieces:
         reader.feed(piece)
         while True:
@@ -193,12 +189,12 @@ def read_requests(pieces: Iterator[bytes], bulks: list[bytearray], protocol: Pro
 @settings(deadline=None)
 @given(
     protocol=st.sampled_from([*wire.PROTOCOLS.values()]),
-    hello=REQUESTS[Command.HELLO],
+    hello=REQUESTS[wire.Command.HELLO],
     sent=st.lists(requests, max_size=4),
     at=st.lists(st.integers(0, 2**20)),
 )
 def test_requests_are_read_as_written(
-    protocol: Protocol, hello: wire.Hello, sent: list[Request], at: list[int]
+    protocol: wire.Protocol, hello: wire.Hello, sent: list[wire.Request], at: list[int]
 ) -> None:
     sent = [hello, *(in_version(r, protocol) for r in sent if wire.COMMANDS[type(r)] in protocol.commands)]
     stream, written = bytearray(), []
@@ -213,13 +209,13 @@ def test_requests_are_read_as_written(
     assert bulks == written
 
 
-@pytest.mark.parametrize("command", [c for c in Command if c is not Command.HELLO])
-def test_any_byte_may_be_the_last_of_a_read(command: Command) -> None:
+@pytest.mark.parametrize("command", [c for c in wire.Command if c is not wire.Command.HELLO])
+def test_any_byte_may_be_the_last_of_a_read(command: wire.Command) -> None:
     """One request of each command, byte by byte."""
 
     @settings(max_examples=3, deadline=None)
     @given(request=REQUESTS[command])
-    def one(request: Request) -> None:
+    def one(request: wire.Request) -> None:
         stream = wire.write_request(wire.Hello()) + wire.write_request(request)
         n = request.size if isinstance(request, WITH_DATA) else 0
         stream += bytes(n)
@@ -233,8 +229,8 @@ def test_any_byte_may_be_the_last_of_a_read(command: Command) -> None:
 @pytest.mark.slow
 @settings(deadline=None)
 @given(sent=st.lists(answers, max_size=6), at=st.lists(st.integers(0, 2**16)))
-def test_responses_are_read_as_written(sent: list[tuple[Command, Response]], at: list[int]) -> None:
-    reader, stream, written = ResponseReader(), bytearray(), []
+def test_responses_are_read_as_written(sent: list[tuple[wire.Command, wire.Response]], at: list[int]) -> None:
+    reader, stream, written = wire.ResponseReader(), bytearray(), []
     for i, (command, response) in enumerate(sent):
         size = response.size if isinstance(response, wire.TensorData) else 0
         reader.expect(command, size)
@@ -268,7 +264,7 @@ def test_responses_are_read_as_written(sent: list[tuple[Command, Response]], at:
 )
 def test_bulk_moves_in_any_mixture(size: int, fed: int, steps: list[tuple[str, int]]) -> None:
     """Every byte of the data is taken, dropped or read around the reader exactly once; then comes the next message."""
-    reader = RequestReader()
+    reader = wire.RequestReader()
     request = wire.SetTensor(wire.WireTensor(1, 0, 1, (1, 1, 1, 1), (4, 4, 4, 4), 0), 0, 0, size)
     after = wire.write_request(wire.GraphRecompute(7))
     head = wire.write_request(wire.Hello()) + wire.write_request(request)
@@ -305,7 +301,7 @@ def test_bulk_moves_in_any_mixture(size: int, fed: int, steps: list[tuple[str, i
 @settings(deadline=None)
 @given(st.binary(max_size=2000), st.booleans(), st.lists(st.integers(0, 2000), max_size=5))
 def test_arbitrary_requests_raise_nothing_but_wire_errors(noise: bytes, greeted: bool, at: list[int]) -> None:
-    reader = RequestReader(max_message=10_000)
+    reader = wire.RequestReader(max_message=10_000)
     if greeted:
         reader.feed(wire.write_request(wire.Hello()))
         reader.next()
@@ -314,8 +310,8 @@ def test_arbitrary_requests_raise_nothing_but_wire_errors(noise: bytes, greeted:
 
 # A stream that begins like the protocol gets further than noise.
 mutated = st.one_of(
-    st.tuples(st.sampled_from(list(Command)).map(int), st.integers(0, 4000), st.binary(max_size=4000)),
-    st.tuples(st.sampled_from(list(Command)).map(int), u64, st.binary(max_size=400)),
+    st.tuples(st.sampled_from(list(wire.Command)).map(int), st.integers(0, 4000), st.binary(max_size=4000)),
+    st.tuples(st.sampled_from(list(wire.Command)).map(int), u64, st.binary(max_size=400)),
 )
 
 
@@ -326,49 +322,51 @@ def test_messages_of_any_size_raise_nothing_but_wire_errors(
     messages: list[tuple[int, int, bytes]], at: list[int]
 ) -> None:
     stream = b"".join(struct.pack("<BQ", command, size) + payload for command, size, payload in messages)
-    reader = RequestReader(max_message=10_000)
+    reader = wire.RequestReader(max_message=10_000)
     reader.feed(wire.write_request(wire.Hello()))
     drain(reader, cuts(stream, at))
 
 
-def drain(reader: RequestReader, pieces: Iterator[bytes]) -> None:
+def drain(reader: wire.RequestReader, pieces: Iterator[bytes]) -> None:
     try:
         for piece in pieces:
             reader.feed(piece)
             while reader.next() is not None or (reader.bulk and reader.drop()):
                 pass
-    except WireError:
+    except wire.WireError:
         pass
 
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(sorted(RESPONSES)), max_size=4), st.integers(0, 2**64 - 1), st.binary(max_size=200))
-def test_arbitrary_responses_raise_nothing_but_wire_errors(expected: list[Command], size: int, noise: bytes) -> None:
-    reader = ResponseReader()
+def test_arbitrary_responses_raise_nothing_but_wire_errors(
+    expected: list[wire.Command], size: int, noise: bytes
+) -> None:
+    reader = wire.ResponseReader()
     for command in expected:
         reader.expect(command, size if command in wire.DATA else 0)
     reader.feed(noise)
     try:
         while reader.next() is not None or (reader.bulk and reader.drop()):
             pass
-    except WireError:
+    except wire.WireError:
         pass
 
 
-@pytest.mark.parametrize("command", list(Command))
-def test_a_size_is_not_trusted(command: Command) -> None:
+@pytest.mark.parametrize("command", list(wire.Command))
+def test_a_size_is_not_trusted(command: wire.Command) -> None:
     """A request that says it has 2^63 bytes is refused by its head, or its data is bulk; no memory is taken for it."""
-    reader = RequestReader()
-    if command is not Command.HELLO:
+    reader = wire.RequestReader()
+    if command is not wire.Command.HELLO:
         reader.feed(wire.write_request(wire.Hello()))
         reader.next()
     reader.feed(struct.pack("<BQ", command, 2**63))
     tracemalloc.start()
     try:
-        if command in (Command.SET_TENSOR, Command.SET_TENSOR_2D, Command.DELIVER):
+        if command in (wire.Command.SET_TENSOR, wire.Command.SET_TENSOR_2D, wire.Command.DELIVER):
             assert reader.next() is None
         else:
-            with pytest.raises(WireError, match=command.name):
+            with pytest.raises(wire.WireError, match=command.name):
                 reader.next()
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
@@ -383,34 +381,34 @@ def test_counts_of_a_graph_are_not_trusted() -> None:
     assert wire.read_graph(payload(2, 1, 296)).nodes.tolist() == [0, 0]
     for bad in (b"", bytes(11), payload(2**32 - 1, 0, 0), payload(0, 2**32 - 1, 296), payload(1, 1, 295),
                 payload(1, 1, 297)):  # fmt: skip
-        with pytest.raises(WireError, match="GRAPH_COMPUTE"):
+        with pytest.raises(wire.WireError, match="GRAPH_COMPUTE"):
             wire.read_graph(bad)
 
 
 def test_hello_comes_first_and_once() -> None:
-    reader = RequestReader()
+    reader = wire.RequestReader()
     reader.feed(wire.write_request(wire.DeviceCount())[:1])
-    with pytest.raises(WireError, match="DEVICE_COUNT before HELLO"):
+    with pytest.raises(wire.WireError, match="DEVICE_COUNT before HELLO"):
         reader.next()
-    reader = RequestReader()
+    reader = wire.RequestReader()
     reader.feed(wire.write_request(wire.Hello()) * 2)
     assert reader.next() == wire.Hello()
-    with pytest.raises(WireError, match="second HELLO"):
+    with pytest.raises(wire.WireError, match="second HELLO"):
         reader.next()
 
 
 def test_a_command_that_does_not_exist() -> None:
-    reader = RequestReader()
+    reader = wire.RequestReader()
     reader.feed(b"\x20")
-    with pytest.raises(WireError, match="command 32"):
+    with pytest.raises(wire.WireError, match="command 32"):
         reader.next()
 
 
 def test_a_command_of_another_version() -> None:
-    reader = RequestReader(protocol=wire.V7)
+    reader = wire.RequestReader(protocol=wire.V7)
     reader.feed(wire.write_request(wire.Hello()) + wire.write_request(wire.CommFree(0)))
     assert reader.next() == wire.Hello()
-    with pytest.raises(WireError, match=r"COMM_FREE is no command of RPC 7\.0\.0"):
+    with pytest.raises(wire.WireError, match=r"COMM_FREE is no command of RPC 7\.0\.0"):
         reader.next()
 
 
@@ -418,46 +416,46 @@ def test_pieces_and_their_data_agree() -> None:
     tensor = wire.WireTensor(1, 0, 1, (9, 1, 1, 1), (4, 36, 36, 36), 0)
     for rows, row, came in ((3, 4, 12), (3, 4, 11), (0, 4, 0), (2**63, 2**63, 8)):
         payload = tensor.pack() + struct.pack("<QQQQ", 0, row, rows, 8) + bytes(came)
-        reader = RequestReader()
+        reader = wire.RequestReader()
         reader.feed(wire.write_request(wire.Hello()) + struct.pack("<BQ", 18, len(payload)) + payload)
         reader.next()
         if rows * row == came and came:
             assert reader.next() == wire.SetTensor2D(tensor, 0, row, rows, 8) and reader.bulk == came
         else:
-            with pytest.raises(WireError, match="SET_TENSOR_2D"):
+            with pytest.raises(wire.WireError, match="SET_TENSOR_2D"):
                 reader.next()
 
 
 def test_responses_that_nobody_asked_for() -> None:
-    reader = ResponseReader()
+    reader = wire.ResponseReader()
     assert reader.next() is None
     reader.feed(b"\0")
-    with pytest.raises(WireError, match="no request"):
+    with pytest.raises(wire.WireError, match="no request"):
         reader.next()
-    for command in set(Command) - set(RESPONSES):
+    for command in set(wire.Command) - set(RESPONSES):
         with pytest.raises(ValueError, match=command.name):
             reader.expect(command)
 
 
 def test_responses_of_another_size() -> None:
-    for command, size in ((Command.GET_TENSOR, 99), (Command.GET_ALIGNMENT, 4), (Command.HELLO, 2**63)):
-        reader = ResponseReader()
+    for command, size in ((wire.Command.GET_TENSOR, 99), (wire.Command.GET_ALIGNMENT, 4), (wire.Command.HELLO, 2**63)):
+        reader = wire.ResponseReader()
         reader.expect(command, 100)
         reader.feed(struct.pack("<Q", size))
-        with pytest.raises(WireError, match=command.name):
+        with pytest.raises(wire.WireError, match=command.name):
             reader.next()
 
 
 def test_an_endpoint_is_neither_missing_nor_endless() -> None:
     for n, good in ((0, False), (1, True), (wire.MAX_ENDPOINT, True), (wire.MAX_ENDPOINT + 1, False)):
-        reader = RequestReader()
+        reader = wire.RequestReader()
         request = wire.ConnectNext(bytes(16), b"h" * n)
         reader.feed(wire.write_request(wire.Hello()) + wire.write_request(request))
         reader.next()
         if good:
             assert reader.next() == request
         else:
-            with pytest.raises(WireError, match="CONNECT_NEXT"):
+            with pytest.raises(wire.WireError, match="CONNECT_NEXT"):
                 reader.next()
 
 
@@ -469,8 +467,8 @@ def test_sizes_of_the_protocol() -> None:
     assert len(wire.write_request(wire.GetAllocSize(0, tensor, (tensor,) * 10))) == head + 3260
     assert len(wire.write_request(wire.Hello())) == head + 24
     assert len(wire.write_request(wire.SetTensor(tensor, 0, 0, 1000))) == head + 296 + 1 + 8
-    assert len(wire.write_response(Command.HELLO, wire.HelloResponse(7, 0, 0))) == 8 + 28
-    assert wire.write_response(Command.GET_TENSOR, wire.TensorData(5)) == struct.pack("<Q", 5)
+    assert len(wire.write_response(wire.Command.HELLO, wire.HelloResponse(7, 0, 0))) == 8 + 28
+    assert wire.write_response(wire.Command.GET_TENSOR, wire.TensorData(5)) == struct.pack("<Q", 5)
 
 
 def test_a_tensor_lies_in_memory_as_the_table_says() -> None:
@@ -507,14 +505,14 @@ def test_a_long_name_keeps_its_closing_zero() -> None:
 
 @pytest.mark.parametrize("protocol", wire.PROTOCOLS.values(), ids=str)
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.name.removesuffix(".bin.xz"))
-def test_captured_graphs_keep_every_byte(path: Path, protocol: Protocol) -> None:
+def test_captured_graphs_keep_every_byte(path: Path, protocol: wire.Protocol) -> None:
     """What a real llama-server sent, in 8.0 with a uid behind the device: read, taken apart, put together again."""
     payload = lzma.decompress(path.read_bytes())
     uid = b"" if protocol is wire.V7 else bytes(range(1, 9))
     sent = payload[:4] + uid + payload[4:]
     stream = wire.write_request(wire.Hello()) + struct.pack("<BQ", 10, len(sent)) + sent
     (_, graph) = read_requests(cuts(stream, [1, 40, 45, 1000, 300_001]), [], protocol)
-    assert isinstance(graph, GraphCompute)
+    assert isinstance(graph, wire.GraphCompute)
     assert graph.payload == payload and graph.uid == int.from_bytes(uid, "little")
     assert wire.write_request(graph, protocol) == stream[33:]
     rebuilt = wire.graph_request(graph.device, graph.nodes, graph.tensors, graph.uid)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from ports import free_port
 from test_endpoint import Authority
 from translator import Translator
 from waiting import GUARD, until
@@ -36,40 +37,14 @@ from llamado.ggml.graph import Graph
 from llamado.ggml.ops import UnaryOp
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
+from llamado.rpc import wire
 from llamado.rpc.endpoint import Endpoint, EndpointError, client_tls
 from llamado.rpc.hashing import fnv1a
-from llamado.rpc.wire import (
-    V7,
-    Allocated,
-    AllocBuffer,
-    BufferClear,
-    BufferGetBase,
-    CopyTensor,
-    DeviceCount,
-    DeviceMemory,
-    FreeBuffer,
-    GetAlignment,
-    GetAllocSize,
-    GetDeviceMemory,
-    GetMaxSize,
-    GetTensor,
-    GraphCompute,
-    GraphRecompute,
-    Hello,
-    HelloResponse,
-    InitTensor,
-    MemsetTensor,
-    SetTensor,
-    SetTensorHash,
-    WireTensor,
-    graph_request,
-    write_request,
-)
 from llamado.rpc.worker.budgets import Budgets
+from llamado.rpc.worker.connection import ClientConnection
 from llamado.rpc.worker.identity import identity
 from llamado.rpc.worker.memory import Lender, Turns
 from llamado.rpc.worker.server import Worker, WorkerError, WorkerOptions, run_worker
-from llamado.rpc.worker.session import Session
 
 GENUINE = hashlib.sha512(b"genuine").digest() * 64
 FORGED = (b"forged 1 " + bytes(4096))[:4076] + bytes.fromhex("02021909050400000306050305001e03053e0201")
@@ -77,7 +52,7 @@ FORGED = (b"forged 1 " + bytes(4096))[:4076] + bytes.fromhex("020219090504000003
 the sums that are 0 gives twenty bytes that make up any difference.
 """
 
-NOTHING = WireTensor(0, 0, 0, (0,) * 4, (0,) * 4, 0)
+NOTHING = wire.WireTensor(0, 0, 0, (0,) * 4, (0,) * 4, 0)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +94,7 @@ class Sum:
         self.places, size = layout([self.a, self.b, self.r])
         self.ptr, self.base = client.alloc(size)
 
-    def wire(self, tensor: Tensor) -> WireTensor:
+    def wire(self, tensor: Tensor) -> wire.WireTensor:
         return wire_of(tensor, self.ptr, self.base + self.places[tensor])
 
     def write(self, a: float, b: float) -> None:
@@ -137,29 +112,31 @@ class Sum:
 
 
 def test_greeting(client: Client) -> None:
-    assert client.hello == HelloResponse(7, 0, 0, own=0x5D)
-    assert client.number(DeviceCount()) == 1
-    assert client.number(GetAlignment(0)) == 64
-    assert client.number(GetMaxSize(0)) == 2**64 - 1
+    assert client.hello == wire.HelloResponse(7, 0, 0, features=0x5D)
+    assert client.number(wire.DeviceCount()) == 1
+    assert client.number(wire.GetAlignment(0)) == 64
+    assert client.number(wire.GetMaxSize(0)) == 2**64 - 1
 
 
 def test_every_byte_may_come_alone(worker: Worker) -> None:
     with Client(worker, greet=False) as client:
         client.reader.expect(14)  # type: ignore[arg-type]
-        for byte in write_request(Hello()):
+        for byte in wire.write_request(wire.Hello()):
             client.sock.sendall(bytes([byte]))
         while client.reader.next() is None:
             client.reader.feed(client.sock.recv(100))
         ptr, base = client.alloc(300)
         data = bytes(range(256))
-        for byte in write_request(SetTensor(raw(ptr, base, 300), 0, 10, 256)) + data:
+        for byte in wire.write_request(wire.SetTensor(raw(ptr, base, 300), 0, 10, 256)) + data:
             client.sock.sendall(bytes([byte]))
         assert client.get(raw(ptr, base, 300), 300) == bytes(10) + data + bytes(34)
 
 
 def test_many_commands_in_one_piece(client: Client) -> None:
     ptr, base = client.alloc(1000)
-    pieces = b"".join(write_request(SetTensor(raw(ptr, base, 1000), 0, i, 1)) + bytes([i % 256]) for i in range(1000))
+    pieces = b"".join(
+        wire.write_request(wire.SetTensor(raw(ptr, base, 1000), 0, i, 1)) + bytes([i % 256]) for i in range(1000)
+    )
     client.sock.sendall(pieces)
     assert client.get(raw(ptr, base, 1000), 1000) == bytes(i % 256 for i in range(1000))
 
@@ -176,7 +153,7 @@ def test_megabytes_there_and_back(client: Client) -> None:
 def test_buffers_start_as_zeros(client: Client) -> None:
     first, base = client.alloc(5000)
     client.set(raw(first, base, 5000), b"\xff" * 5000)
-    client.send(FreeBuffer(first))
+    client.send(wire.FreeBuffer(first))
     second, base = client.alloc(5000)
     assert client.get(raw(second, base, 5000), 5000) == bytes(5000)
 
@@ -194,24 +171,24 @@ def test_bases_are_apart_and_no_addresses(client: Client) -> None:
 def test_clear_memset_copy_init(client: Client) -> None:
     ptr, base = client.alloc(100)
     whole = raw(ptr, base, 100)
-    client.send(BufferClear(ptr, 7))
-    client.send(MemsetTensor(raw(ptr, base + 10, 20), 5, 10, 9))
-    client.send(InitTensor(whole))
+    client.send(wire.BufferClear(ptr, 7))
+    client.send(wire.MemsetTensor(raw(ptr, base + 10, 20), 5, 10, 9))
+    client.send(wire.InitTensor(whole))
     expected = bytearray(b"\x07" * 100)
     expected[15:25] = b"\x09" * 10
     assert client.get(whole, 100) == expected
-    assert client.number(CopyTensor(raw(ptr, base + 10, 30), raw(ptr, base + 20, 30))) == 1  # overlapping
+    assert client.number(wire.CopyTensor(raw(ptr, base + 10, 30), raw(ptr, base + 20, 30))) == 1  # overlapping
     expected[20:50] = bytes(expected)[10:40]
     assert client.get(whole, 100) == expected
     other, there = client.alloc(50)
-    assert client.number(CopyTensor(raw(ptr, base + 15, 40), raw(other, there + 3, 40))) == 1
+    assert client.number(wire.CopyTensor(raw(ptr, base + 15, 40), raw(other, there + 3, 40))) == 1
     assert client.get(raw(other, there, 50), 50) == bytes(3) + expected[15:55] + bytes(7)
 
 
 def test_alloc_size(client: Client) -> None:
     """As ggml's CPU: what the tensor's bytes are."""
-    tensor = WireTensor(1, int(T.Q4_1), 0, (576, 10, 1, 1), (20, 360, 3600, 3600), 0)
-    assert client.number(GetAllocSize(0, tensor, (NOTHING,) * 10)) == 3600
+    tensor = wire.WireTensor(1, int(T.Q4_1), 0, (576, 10, 1, 1), (20, 360, 3600, 3600), 0)
+    assert client.number(wire.GetAllocSize(0, tensor, (NOTHING,) * 10)) == 3600
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
@@ -223,7 +200,7 @@ def test_compute_and_compute_again(client: Client) -> None:
     sum.compute()
     assert sum.result() == {3}
     sum.write(10, 2)
-    client.send(GraphRecompute(0))
+    client.send(wire.GraphRecompute(0))
     assert sum.result() == {12}
 
 
@@ -271,7 +248,7 @@ class Turned:
         self.put(self.at, np.array([3, 4], np.int32))
         self.put(self.factors, np.ones(32, np.float32))
 
-    def wire(self, tensor: Tensor) -> WireTensor:
+    def wire(self, tensor: Tensor) -> wire.WireTensor:
         return wire_of(tensor, *self.buffers[tensor])
 
     def put(self, tensor: Tensor, numbers: NDArray[Any]) -> None:
@@ -281,7 +258,7 @@ class Turned:
         nodes, made = records(self.graph, 0, 0, dict.fromkeys(self.buffers, 0))
         for record, (ptr, base) in zip(made, self.placed(made), strict=True):
             record["buffer"], record["data"] = ptr, base
-        self.client.send(graph_request(0, nodes, made))
+        self.client.send(wire.graph_request(0, nodes, made))
 
     def placed(self, made: NDArray[Any]) -> list[tuple[int, int]]:
         by_shape = {(int(t.type), tuple(t.ne), int(t.op)): place for t, place in self.buffers.items()}
@@ -293,8 +270,8 @@ class Turned:
 
 CHANGES = {
     "set": lambda one, tensor, byte: one.client.set(one.wire(tensor), bytes([byte]) * tensor.nbytes),
-    "clear": lambda one, tensor, byte: one.client.send(BufferClear(one.buffers[tensor][0], byte)),
-    "memset": lambda one, tensor, byte: one.client.send(MemsetTensor(one.wire(tensor), 0, tensor.nbytes, byte)),
+    "clear": lambda one, tensor, byte: one.client.send(wire.BufferClear(one.buffers[tensor][0], byte)),
+    "memset": lambda one, tensor, byte: one.client.send(wire.MemsetTensor(one.wire(tensor), 0, tensor.nbytes, byte)),
     "copy": lambda one, tensor, byte: copied(one, tensor, byte),
     "hash": lambda one, tensor, byte: hashed(one, tensor, byte),
 }
@@ -302,15 +279,15 @@ CHANGES = {
 
 def copied(one: Turned, tensor: Tensor, byte: int) -> None:
     ptr, base = one.client.alloc(tensor.nbytes)
-    one.client.send(BufferClear(ptr, byte))
-    one.client.ask(CopyTensor(wire_of(tensor, ptr, base), one.wire(tensor)))
+    one.client.send(wire.BufferClear(ptr, byte))
+    one.client.ask(wire.CopyTensor(wire_of(tensor, ptr, base), one.wire(tensor)))
 
 
 def hashed(one: Turned, tensor: Tensor, byte: int) -> None:
     data = np.full(tensor.nbytes, byte, np.uint8)
     ptr, base = one.client.alloc(tensor.nbytes)
     one.client.set(wire_of(tensor, ptr, base), data.tobytes(), cache=1)
-    until(lambda: one.client.number(SetTensorHash(one.wire(tensor), 0, fnv1a(data))) == 1)
+    until(lambda: one.client.number(wire.SetTensorHash(one.wire(tensor), 0, fnv1a(data))) == 1)
 
 
 @pytest.mark.parametrize("way", CHANGES)
@@ -327,7 +304,7 @@ def test_whatever_changes_counts_in_the_next_run(
             tensor = getattr(one, what)
             CHANGES[way](one, tensor, byte)
             if again:
-                client.send(GraphRecompute(0))
+                client.send(wire.GraphRecompute(0))
             else:
                 one.compute()
             fresh = Turned(other)
@@ -347,12 +324,12 @@ def test_a_freed_buffer_takes_its_graphs_along(
         sum.compute()
         one.compute()
         one.result()
-        client.send(FreeBuffer(one.buffers[getattr(one, freed)][0]))
-        assert client.number(DeviceCount()) == 1
+        client.send(wire.FreeBuffer(one.buffers[getattr(one, freed)][0]))
+        assert client.number(wire.DeviceCount()) == 1
         submitted: list[Graph] = []
         patch.setattr(device, "submit", submitted.append)
         sum.compute()
-        assert client.number(DeviceCount()) == 1 == len(submitted)
+        assert client.number(wire.DeviceCount()) == 1 == len(submitted)
         if freed in "xr":
             one.compute()
             assert "is not one of this connection's" in refused(caplog, client)
@@ -367,13 +344,13 @@ def test_the_last_graph_is_forgotten_with_its_memory(
         sum.write(1, 2)
         sum.compute()
         assert sum.result() == {3}
-        client.send(FreeBuffer(spare[0]))
-        client.send(GraphRecompute(0))
+        client.send(wire.FreeBuffer(spare[0]))
+        client.send(wire.GraphRecompute(0))
         assert sum.result() == {3}
         submitted: list[Graph] = []
         monkeypatch.setattr(device, "submit", submitted.append)
-        client.send(FreeBuffer(sum.ptr))
-        client.send(GraphRecompute(0))
+        client.send(wire.FreeBuffer(sum.ptr))
+        client.send(wire.GraphRecompute(0))
         assert "GRAPH_RECOMPUTE without a graph" in refused(caplog, client)
         assert submitted == []
 
@@ -385,7 +362,7 @@ def test_a_master_that_goes_on_after_freeing(client: Client) -> None:
         sum.write(i, 2)
         sum.compute()
         assert sum.result() == {i + 2}
-        client.send(FreeBuffer(sum.ptr))
+        client.send(wire.FreeBuffer(sum.ptr))
 
 
 def test_clients_take_turns() -> None:
@@ -429,9 +406,9 @@ def test_answers_while_another_client_computes(
         mine = Sum(other)
         sum.compute()
         assert runs.wait(60)
-        assert other.number(DeviceCount()) == 1
+        assert other.number(wire.DeviceCount()) == 1
         mine.write(5, 5)
-        assert isinstance(other.ask(GetDeviceMemory(0)), DeviceMemory)
+        assert isinstance(other.ask(wire.GetDeviceMemory(0)), wire.DeviceMemory)
         assert other.get(mine.wire(mine.a), 4) == np.float32(5).tobytes()
         go.set()
         assert sum.result() == {2}
@@ -447,7 +424,7 @@ def test_many_clients_at_once(worker: Worker) -> None:
                 sum = Sum(client)
                 for k in range(25):
                     sum.write(100 * i, k)
-                    sum.compute() if k % 3 == 0 else client.send(GraphRecompute(0))
+                    sum.compute() if k % 3 == 0 else client.send(wire.GraphRecompute(0))
                     if (got := sum.result()) != {100 * i + k}:
                         failures.append(f"client {i}, round {k}: {got}")
         except Exception as error:
@@ -466,26 +443,26 @@ def test_many_clients_at_once(worker: Worker) -> None:
 
 
 def lent(worker: Worker) -> int:
-    return worker.shared.lenders[0].lent
+    return worker.state.devices[0].lent
 
 
 def test_memory_limit_counts_all_clients(device: CpuDevice) -> None:
     with running(device, mem=10 << 20) as worker, Client(worker) as one, Client(worker) as two:
-        assert one.ask(GetDeviceMemory(0)) == DeviceMemory(10 << 20, 10 << 20)
+        assert one.ask(wire.GetDeviceMemory(0)) == wire.DeviceMemory(10 << 20, 10 << 20)
         ptr, base = one.alloc(6 << 20)
-        assert two.ask(GetDeviceMemory(0)) == DeviceMemory(4 << 20, 10 << 20)
-        assert two.ask(AllocBuffer(0, 5 << 20)) == Allocated(0, 0)
+        assert two.ask(wire.GetDeviceMemory(0)) == wire.DeviceMemory(4 << 20, 10 << 20)
+        assert two.ask(wire.AllocBuffer(0, 5 << 20)) == wire.AllocResponse(0, 0)
         two.alloc(4 << 20)
-        assert two.ask(AllocBuffer(0, 1)) == Allocated(0, 0)
+        assert two.ask(wire.AllocBuffer(0, 1)) == wire.AllocResponse(0, 0)
         assert one.get(raw(ptr, base, 8), 8) == bytes(8)
-        one.send(FreeBuffer(ptr))
-        assert one.number(DeviceCount()) == 1
+        one.send(wire.FreeBuffer(ptr))
+        assert one.number(wire.DeviceCount()) == 1
         two.alloc(6 << 20)
 
 
 @pytest.mark.parametrize("size", [2**64 - 1, 2**63, 2**62, 1 << 50])
 def test_impossible_sizes(client: Client, size: int) -> None:
-    assert client.ask(AllocBuffer(0, size)) == Allocated(0, 0)
+    assert client.ask(wire.AllocBuffer(0, size)) == wire.AllocResponse(0, 0)
     client.alloc(1)
 
 
@@ -493,14 +470,14 @@ def test_tiny_buffers_cost_pages(device: CpuDevice) -> None:
     with running(device, mem=4 * 4096) as worker, Client(worker) as client:
         for _ in range(4):
             client.alloc(0)
-        assert client.ask(AllocBuffer(0, 0)) == Allocated(0, 0)
+        assert client.ask(wire.AllocBuffer(0, 0)) == wire.AllocResponse(0, 0)
 
 
 def test_the_number_of_buffers_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.rpc.worker.session.MAX_REGIONS", 3)
+    monkeypatch.setattr("llamado.rpc.worker.handlers.buffers.MAX_BUFFERS", 3)
     for _ in range(3):
         client.alloc(1)
-    assert client.ask(AllocBuffer(0, 1)) == Allocated(0, 0)
+    assert client.ask(wire.AllocBuffer(0, 1)) == wire.AllocResponse(0, 0)
 
 
 def test_what_a_client_had_is_free_when_it_is_gone(worker: Worker) -> None:
@@ -516,7 +493,7 @@ def test_also_in_the_middle_of_a_tensor_or_reset(worker: Worker) -> None:
     before = lent(worker)
     cut = Client(worker)
     ptr, base = cut.alloc(1 << 20)
-    cut.sock.sendall(write_request(SetTensor(raw(ptr, base, 1 << 20), 0, 0, 1 << 20)) + b"x" * 1000)
+    cut.sock.sendall(wire.write_request(wire.SetTensor(raw(ptr, base, 1 << 20), 0, 0, 1 << 20)) + b"x" * 1000)
     cut.sock.close()
     until(lambda: lent(worker) == before)
     reset = Client(worker)
@@ -532,8 +509,8 @@ def test_memory_of_the_dead_is_given_back_to_the_system(worker: Worker, device: 
     sum = Sum(client)
     sum.compute()
     ptr, _ = client.alloc(64 << 20)
-    client.send(BufferClear(ptr, 1))
-    assert client.number(DeviceCount()) == 1
+    client.send(wire.BufferClear(ptr, 1))
+    assert client.number(wire.DeviceCount()) == 1
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -597,19 +574,19 @@ def test_a_device_elsewhere(device: CpuDevice) -> None:
             self.write(target, self.read(source, 0, source.nbytes).result())  # type: ignore[attr-defined]
 
     with running(device, Far()) as worker, Client(worker) as client:  # type: ignore[arg-type]
-        assert client.number(DeviceCount()) == 2
+        assert client.number(wire.DeviceCount()) == 2
         far, base = client.alloc(5 << 20, device=1)
         data = np.random.default_rng(0).integers(0, 256, 5 << 20, np.uint8).tobytes()
         client.set(raw(far, base, 5 << 20), data)
         assert client.get(raw(far, base, 5 << 20), 5 << 20) == data
         near, there = client.alloc(1000)
-        assert client.number(CopyTensor(raw(far, base + 5, 900), raw(near, there, 900))) == 1
-        assert client.number(CopyTensor(raw(near, there, 900), raw(far, base + 2000, 900))) == 1
-        assert client.number(CopyTensor(raw(far, base, 100), raw(far, base + 3000, 100))) == 1
-        client.send(MemsetTensor(raw(far, base, 10), 0, 10, 3))
+        assert client.number(wire.CopyTensor(raw(far, base + 5, 900), raw(near, there, 900))) == 1
+        assert client.number(wire.CopyTensor(raw(near, there, 900), raw(far, base + 2000, 900))) == 1
+        assert client.number(wire.CopyTensor(raw(far, base, 100), raw(far, base + 3000, 100))) == 1
+        client.send(wire.MemsetTensor(raw(far, base, 10), 0, 10, 3))
         expected = b"\3" * 10 + data[10:2000] + data[5:905] + data[2900:3000] + data[:100] + data[3100:4000]
         assert client.get(raw(far, base, 4000), 4000) == expected
-        client.send(BufferClear(far, 0))
+        client.send(wire.BufferClear(far, 0))
         assert client.get(raw(far, base, 5 << 20), 5 << 20) == bytes(5 << 20)
 
 
@@ -641,30 +618,36 @@ def bad_requests(sum: Sum) -> dict[str, tuple[bytes, str]]:
     small = raw(ptr, base, 100)
     return {
         "command": (b"\x63" + bytes(8), "command 99 is not known"),
-        "hello again": (write_request(Hello()), "second HELLO"),
-        "device": (write_request(GetAlignment(1)), "device 1 of 1"),
-        "alloc": (write_request(AllocBuffer(9, 1)), "device 9"),
-        "base": (write_request(BufferGetBase(ptr + 1)), "not one of this connection's"),
-        "free": (write_request(FreeBuffer(0)), "buffer 0x0"),
-        "clear": (write_request(BufferClear(1 << 63, 0)), "buffer 0x8000"),
-        "set beyond": (write_request(SetTensor(small, 0, size - 1, 2)) + b"xx", "outside its buffer"),
-        "set before": (write_request(SetTensor(raw(ptr, base - 1, 9), 0, 0, 1)) + b"x", "outside its buffer"),
-        "set wrapped": (write_request(SetTensor(small, 0, 2**64 - 1, 1)) + b"x", "outside its buffer"),
-        "get beyond": (write_request(GetTensor(small, 0, size + 1)), "outside its buffer"),
-        "get all": (write_request(GetTensor(small, 0, 2**64 - 1)), "outside its buffer"),
-        "memset beyond": (write_request(MemsetTensor(small, 50, 51, 0)), "of tensor raw of 100"),
-        "memset wrapped": (write_request(MemsetTensor(small, 2**64 - 1, 2, 0)), "of tensor raw of 100"),
-        "copy beyond": (write_request(CopyTensor(small, raw(ptr, base + size - 99, 1))), "outside its buffer"),
-        "hash beyond": (write_request(SetTensorHash(small, 101, 0)), "byte 101 of tensor raw"),
-        "hash outside": (write_request(SetTensorHash(raw(ptr, base, 5000), 0, 0)), "outside its buffer"),
-        "init": (write_request(InitTensor(raw(ptr, base, 5000))), "outside its buffer"),
-        "type": (write_request(InitTensor(small._replace(type=99))), "type 99"),
-        "line": (write_request(GetTensor(small._replace(name=b"x\nWARNING y"), 0, 9999)), "tensor x?WARNING y lie"),
-        "recompute": (write_request(GraphRecompute(0), V7), "without a graph"),
-        "operation": (
-            write_request(graph_request(0, nodes, strange), V7), "GET_REL_POS (tensor r)",
+        "hello again": (wire.write_request(wire.Hello()), "second HELLO"),
+        "device": (wire.write_request(wire.GetAlignment(1)), "device 1 of 1"),
+        "alloc": (wire.write_request(wire.AllocBuffer(9, 1)), "device 9"),
+        "base": (wire.write_request(wire.BufferGetBase(ptr + 1)), "not one of this connection's"),
+        "free": (wire.write_request(wire.FreeBuffer(0)), "buffer 0x0"),
+        "clear": (wire.write_request(wire.BufferClear(1 << 63, 0)), "buffer 0x8000"),
+        "set beyond": (wire.write_request(wire.SetTensor(small, 0, size - 1, 2)) + b"xx", "outside its buffer"),
+        "set before": (wire.write_request(wire.SetTensor(raw(ptr, base - 1, 9), 0, 0, 1)) + b"x", "outside its buffer"),
+        "set wrapped": (wire.write_request(wire.SetTensor(small, 0, 2**64 - 1, 1)) + b"x", "outside its buffer"),
+        "get beyond": (wire.write_request(wire.GetTensor(small, 0, size + 1)), "outside its buffer"),
+        "get all": (wire.write_request(wire.GetTensor(small, 0, 2**64 - 1)), "outside its buffer"),
+        "memset beyond": (wire.write_request(wire.MemsetTensor(small, 50, 51, 0)), "of tensor raw of 100"),
+        "memset wrapped": (wire.write_request(wire.MemsetTensor(small, 2**64 - 1, 2, 0)), "of tensor raw of 100"),
+        "copy beyond": (
+            wire.write_request(wire.CopyTensor(small, raw(ptr, base + size - 99, 1))),
+            "outside its buffer",
         ),
-        "graph for another device": (write_request(graph_request(3, nodes, tensors), V7), "device 3"),
+        "hash beyond": (wire.write_request(wire.SetTensorHash(small, 101, 0)), "byte 101 of tensor raw"),
+        "hash outside": (wire.write_request(wire.SetTensorHash(raw(ptr, base, 5000), 0, 0)), "outside its buffer"),
+        "init": (wire.write_request(wire.InitTensor(raw(ptr, base, 5000))), "outside its buffer"),
+        "type": (wire.write_request(wire.InitTensor(small._replace(type=99))), "type 99"),
+        "line": (
+            wire.write_request(wire.GetTensor(small._replace(name=b"x\nWARNING y"), 0, 9999)),
+            "tensor x?WARNING y lie",
+        ),
+        "recompute": (wire.write_request(wire.GraphRecompute(0), wire.V7), "without a graph"),
+        "operation": (
+            wire.write_request(wire.graph_request(0, nodes, strange), wire.V7), "GET_REL_POS (tensor r)",
+        ),
+        "graph for another device": (wire.write_request(wire.graph_request(3, nodes, tensors), wire.V7), "device 3"),
     }  # fmt: skip
 
 
@@ -686,30 +669,30 @@ def test_a_bad_request_ends_its_connection_only(
     with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"), Client(worker) as bad:
         sum = Sum(bad)
         data, message = bad_requests(sum)[case]
-        assert bad.number(DeviceCount()) == 1
+        assert bad.number(wire.DeviceCount()) == 1
         bad.sock.sendall(data)
         assert message in refused(caplog, bad)
-    client.send(GraphRecompute(0))
+    client.send(wire.GraphRecompute(0))
     assert mine.result() == {23}
 
 
 def test_before_hello(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"), Client(worker, greet=False) as client:
-        client.send(DeviceCount())
+        client.send(wire.DeviceCount())
         assert "DEVICE_COUNT before HELLO" in refused(caplog, client)
 
 
 def test_silence(worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of one who says a byte now and then."""
-    monkeypatch.setattr("llamado.rpc.worker.session._HELLO_SECONDS", 0.2)
+    monkeypatch.setattr("llamado.rpc.worker.connection.GREETING_SECONDS", 0.2)
     with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"), Client(worker, greet=False) as client:
-        client.sock.sendall(write_request(Hello())[:5])
+        client.sock.sendall(wire.write_request(wire.Hello())[:5])
         assert "no HELLO within 0.2 s" in refused(caplog, client)
 
 
 def test_tls_shaken_byte_by_byte(device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every byte comes in time, the greeting does not."""
-    monkeypatch.setattr("llamado.rpc.worker.session._HELLO_SECONDS", 0.3)
+    monkeypatch.setattr("llamado.rpc.worker.connection.GREETING_SECONDS", 0.3)
     monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 0.05)
     own = Authority(tmp_path)
     with running(device, tls_cert=own.cert, tls_key=own.key) as worker, Client(worker, greet=False) as client:
@@ -722,20 +705,20 @@ def test_tls_shaken_byte_by_byte(device: CpuDevice, tmp_path: Path, monkeypatch:
 
 def test_no_tls_is_refused_at_once(device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although the worker's first thread looks at the connection just then."""
-    greet = Session._greet
+    greet = ClientConnection.greet
 
-    def later(session: Session, tls: ssl.SSLContext | None) -> None:
+    def later(connection: ClientConnection, tls: ssl.SSLContext | None) -> wire.Request:
         time.sleep(0.2)
-        greet(session, tls)
+        return greet(connection, tls)
 
-    monkeypatch.setattr(Session, "_greet", later)
+    monkeypatch.setattr(ClientConnection, "greet", later)
     monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 60.0)
     own = Authority(tmp_path)
     with (
         running(device, tls_cert=own.cert, tls_key=own.key) as worker,
         Client(worker, greet=False, timeout=GUARD) as client,
     ):
-        client.send(Hello())
+        client.send(wire.Hello())
         try:
             while client.sock.recv(64):  # an alert, then the end
                 pass
@@ -745,10 +728,10 @@ def test_no_tls_is_refused_at_once(device: CpuDevice, tmp_path: Path, monkeypatc
 
 
 def test_a_silent_client_that_has_greeted_stays(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llamado.rpc.worker.session._HELLO_SECONDS", 0.1)
+    monkeypatch.setattr("llamado.rpc.worker.connection.GREETING_SECONDS", 0.1)
     with Client(worker) as client:
         time.sleep(0.3)
-        assert client.number(DeviceCount()) == 1
+        assert client.number(wire.DeviceCount()) == 1
 
 
 def test_one_connection_too_many(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -759,10 +742,10 @@ def test_one_connection_too_many(worker: Worker, monkeypatch: pytest.MonkeyPatch
         one.sock.close()
         until(lambda: worker.clients == 1)
         with Client(worker) as three:
-            assert three.number(DeviceCount()) == 1
+            assert three.number(wire.DeviceCount()) == 1
 
 
-def new_chains(client: Client, n: int, rng: np.random.Generator) -> GraphCompute:
+def new_chains(client: Client, n: int, rng: np.random.Generator) -> wire.GraphCompute:
     """A graph of `n` chains that were never seen before."""
     a, graph = g.new_tensor(T.F32, 64, name="a"), Graph()
     for _ in range(n):
@@ -779,7 +762,7 @@ def test_kernels_are_rationed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph that needs ever new kernels takes several turns, and has an end."""
-    monkeypatch.setattr("llamado.rpc.worker.session.KERNELS_A_TURN", 2)
+    monkeypatch.setattr("llamado.rpc.worker.handlers.graphs.KERNELS_PER_TURN", 2)
     device = CpuDevice(1, jit=Jit(folder=tmp_path))
     turns = []
     original = device.prepare
@@ -790,9 +773,9 @@ def test_kernels_are_rationed(
         Client(worker) as client,
         caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"),
     ):
-        worker.shared.kernels = Budgets(6, 1000.0)
+        worker.state.kernels = Budgets(6, 1000.0)
         client.send(new_chains(client, 4, rng))
-        assert client.number(DeviceCount()) == 1
+        assert client.number(wire.DeviceCount()) == 1
         assert len(turns) == 2
         client.send(new_chains(client, 7, rng))
         assert "more different kernels than any model" in refused(caplog, client)
@@ -807,23 +790,23 @@ def test_kernels_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     device = CpuDevice(1, jit=Jit(folder=tmp_path))
     rng = np.random.default_rng(1)
     with running(device) as worker:
-        worker.shared.kernels = budgets = Budgets(6, 1.0)
+        worker.state.kernels = budgets = Budgets(6, 1.0)
         own = device.jit.compiled
         with Client(worker) as client:
             client.send(new_chains(client, 5, rng))
-            assert client.number(DeviceCount()) == 1
+            assert client.number(wire.DeviceCount()) == 1
         assert budgets.left("loopback") == 1
         with Client(worker) as client:
             client.send(new_chains(client, 3, rng))
             until(lambda: budgets.left("loopback") == 0)
             with monkeypatch.context() as patch:
-                patch.setattr("llamado.rpc.worker.session.identity", lambda *_: "198.51.100.0_24")
+                patch.setattr("llamado.rpc.worker.client.identity", lambda *_: "198.51.100.0_24")
                 with Client(worker) as newcomer:
                     newcomer.send(new_chains(newcomer, 5, rng))
-                    assert newcomer.number(DeviceCount()) == 1
+                    assert newcomer.number(wire.DeviceCount()) == 1
             assert device.jit.compiled == own + 5 + 1 + 5
             now[0] += 6.0
-            assert client.number(DeviceCount()) == 1
+            assert client.number(wire.DeviceCount()) == 1
         assert device.jit.compiled == own + 5 + 3 + 5 and budgets.left("loopback") == 4
         now[0] += 1000.0
         assert budgets.left("loopback") == 6
@@ -860,16 +843,16 @@ def upload(worker: Worker, client: Client, data: bytes) -> None:
     """Sends a tensor to be kept, and waits until it is."""
     ptr, base = client.alloc(len(data))
     client.set(raw(ptr, base, len(data)), data, cache=1)
-    client.number(DeviceCount())
-    assert worker.shared.cache is not None
-    worker.shared.cache.flush()
+    client.number(wire.DeviceCount())
+    assert worker.state.cache is not None
+    worker.state.cache.flush()
 
 
 def fetched(client: Client, data: bytes) -> bytes | None:
     """What a client gets that asks for a tensor by its hash."""
     ptr, base = client.alloc(len(data))
     tensor = raw(ptr, base, len(data))
-    if not client.number(SetTensorHash(tensor, 0, fnv1a(np.frombuffer(data, np.uint8)))):
+    if not client.number(wire.SetTensorHash(tensor, 0, fnv1a(np.frombuffer(data, np.uint8)))):
         return None
     return client.get(tensor, len(data))
 
@@ -881,18 +864,18 @@ def test_cache(cached: Callable[[], AbstractContextManager[Worker]], tmp_path: P
         ptr, base = client.alloc(1 << 20)
         for i, blob in enumerate(blobs):
             tensor = raw(ptr, base + 150_000 * i, 7 + blob.nbytes)
-            assert client.number(SetTensorHash(tensor, 7, fnv1a(blob))) == 0
+            assert client.number(wire.SetTensorHash(tensor, 7, fnv1a(blob))) == 0
             client.set(tensor, blob.tobytes(), 7, cache=int(i < 5))
-        assert client.number(DeviceCount()) == 1
-        assert worker.shared.cache is not None
-        worker.shared.cache.flush()
+        assert client.number(wire.DeviceCount()) == 1
+        assert worker.state.cache is not None
+        worker.state.cache.flush()
     assert {p.name for p in (tmp_path / "rpc" / "loopback").iterdir()} == {
         f"{fnv1a(b):016x}-{b.nbytes}" for b in blobs[:5]
     }
     with cached() as worker, Client(worker) as client:
         ptr, base = client.alloc(1 << 20)
         places = [raw(ptr, base + 150_000 * i, 7 + b.nbytes) for i, b in enumerate(blobs)]
-        asked = [SetTensorHash(place, 7, fnv1a(b)) for place, b in zip(places, blobs, strict=True)]
+        asked = [wire.SetTensorHash(place, 7, fnv1a(b)) for place, b in zip(places, blobs, strict=True)]
         for request_ in asked:  # all at once
             client.reader.expect(7)  # type: ignore[arg-type]
             client.send(request_)
@@ -928,15 +911,15 @@ def test_a_cache_for_each_network(
 ) -> None:
     """Who comes first with forged bytes fools only himself."""
     with cached() as worker:
-        monkeypatch.setattr("llamado.rpc.worker.session.identity", lambda host, sock=None: identity("198.51.100.9"))
+        monkeypatch.setattr("llamado.rpc.worker.client.identity", lambda host, sock=None: identity("198.51.100.9"))
         with Client(worker) as stranger:
             upload(worker, stranger, FORGED)
-        monkeypatch.setattr("llamado.rpc.worker.session.identity", lambda host, sock=None: identity("192.0.2.1"))
+        monkeypatch.setattr("llamado.rpc.worker.client.identity", lambda host, sock=None: identity("192.0.2.1"))
         with Client(worker) as client:
             assert fetched(client, GENUINE) is None
             upload(worker, client, GENUINE)
             assert fetched(client, GENUINE) == GENUINE
-        monkeypatch.setattr("llamado.rpc.worker.session.identity", lambda host, sock=None: identity("192.0.2.77"))
+        monkeypatch.setattr("llamado.rpc.worker.client.identity", lambda host, sock=None: identity("192.0.2.77"))
         with Client(worker) as neighbor:
             assert fetched(neighbor, GENUINE) == GENUINE
 
@@ -967,7 +950,7 @@ def test_clients_are_known_by_their_certificate(
         def client(cert: str, key: str) -> Client:
             client = Client(worker, greet=False)
             client.sock = client_tls(own.pem, cert, key).wrap_socket(client.sock, server_hostname="127.0.0.1")
-            client.ask(Hello())
+            client.ask(wire.Hello())
             return client
 
         with client(own.cert, own.key) as first:
@@ -980,7 +963,7 @@ def test_clients_are_known_by_their_certificate(
 
 def test_without_a_cache(client: Client) -> None:
     ptr, base = client.alloc(100)
-    assert client.number(SetTensorHash(raw(ptr, base, 100), 0, 1)) == 0
+    assert client.number(wire.SetTensorHash(raw(ptr, base, 100), 0, 1)) == 0
     client.set(raw(ptr, base, 100), b"x" * 100, cache=1)
     assert client.get(raw(ptr, base, 100), 100) == b"x" * 100
 
@@ -990,7 +973,7 @@ def test_without_a_cache(client: Client) -> None:
 
 def test_allow(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
     with running(device, allow=("10.0.0.0/8", "127.0.0.0/24")) as worker, Client(worker) as client:
-        assert client.number(DeviceCount()) == 1
+        assert client.number(wire.DeviceCount()) == 1
     with (
         running(device, allow=("10.0.0.0/8", "::1/128")) as worker,
         caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"),
@@ -1003,8 +986,8 @@ def test_allow(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
 def test_addresses_of_old_in_new_ones(device: CpuDevice) -> None:
     """A socket for both families sees ::ffff:10.1.2.3."""
     worker = Worker([device], WorkerOptions(port=0, allow=("10.0.0.0/8",)))
-    assert worker._may_enter("::ffff:10.1.2.3") and not worker._may_enter("::ffff:11.1.2.3")
-    assert not worker._may_enter("fe80::1%eth0")
+    assert worker._may_connect("::ffff:10.1.2.3") and not worker._may_connect("::ffff:11.1.2.3")
+    assert not worker._may_connect("fe80::1%eth0")
     worker._end()
 
 
@@ -1021,7 +1004,7 @@ def test_port_taken(worker: Worker, device: CpuDevice) -> None:
 def test_a_name_of_two_addresses(device: CpuDevice) -> None:
     """ggml's clients go to the older kind."""
     with running(device, host="localhost") as worker, Client(worker) as client:
-        assert client.number(DeviceCount()) == 1
+        assert client.number(wire.DeviceCount()) == 1
 
 
 def test_no_such_host(device: CpuDevice) -> None:
@@ -1052,6 +1035,18 @@ def test_graphics_processors_are_replaced_by_what_is_there(
     assert len(said) == 2 and "MTL0: accepted, but nothing here computes on it: CPU is offered" in said[0]
 
 
+def test_a_worker_that_cannot_join_releases_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise WorkerError("no")
+
+    monkeypatch.setattr("llamado.rpc.worker.server.ServerMembership", refuse)
+    port = free_port()
+    with pytest.raises(WorkerError, match="no"):
+        run_worker(WorkerOptions(port=port, threads=1, join=("127.0.0.1:1",)))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port))
+
+
 @pytest.mark.slow
 def test_tls(device: CpuDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With a certificate a client gets in, without one it does not; and the other way round no plain one does."""
@@ -1062,7 +1057,7 @@ def test_tls(device: CpuDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
         with Client(worker, greet=False) as client:
             context = client_tls(own.pem, own.cert, own.key)
             client.sock = context.wrap_socket(client.sock, server_hostname="127.0.0.1")
-            assert client.ask(Hello()) == HelloResponse(7, 0, 0, own=0x5D)
+            assert client.ask(wire.Hello()) == wire.HelloResponse(7, 0, 0, features=0x5D)
             data = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8).tobytes()
             ptr, base = client.alloc(len(data))
             client.set(raw(ptr, base, len(data)), data)
@@ -1074,9 +1069,9 @@ def test_tls(device: CpuDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
         with Client(worker, greet=False) as client:
             client.sock = client_tls(own.pem).wrap_socket(client.sock, server_hostname="127.0.0.1")
             with pytest.raises(OSError):
-                client.ask(Hello())
+                client.ask(wire.Hello())
         with Client(worker, greet=False) as client, pytest.raises(OSError):
-            client.ask(Hello())
+            client.ask(wire.Hello())
         until(lambda: worker.clients == 0)
         assert "the client shows no certificate" in caplog.text
         assert "does not speak TLS" in caplog.text
@@ -1112,7 +1107,7 @@ def test_stop_ends_connections_but_not_graphs(device: CpuDevice, monkeypatch: py
         first.compute()
         assert runs.wait(60)
         second.compute()
-        until(lambda: len(worker.shared.lenders[0].turns._waiting) == 1)
+        until(lambda: len(worker.state.devices[0].turns._waiting) == 1)
         worker.stop()
         assert idle.is_closed()
         assert thread.is_alive()
@@ -1135,7 +1130,7 @@ def test_debug_logs_each_command(
         sum = Sum(client)
         sum.write(1, 2)
         sum.compute()
-        client.send(GraphRecompute(0))
+        client.send(wire.GraphRecompute(0))
         assert sum.result() == {3}
     lines = [r.getMessage().split(" ", 1)[1] for r in caplog.records]
     lines = [line for line in lines if line.split()[0].isupper()]  # the others tell of the client
@@ -1167,7 +1162,7 @@ def test_the_command(tmp_path: Path, number: signal.Signals) -> None:
             port = endpoint.port
 
         with Client(There()) as client:  # type: ignore[arg-type]
-            assert client.ask(GetDeviceMemory(0)) == DeviceMemory(100 << 20, 100 << 20)
+            assert client.ask(wire.GetDeviceMemory(0)) == wire.DeviceMemory(100 << 20, 100 << 20)
             sum = Sum(client)
             sum.write(2, 2)
             sum.compute()

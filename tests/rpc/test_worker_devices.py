@@ -19,21 +19,8 @@ from llamado.engine.options import EngineOptions
 from llamado.ggml import graph as g
 from llamado.ggml.graph import Graph
 from llamado.gguf.types import TensorType as T
+from llamado.rpc import wire
 from llamado.rpc.client.device import connect
-from llamado.rpc.wire import (
-    Allocated,
-    AllocBuffer,
-    CopyTensor,
-    DeviceCount,
-    DeviceMemory,
-    FreeBuffer,
-    GetAlignment,
-    GetDeviceMemory,
-    GetMaxSize,
-    GetNumerics,
-    GraphRecompute,
-    SetTensor,
-)
 from llamado.rpc.worker.server import Worker
 
 MIB = 1 << 20
@@ -70,8 +57,8 @@ class Times:
         self.ptr, self.base = client.alloc(size, device)
 
     def write(self, value: float) -> None:
-        wire = wire_of(self.a, self.ptr, self.base)
-        self.client.send(SetTensor(wire, 0, 0, 256), np.full(64, value, np.float32).tobytes())
+        place = wire_of(self.a, self.ptr, self.base)
+        self.client.send(wire.SetTensor(place, 0, 0, 256), np.full(64, value, np.float32).tobytes())
 
     def compute(self) -> None:
         self.client.send(request(self.graph, self.ptr, self.base, self.places, self.device))
@@ -82,15 +69,15 @@ class Times:
 
 
 def free(client: Client, device: int) -> int:
-    answer = client.ask(GetDeviceMemory(device))
-    assert isinstance(answer, DeviceMemory) and answer.total == 8 * MIB
+    answer = client.ask(wire.GetDeviceMemory(device))
+    assert isinstance(answer, wire.DeviceMemory) and answer.total == 8 * MIB
     return answer.free
 
 
 def test_what_it_offers(client: Client, worker: Worker) -> None:
-    assert client.number(DeviceCount()) == 3
-    assert [client.number(GetAlignment(i)) for i in range(3)] == [64] * 3
-    assert [client.number(GetMaxSize(i)) for i in range(3)] == [(1 << 64) - 1] * 3
+    assert client.number(wire.DeviceCount()) == 3
+    assert [client.number(wire.GetAlignment(i)) for i in range(3)] == [64] * 3
+    assert [client.number(wire.GetMaxSize(i)) for i in range(3)] == [(1 << 64) - 1] * 3
     text = worker.describe()
     assert all(f"device {i}: CPU" in text for i in range(3)) and "device 3" not in text
 
@@ -107,9 +94,16 @@ def test_what_their_bits_depend_on(devices: list[CpuDevice], monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "ask", [AllocBuffer(3, 1), GetAlignment(3), GetDeviceMemory(3), GetNumerics(3), GraphRecompute(3)]
+    "ask",
+    [
+        wire.AllocBuffer(3, 1),
+        wire.GetAlignment(3),
+        wire.GetDeviceMemory(3),
+        wire.GetNumerics(3),
+        wire.GraphRecompute(3),
+    ],
 )
-def test_one_that_is_not_there(client: Client, ask: AllocBuffer) -> None:
+def test_one_that_is_not_there(client: Client, ask: wire.AllocBuffer) -> None:
     client.send(ask)
     assert client.is_closed()
 
@@ -118,9 +112,9 @@ def test_each_has_memory_of_its_own(client: Client) -> None:
     before = [free(client, i) for i in range(3)]
     ptr, _ = client.alloc(5 * MIB, 1)
     assert [b - free(client, i) for i, b in enumerate(before)] == [0, 5 * MIB, 0]
-    assert client.ask(AllocBuffer(1, 5 * MIB)) == Allocated(0, 0)
+    assert client.ask(wire.AllocBuffer(1, 5 * MIB)) == wire.AllocResponse(0, 0)
     client.alloc(5 * MIB, 2)
-    client.send(FreeBuffer(ptr))
+    client.send(wire.FreeBuffer(ptr))
     assert [b - free(client, i) for i, b in enumerate(before)] == [0, 0, 5 * MIB]
 
 
@@ -134,7 +128,7 @@ def test_working_memory_is_the_one_s_that_computes(client: Client) -> None:
     client.get(wire_of(total, ptr, base + places[total]), 4)
     used = [b - free(client, i) for i, b in enumerate(before)]
     assert used[0] == used[1] == 0 and used[2] >= 4 * MIB
-    client.send(FreeBuffer(ptr))
+    client.send(wire.FreeBuffer(ptr))
     assert free(client, 2) >= before[2]
 
 
@@ -149,7 +143,7 @@ def test_the_last_graph_of_each(client: Client) -> None:
                 graph.compute()
         else:
             for device in (2, 0, 1):
-                client.send(GraphRecompute(device))
+                client.send(wire.GraphRecompute(device))
         assert [graph.result() for graph in graphs] == [{2 * value}, {3 * value}, {5 * value}]
     again = Times(client, 1, 11.0)
     again.write(1.0)
@@ -157,13 +151,13 @@ def test_the_last_graph_of_each(client: Client) -> None:
     for graph in graphs:
         graph.write(2.0)
     for device in range(3):
-        client.send(GraphRecompute(device))
+        client.send(wire.GraphRecompute(device))
     assert [graph.result() for graph in graphs] == [{4.0}, {21.0}, {10.0}] and again.result() == {11.0}
-    client.send(FreeBuffer(again.ptr))
-    client.send(GraphRecompute(0))  # those of other devices are there still
-    client.send(GraphRecompute(2))
-    assert client.number(DeviceCount()) == 3
-    client.send(GraphRecompute(1))
+    client.send(wire.FreeBuffer(again.ptr))
+    client.send(wire.GraphRecompute(0))  # those of other devices are there still
+    client.send(wire.GraphRecompute(2))
+    assert client.number(wire.DeviceCount()) == 3
+    client.send(wire.GraphRecompute(1))
     assert client.is_closed()
 
 
@@ -171,7 +165,7 @@ def test_copies_from_one_to_another(client: Client) -> None:
     data = np.random.default_rng(0).integers(0, 256, 10_000, np.uint8).tobytes()
     (a, at), (b, there) = client.alloc(10_000, 0), client.alloc(10_000, 2)
     client.set(raw(a, at, 10_000), data)
-    assert client.number(CopyTensor(raw(a, at, 10_000), raw(b, there, 10_000))) == 1
+    assert client.number(wire.CopyTensor(raw(a, at, 10_000), raw(b, there, 10_000))) == 1
     assert client.get(raw(b, there, 10_000), 10_000) == data
 
 
@@ -210,7 +204,7 @@ def test_a_model_over_all_of_them(devices: list[CpuDevice], tmp_path: Path) -> N
         split = SplitOptions(rpc=(str(worker.endpoint),), tensor_split=(1.0, 1.0, 1.0), n_gpu_layers=99)
         with LoadedModel.load(path, EngineOptions(n_ctx=256, n_threads=1, split=split)) as llama:
             assert llama.generate("Hello world", n_predict=16, temperature=0.0) == expected
-            assert all(lender.lent > 0 for lender in worker.shared.lenders)
+            assert all(lender.lent > 0 for lender in worker.state.devices)
         found = connect(worker.endpoint)
         names = [device.name for device in found]
         assert len(set(names)) == 3

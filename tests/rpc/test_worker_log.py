@@ -18,7 +18,7 @@ from llamado.ggml import graph as g
 from llamado.ggml.graph import Graph
 from llamado.gguf.types import TensorType as T
 from llamado.loglines import LINES_A_MINUTE, LineLimit
-from llamado.rpc.wire import AllocBuffer, GetMaxSize
+from llamado.rpc import wire
 from llamado.rpc.worker import activity
 from llamado.rpc.worker.activity import WorkDone, WorkLog, tokens_of
 
@@ -47,7 +47,7 @@ def test_from_the_first_byte_to_the_last(
     places, size = layout([weights, x, y])
     with running(device) as worker:
         with Client(worker) as passing:
-            assert passing.number(GetMaxSize(0))
+            assert passing.number(wire.GetMaxSize(0))
         with Client(worker) as client:
             ptr, base = client.alloc(size)
             for tensor in (weights, x):
@@ -102,7 +102,7 @@ def test_a_measurement_of_speed_computes_no_clients_tokens(
 def test_what_a_client_holds_is_said_when_it_changes(
     device: CpuDevice, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llamado.rpc.worker.session._TELL_SECONDS", 0.0)
+    monkeypatch.setattr("llamado.rpc.worker.handlers.graphs._LOG_INTERVAL", 0.0)
     x = g.new_tensor(T.F32, 32, name="x")
     graph = Graph()
     graph.output("y", g.add(x, x, name="y"))
@@ -120,7 +120,7 @@ def test_what_a_client_holds_is_said_when_it_changes(
 
 def test_what_finds_no_room(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
     with running(device, mem=1 << 20) as worker, Client(worker) as client:
-        client.ask(AllocBuffer(0, 5_000_000))
+        client.ask(wire.AllocBuffer(0, 5_000_000))
         (line,) = [record.getMessage() for record in caplog.records]
         assert line.startswith("tensor allocation failed: 127.0.0.1:")
         assert "no room for 5.0 MB (1.0 MB are free)" in line

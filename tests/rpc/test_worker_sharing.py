@@ -17,7 +17,7 @@ from llamado.devices.device import DeviceError
 from llamado.ggml import graph as g
 from llamado.ggml.graph import Graph
 from llamado.gguf.types import TensorType as T
-from llamado.rpc.wire import Allocated, AllocBuffer, DeviceCount, FreeBuffer, GetAlignment, GraphRecompute, SetTensor
+from llamado.rpc import wire
 from llamado.rpc.worker.server import Worker
 
 MIB = 1 << 20
@@ -47,9 +47,9 @@ class Scaled:
     def is_right(self, again: bool = True) -> bool:
         """Computes it once more with new numbers."""
         numbers = np.random.default_rng().normal(size=64).astype(np.float32)
-        wire = wire_of(self.a, self.ptr, self.base + self.places[self.a])
-        self.client.send(SetTensor(wire, 0, 0, numbers.nbytes), numbers.tobytes())
-        self.client.send(GraphRecompute(0))
+        place = wire_of(self.a, self.ptr, self.base + self.places[self.a])
+        self.client.send(wire.SetTensor(place, 0, 0, numbers.nbytes), numbers.tobytes())
+        self.client.send(wire.GraphRecompute(0))
         got = self.client.get(wire_of(self.r, self.ptr, self.base + self.places[self.r]), 256)
         return got == (2 * numbers).tobytes()
 
@@ -63,8 +63,8 @@ class Summed:
         self.sum = self.graph.output("sum", g.sum_all(g.view_2d(self.row, MIB // 4, 64, 0)))
         self.places, size = layout([self.row, self.sum])
         self.ptr, self.base = client.alloc(size)
-        wire = wire_of(self.row, self.ptr, self.base)
-        client.send(SetTensor(wire, 0, 0, MIB), np.ones(MIB // 4, np.float32).tobytes())
+        place = wire_of(self.row, self.ptr, self.base)
+        client.send(wire.SetTensor(place, 0, 0, MIB), np.ones(MIB // 4, np.float32).tobytes())
 
     def send(self) -> None:
         self.client.send(request(self.graph, self.ptr, self.base, self.places))
@@ -79,7 +79,7 @@ def resident() -> int:
 
 
 def free(worker: Worker) -> int:
-    return worker.shared.lenders[0].memory()[0]
+    return worker.state.devices[0].memory()[0]
 
 
 # --- working memory ---------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_working_memory_is_under_the_limit(device: CpuDevice) -> None:
         summed.send()
         assert summed.result() == 16 * MIB
         assert free(worker) < 96 * MIB - 64 * MIB
-        assert client.ask(AllocBuffer(0, 40 * MIB)) == Allocated(0, 0)
+        assert client.ask(wire.AllocBuffer(0, 40 * MIB)) == wire.AllocResponse(0, 0)
         assert client.alloc(16 * MIB)
 
 
@@ -120,8 +120,8 @@ def test_working_memory_is_given_back(device: CpuDevice, way: str) -> None:
         if way == "gone":
             client.sock.close()
         else:
-            client.send(FreeBuffer(summed.ptr))
-            assert client.number(DeviceCount()) == 1
+            client.send(wire.FreeBuffer(summed.ptr))
+            assert client.number(wire.DeviceCount()) == 1
         until(lambda: free(worker) >= before)
         assert resident() < small + 16 * MIB
         assert mine.is_right()
@@ -147,10 +147,10 @@ def test_working_memory_is_given_back_among_busy_clients(device: CpuDevice, monk
         before = free(worker)
         with monkeypatch.context() as patch:
             patch.setattr(device, "submit", slow)
-            one.send(GraphRecompute(0))
+            one.send(wire.GraphRecompute(0))
             assert runs[0].wait(GUARD)
-            two.send(GraphRecompute(0))
-            until(lambda: len(worker.shared.lenders[0].turns._waiting) == 1)
+            two.send(wire.GraphRecompute(0))
+            until(lambda: len(worker.state.devices[0].turns._waiting) == 1)
             gone.sock.close()
             until(lambda: worker.clients == 2)
             assert free(worker) < before + 8 * MIB
@@ -170,7 +170,7 @@ def test_working_memory_of_a_replaced_graph_is_given_back(device: CpuDevice) -> 
         summed = Summed(client)
         summed.send()
         assert summed.result() == 16 * MIB
-        client.send(FreeBuffer(summed.ptr))
+        client.send(wire.FreeBuffer(summed.ptr))
         mine.send()
         assert mine.is_right()
         until(lambda: free(worker) >= before)
@@ -183,12 +183,12 @@ def test_working_memory_rests_with_its_client(device: CpuDevice) -> None:
         summed.send()
         assert summed.result() == 16 * MIB
         assert resident() > small + 48 * MIB
-        (lender,) = worker.shared.lenders
+        (lender,) = worker.state.devices
         lender.rest(3600)
         assert resident() > small + 48 * MIB
         lender.rest(0)
         assert resident() < small + 16 * MIB
-        client.send(GraphRecompute(0))
+        client.send(wire.GraphRecompute(0))
         assert summed.result() == 16 * MIB
 
 
@@ -243,7 +243,7 @@ def test_the_work_of_a_client_that_hung_up_is_left_undone(device: CpuDevice) -> 
     """Also that of one who still waits; and everything they had is free."""
     with running(device) as worker, Client(worker) as other:
         mine = Scaled(other)
-        (lender,) = worker.shared.lenders
+        (lender,) = worker.state.devices
         before = lender.lent
         clients = [Client(worker) for _ in range(3)]
         for client in clients:
@@ -298,11 +298,11 @@ def test_who_hung_up_while_waiting_never_computes(device: CpuDevice, monkeypatch
         busy.get(wire_of(one.r, one.ptr, one.base + one.places[one.r]), 4)
         waiting.get(wire_of(two.r, two.ptr, two.base + two.places[two.r]), 4)
         monkeypatch.setattr(device, "submit", slow)
-        busy.send(GraphRecompute(0))
+        busy.send(wire.GraphRecompute(0))
         assert runs.wait(60)
-        waiting.send(GraphRecompute(0))
+        waiting.send(wire.GraphRecompute(0))
         waiting.sock.close()
-        until(lambda: worker.clients == 1 or any(session.gone for session in [*worker._sessions]))
+        until(lambda: worker.clients == 1 or any(session.is_gone for session in [*worker._sessions]))
         go.set()
         until(lambda: worker.clients == 1)
         assert one.is_right()
@@ -323,14 +323,14 @@ def test_memory_is_not_behind_turns(device: CpuDevice, monkeypatch: pytest.Monke
         mine = Scaled(busy)
         busy.get(wire_of(mine.r, mine.ptr, mine.base + mine.places[mine.r]), 4)
         monkeypatch.setattr(device, "submit", slow)
-        busy.send(GraphRecompute(0))
+        busy.send(wire.GraphRecompute(0))
         assert runs.wait(60)
         try:
             before = free(worker)
             ptr, _ = other.alloc(1 << 20)
             assert free(worker) < before
-            other.send(FreeBuffer(ptr))
-            assert other.number(DeviceCount()) == 1
+            other.send(wire.FreeBuffer(ptr))
+            assert other.number(wire.DeviceCount()) == 1
             assert free(worker) >= before
         finally:
             go.set()
@@ -363,14 +363,14 @@ def test_idle_connections_lock_nobody_out(device: CpuDevice, monkeypatch: pytest
         mine = Scaled(owner)
         assert mine.is_right()
         idle = [Client(worker) for _ in range(7)]
-        assert idle[0].number(DeviceCount()) == 1
+        assert idle[0].number(wire.DeviceCount()) == 1
         for newest in range(2):
             with Client(worker) as newcomer:
-                assert newcomer.number(DeviceCount()) == 1
+                assert newcomer.number(wire.DeviceCount()) == 1
             assert idle[newest + 1].is_closed()
             until(lambda: worker.clients == 7)
             idle.append(Client(worker))
-        assert idle[0].number(DeviceCount()) == 1
+        assert idle[0].number(wire.DeviceCount()) == 1
         assert mine.is_right()
         for client in idle:
             client.sock.close()
@@ -382,15 +382,15 @@ def test_who_has_memory_or_has_just_asked_is_not_let_go(device: CpuDevice, monke
         mine = Scaled(one)
         with Client(worker, greet=False, timeout=GUARD) as three:
             assert three.is_closed()
-        assert two.number(DeviceCount()) == 1
+        assert two.number(wire.DeviceCount()) == 1
         monkeypatch.setattr("llamado.rpc.worker.server._IDLE_SECONDS", -1.0)
         ptr, _ = two.alloc(1)
         with Client(worker, greet=False, timeout=GUARD) as three:
             assert three.is_closed()
-        two.send(FreeBuffer(ptr))
-        assert two.number(DeviceCount()) == 1
+        two.send(wire.FreeBuffer(ptr))
+        assert two.number(wire.DeviceCount()) == 1
         with Client(worker) as three:
-            assert three.number(DeviceCount()) == 1
+            assert three.number(wire.DeviceCount()) == 1
         assert two.is_closed() and mine.is_right()
 
 
@@ -403,7 +403,7 @@ def test_a_network_with_more_than_its_share_loses_places_at_once(
     with running(device) as worker:
         flood = [Client(worker) for _ in range(8)]
         with Client(worker) as newcomer:
-            assert newcomer.number(DeviceCount()) == 1
+            assert newcomer.number(wire.DeviceCount()) == 1
         assert flood[0].is_closed()
         for client in flood:
             client.sock.close()
@@ -414,7 +414,7 @@ def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pyt
     monkeypatch.setattr("llamado.rpc.worker.server.MAX_CONNECTIONS", 8)
     monkeypatch.setattr("llamado.rpc.worker.server.MAX_OF_A_NETWORK", 3)
     network = "a"
-    for module in ("server", "session"):
+    for module in ("server", "client"):
         monkeypatch.setattr(f"llamado.rpc.worker.{module}.identity", lambda *_: network)
     with running(device) as worker:
         many = [Client(worker) for _ in range(6)]
@@ -424,13 +424,13 @@ def test_one_network_does_not_get_all_places(device: CpuDevice, monkeypatch: pyt
             assert one_more.is_closed()
         network = "b"
         others = [Client(worker) for _ in range(2)]
-        assert [client.number(DeviceCount()) for client in others] == [1, 1]
+        assert [client.number(wire.DeviceCount()) for client in others] == [1, 1]
         with Client(worker, greet=False, timeout=GUARD) as one_more:
             assert one_more.is_closed()
         many[0].sock.close()
         until(lambda: worker.clients == 7)
         with Client(worker) as one_more:
-            assert one_more.number(DeviceCount()) == 1
+            assert one_more.number(wire.DeviceCount()) == 1
         for client in (*many, *others):
             client.sock.close()
 
@@ -444,8 +444,8 @@ def test_a_dozen_short_connections_and_one_that_stays(device: CpuDevice) -> None
         for _ in range(4):
             for _ in range(12):
                 with Client(worker) as short:
-                    assert short.number(DeviceCount()) == 1
-                    assert short.number(GetAlignment(0)) == 64
+                    assert short.number(wire.DeviceCount()) == 1
+                    assert short.number(wire.GetAlignment(0)) == 64
             kept.append(Scaled(Client(worker)))
         assert all(one.is_right() for one in kept)
         for client in (*strangers, *(one.client for one in kept)):

@@ -15,34 +15,10 @@ from llamado.devices.device import Device
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import MAX_SRC
 from llamado.ggml.tensor import Tensor
-from llamado.rpc.wire import (
-    COMMANDS,
-    PROTOCOLS,
-    TENSOR,
-    V7,
-    Allocated,
-    AllocBuffer,
-    Bind,
-    BufferGetBase,
-    GetTensor,
-    GetTensor2D,
-    GraphCompute,
-    Hello,
-    HelloResponse,
-    Number,
-    Offer,
-    Request,
-    Response,
-    ResponseReader,
-    SetTensor,
-    WireTensor,
-    graph_request,
-    has_response,
-    write_request,
-)
+from llamado.rpc import wire
 from llamado.rpc.worker.server import Worker, WorkerOptions
 
-WITH_ANSWERED_DATA = GetTensor | GetTensor2D | Offer | Bind
+WITH_ANSWERED_DATA = wire.GetTensor | wire.GetTensor2D | wire.Offer | wire.Bind
 
 
 @contextmanager
@@ -66,12 +42,12 @@ class Client:
         port = worker if isinstance(worker, int) else worker.port
         self.sock: socket.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.reader = ResponseReader()
-        self.protocol = V7
+        self.reader = wire.ResponseReader()
+        self.protocol = wire.V7
         if greet:
-            self.hello = self.ask(Hello())
-            assert isinstance(self.hello, HelloResponse)
-            self.protocol = PROTOCOLS[self.hello.major]
+            self.hello = self.ask(wire.Hello())
+            assert isinstance(self.hello, wire.HelloResponse)
+            self.protocol = wire.PROTOCOLS[self.hello.major]
 
     def __enter__(self) -> Self:
         return self
@@ -79,22 +55,22 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.sock.close()
 
-    def send(self, request: Request, data: bytes = b"") -> None:
-        self.sock.sendall(write_request(request, self.protocol) + data)
+    def send(self, request: wire.Request, data: bytes = b"") -> None:
+        self.sock.sendall(wire.write_request(request, self.protocol) + data)
 
-    def ask(self, request: Request) -> Response:
+    def ask(self, request: wire.Request) -> wire.Response:
         """Sends a request and waits for its response."""
-        command = COMMANDS[type(request)]
-        assert has_response(command)
+        command = wire.COMMANDS[type(request)]
+        assert wire.has_response(command)
         self.reader.expect(command, request.size if isinstance(request, WITH_ANSWERED_DATA) else 0)
         self.send(request)
         while (got := self.reader.next()) is None:
             self._receive()
         return got[1]
 
-    def number(self, request: Request) -> int:
+    def number(self, request: wire.Request) -> int:
         answer = self.ask(request)
-        assert isinstance(answer, Number)
+        assert isinstance(answer, wire.Number)
         return answer.value
 
     def _receive(self) -> None:
@@ -105,17 +81,17 @@ class Client:
 
     def alloc(self, size: int, device: int = 0) -> tuple[int, int]:
         """A buffer: its ptr and base."""
-        answer = self.ask(AllocBuffer(device, size))
-        assert isinstance(answer, Allocated) and answer.ptr and answer.size == size
-        return answer.ptr, self.number(BufferGetBase(answer.ptr))
+        answer = self.ask(wire.AllocBuffer(device, size))
+        assert isinstance(answer, wire.AllocResponse) and answer.ptr and answer.size == size
+        return answer.ptr, self.number(wire.BufferGetBase(answer.ptr))
 
-    def set(self, tensor: WireTensor, data: bytes, offset: int = 0, cache: int = 0) -> None:
-        self.send(SetTensor(tensor, cache, offset, len(data)), data)
+    def set(self, tensor: wire.WireTensor, data: bytes, offset: int = 0, cache: int = 0) -> None:
+        self.send(wire.SetTensor(tensor, cache, offset, len(data)), data)
 
-    def get(self, tensor: WireTensor, size: int, offset: int = 0) -> bytes:
-        return self.data(GetTensor(tensor, offset, size))
+    def get(self, tensor: wire.WireTensor, size: int, offset: int = 0) -> bytes:
+        return self.data(wire.GetTensor(tensor, offset, size))
 
-    def data(self, request: GetTensor | GetTensor2D | Offer | Bind) -> bytes:
+    def data(self, request: wire.GetTensor | wire.GetTensor2D | wire.Offer | wire.Bind) -> bytes:
         """The bytes that a request is answered with."""
         self.ask(request)
         size = request.size
@@ -138,9 +114,9 @@ class Client:
         return True
 
 
-def raw(ptr: int, at: int, size: int, name: bytes = b"raw") -> WireTensor:
+def raw(ptr: int, at: int, size: int, name: bytes = b"raw") -> wire.WireTensor:
     """`size` bytes at address `at` as a tensor of I8."""
-    return WireTensor(1, 24, ptr, (size, 1, 1, 1), (1, size, size, size), at, name=name)
+    return wire.WireTensor(1, 24, ptr, (size, 1, 1, 1), (1, size, size, size), at, name=name)
 
 
 def records(
@@ -160,7 +136,7 @@ def records(
     for node in graph.nodes:
         add(node)
     counts = graph.use_counts()
-    made = np.zeros(len(order), TENSOR)
+    made = np.zeros(len(order), wire.TENSOR)
     for record, (tensor, number) in zip(made, order.items(), strict=True):
         root, inside = tensor.root()
         if root in places:
@@ -176,14 +152,14 @@ def records(
     return np.array([order[node] for node in graph.nodes], "<u8"), made
 
 
-def request(graph: Graph, ptr: int, base: int, places: dict[Tensor, int], device: int = 0) -> GraphCompute:
+def request(graph: Graph, ptr: int, base: int, places: dict[Tensor, int], device: int = 0) -> wire.GraphCompute:
     """GRAPH_COMPUTE for a graph."""
-    return graph_request(device, *records(graph, ptr, base, places))
+    return wire.graph_request(device, *records(graph, ptr, base, places))
 
 
-def wire_of(tensor: Tensor, ptr: int, at: int) -> WireTensor:
+def wire_of(tensor: Tensor, ptr: int, at: int) -> wire.WireTensor:
     """A bound tensor as it travels in SET_TENSOR and GET_TENSOR."""
-    return WireTensor(7, int(tensor.type), ptr, tensor.ne, tensor.nb, at, name=tensor.name.encode())
+    return wire.WireTensor(7, int(tensor.type), ptr, tensor.ne, tensor.nb, at, name=tensor.name.encode())
 
 
 def layout(tensors: Sequence[Tensor], gap: int = 0) -> tuple[dict[Tensor, int], int]:

@@ -19,28 +19,11 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from llamado.devices.device import Bytes, DeviceError, DeviceLost, LoadProgress
+from llamado.rpc import wire
 from llamado.rpc.client.heartbeat import Heartbeat, LivenessMonitor, Patience
-from llamado.rpc.describe import SentRequests, debugging
 from llamado.rpc.endpoint import Endpoint
+from llamado.rpc.request_log import SentRequestLog, is_debugging
 from llamado.rpc.transport import ConnectError, Piece, Transport, dial
-from llamado.rpc.wire import (
-    COMMANDS,
-    LATEST,
-    SPOKEN,
-    Bind,
-    GetTensor,
-    Hello,
-    HelloResponse,
-    Offer,
-    Request,
-    Response,
-    ResponseReader,
-    TensorData,
-    Upgrade,
-    WireError,
-    spoken,
-    write_request,
-)
 
 log = logging.getLogger("llamado.rpc")
 
@@ -96,12 +79,12 @@ class WorkerConnection:
         """
         patience = Patience.of(alive_timeout)
         self._beat: Heartbeat | None = None
-        self._said = SentRequests(str(endpoint)) if debugging() else None
+        self._request_log = SentRequestLog(str(endpoint)) if is_debugging() else None
         self.endpoint = endpoint
         self.name = str(endpoint)
         """How messages call the worker."""
-        self.own = self.linked = self.own_files = self.tells_numerics = False
-        self.protocol = LATEST
+        self.own = self.has_links = self.has_own_files = self.has_numerics = False
+        self.protocol = wire.LATEST
         self.lost: DeviceLost | None = None
         self._reply_timeout = reply_timeout
         self._tls, self._timeout = tls, timeout
@@ -113,7 +96,7 @@ class WorkerConnection:
         self._held_bytes = 0
         self._state = threading.Lock()
         self._due: deque[_Due] = deque()
-        self._reader = ResponseReader()
+        self._reader = wire.ResponseReader()
         self._on_lost: list[Callable[[str], None]] = []
         self._closed = self._drains = self._greeted = False
         self._sent = self._awaited = time.monotonic()
@@ -138,7 +121,7 @@ class WorkerConnection:
 
     def _greet(self, timeout: float) -> None:
         try:
-            response = cast(HelloResponse, self.ask(Hello()).result(timeout))
+            response = cast(wire.HelloResponse, self.ask(wire.Hello()).result(timeout))
         except TimeoutError:
             raise ConnectError(
                 f"{self.endpoint} accepted the connection but does not greet within {timeout:g} s; ggml's worker "
@@ -151,21 +134,21 @@ class WorkerConnection:
                 hint = "" if _CERTIFICATE in lost.why else f"; if it refused our certificate, {_CERTIFICATE}"
             raise ConnectError(f"{self.endpoint} is no RPC worker that can be used: {lost.why}{hint}") from None
         theirs = (response.major, response.minor, response.patch)
-        protocol = spoken(theirs)
+        protocol = wire.spoken(theirs)
         if protocol is None:
             raise VersionMismatch(
-                f"{self.endpoint} speaks RPC {'.'.join(map(str, theirs))}, this program {SPOKEN}; use a llama.cpp that "
-                "speaks one of these"
+                f"{self.endpoint} speaks RPC {'.'.join(map(str, theirs))}, this program {wire.SPOKEN}; use a llama.cpp "
+                "that speaks one of these"
             )
         self.protocol = protocol
-        if self._said is not None:
-            self._said.protocol = protocol
-        self.own, self.linked, self.own_files = response.ours, response.linked, response.own_files
+        if self._request_log is not None:
+            self._request_log.protocol = protocol
+        self.own, self.has_links, self.has_own_files = response.ours, response.has_links, response.has_own_files
         if self.own:
             # Also if it changes nothing: it tells the worker that this is no client of ggml's.
-            self.send(write_request(Upgrade(LATEST.major)))
-            self.protocol = LATEST
-        self.tells_numerics = response.tells_numerics
+            self.send(wire.write_request(wire.Upgrade(wire.LATEST.major)))
+            self.protocol = wire.LATEST
+        self.has_numerics = response.has_numerics
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
@@ -211,7 +194,7 @@ class WorkerConnection:
                 if progress is not None:
                     progress(len(chunk))
 
-    def aside(self, request: Request) -> None:
+    def aside(self, request: wire.Request) -> None:
         """Sends a request without a response by a connection of its own: it is not held up by what this one waits for.
 
         Raises DeviceLost or ConnectError.
@@ -223,26 +206,26 @@ class WorkerConnection:
         finally:
             once.close()
 
-    def ask(self, request: Request) -> Future[Response]:
+    def ask(self, request: wire.Request) -> Future[wire.Response]:
         """Sends a request that has a response."""
-        return cast("Future[Response]", self._ask(request, None))
+        return cast("Future[wire.Response]", self._ask(request, None))
 
-    def fetch(self, request: GetTensor | Offer | Bind) -> Future[Bytes]:
+    def fetch(self, request: wire.GetTensor | wire.Offer | wire.Bind) -> Future[Bytes]:
         """Asks for bytes of a tensor, or a byte for each weight."""
         return cast("Future[Bytes]", self._ask(request, np.empty(request.size, np.uint8)))
 
-    def call(self, request: Request, kind: type[T], timeout: float | None = None) -> T:
+    def call(self, request: wire.Request, kind: type[T], timeout: float | None = None) -> T:
         """Sends a request and waits `timeout` seconds at most for its response, a `kind`. Raises TimeoutError."""
         return self.answer(self.ask(request), kind, timeout)
 
-    def answer(self, future: Future[Response], kind: type[T], timeout: float | None = None) -> T:
+    def answer(self, future: Future[wire.Response], kind: type[T], timeout: float | None = None) -> T:
         """Waits for a response; what is held is sent first, or it might never come. Raises TimeoutError."""
         self.flush()
         response = future.result(timeout)
         assert isinstance(response, kind)
         return response
 
-    def _ask(self, request: Request, target: Bytes | None) -> Future[Any]:
+    def _ask(self, request: wire.Request, target: Bytes | None) -> Future[Any]:
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # the answer comes whether anybody wants it or not
         with self.sending:
@@ -251,8 +234,8 @@ class WorkerConnection:
                 if not self._due:
                     self._awaited = time.monotonic()
                 self._due.append(_Due(future, target))
-                self._reader.expect(COMMANDS[type(request)], 0 if target is None else target.nbytes)
-            self.send(write_request(request))
+                self._reader.expect(wire.COMMANDS[type(request)], 0 if target is None else target.nbytes)
+            self.send(wire.write_request(request))
         return future
 
     def flush(self) -> None:
@@ -267,9 +250,9 @@ class WorkerConnection:
             self._write(pieces)
 
     def _write(self, pieces: list[Piece]) -> None:
-        if self._said is not None:
+        if self._request_log is not None:
             for piece in pieces:
-                self._said.take(piece)
+                self._request_log.add(piece)
         self._sent = time.monotonic()
         self._sending = sum(map(len, pieces))
         try:
@@ -301,7 +284,7 @@ class WorkerConnection:
                 self._reader.feed(buffer[:n])
         except EOFError:
             self.lose("it closed the connection")
-        except WireError as error:
+        except wire.WireError as error:
             self.lose(f"it does not keep to the protocol: {error}")
         except OSError as error:
             self.lose(_reason(error))
@@ -319,13 +302,13 @@ class WorkerConnection:
         with self.sending:
             self._transport.close()
 
-    def _complete(self, response: Response) -> None:
+    def _complete(self, response: wire.Response) -> None:
         with self._state:
             if self.lost is not None:
                 raise EOFError
             due = self._due[0]
-        result: Response | Bytes = response
-        if isinstance(response, TensorData):
+        result: wire.Response | Bytes = response
+        if isinstance(response, wire.TensorData):
             assert due.target is not None
             result, view = due.target, due.target.data
             at = self._reader.take(view)

@@ -30,6 +30,7 @@ from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op, TensorFlag
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
+from llamado.rpc import wire
 from llamado.rpc.client.allocator import activations, plan
 from llamado.rpc.client.connection import ALIVE_TIMEOUT, REPLY_TIMEOUT, WorkerConnection
 from llamado.rpc.client.encode import wire_graph, wire_tensor
@@ -37,36 +38,10 @@ from llamado.rpc.client.link import End, RemoteLink
 from llamado.rpc.client.own_weights import OwnWeights
 from llamado.rpc.client.sent_graphs import SentGraphs
 from llamado.rpc.client.sent_inputs import SentInputs
-from llamado.rpc.client.upload import OWN_HASH_THRESHOLD, Weight, send_weights
+from llamado.rpc.client.upload import HASH_THRESHOLD, OWN_HASH_THRESHOLD, Weight, send_weights
 from llamado.rpc.endpoint import Endpoint, client_tls
 from llamado.rpc.known_hashes import KnownHashes
 from llamado.rpc.transport import ConnectError
-from llamado.rpc.wire import (
-    HASH_THRESHOLD,
-    Allocated,
-    AllocBuffer,
-    BufferClear,
-    BufferGetBase,
-    CopyTensor,
-    DeviceCount,
-    DeviceMemory,
-    FreeBuffer,
-    GetAlignment,
-    GetAllocSize,
-    GetDeviceMemory,
-    GetMaxSize,
-    GetNumerics,
-    GetTensor,
-    GraphRecompute,
-    InitTensor,
-    Number,
-    Numerics,
-    Response,
-    SetTensor,
-    WireTensor,
-    graph_pieces,
-    write_request,
-)
 
 _SMALL = 32 << 10
 """Largest write that is held back for the next request."""
@@ -165,7 +140,7 @@ def connect(
         shared = _Shared(connection)
         patience = timeout if greeting is None else greeting
         try:
-            count = connection.call(DeviceCount(), Number, patience).value
+            count = connection.call(wire.DeviceCount(), wire.Number, patience).value
             if count > _MOST_DEVICES:
                 raise DeviceError(f"{endpoint} says that it has {count:,} devices; {_MOST_DEVICES} are the most")
             names = [f"RPC{first_number + i}[{endpoint}]" for i in range(count)]
@@ -176,7 +151,7 @@ def connect(
         for device in devices:
             device.hashes = {} if hashes is None else hashes
             device.there.digests = {} if digests is None else digests
-            device.links = links and connection.linked
+            device.links = links and connection.has_links
         if not devices:
             raise DeviceError(f"{endpoint} has no devices")
         return devices
@@ -198,21 +173,21 @@ class RemoteDevice:
         self.name = name
         self.endpoint, self.own = connection.endpoint, connection.own
         with connection.batch():
-            alignment, max_size = connection.ask(GetAlignment(number)), connection.ask(GetMaxSize(number))
-            numerics = connection.ask(GetNumerics(number)) if connection.tells_numerics else None
+            alignment, max_size = connection.ask(wire.GetAlignment(number)), connection.ask(wire.GetMaxSize(number))
+            numerics = connection.ask(wire.GetNumerics(number)) if connection.has_numerics else None
         self.links = False
         self.hashes: MutableMapping[str, int] = {}
         """FNV-1a of weights by name; what is computed is added."""
         self.there = OwnWeights(connection, {})
         """What the worker has in files of its own."""
-        self._alignment = max(1, connection.answer(alignment, Number, patience).value)
+        self._alignment = max(1, connection.answer(alignment, wire.Number, patience).value)
         if self._alignment > _MOST_ALIGNMENT:
             raise DeviceError(f"{name} wants its memory aligned to {self._alignment} bytes; is it a worker?")
-        self._max_size = min(connection.answer(max_size, Number, patience).value or _MOST_BYTES, _MOST_BYTES)
+        self._max_size = min(connection.answer(max_size, wire.Number, patience).value or _MOST_BYTES, _MOST_BYTES)
         self.numerics: str | None = None
         """What the worker says that bits depend on; of ggml's, which does not, None."""
         if numerics is not None:
-            words = connection.answer(numerics, Numerics, patience).words
+            words = connection.answer(numerics, wire.Numerics, patience).words
             self.numerics = words.rstrip(b"\0").decode("utf-8", "replace") or None
         self._buffers: set[RemoteBuffer] = set()
         self._compute: RemoteBuffer | None = None
@@ -276,13 +251,13 @@ class RemoteDevice:
         best = float("inf")
         for _ in range(5):
             began = time.perf_counter()
-            self._connection.call(DeviceCount(), Number)
+            self._connection.call(wire.DeviceCount(), wire.Number)
             best = min(best, time.perf_counter() - began)
         return best
 
     def memory(self) -> tuple[int, int]:
         """Bytes free and in all, as the worker counts them."""
-        memory = self._connection.call(GetDeviceMemory(self._number), DeviceMemory)
+        memory = self._connection.call(wire.GetDeviceMemory(self._number), wire.DeviceMemory)
         return min(memory.free, _MOST_BYTES), min(memory.total, _MOST_BYTES)
 
     def close(self) -> None:
@@ -397,7 +372,7 @@ class RemoteDevice:
             with self._connection.batch():
                 for tensor in tensors:
                     if _is_padded(tensor):
-                        self._connection.send(write_request(InitTensor(self._wire(tensor))))
+                        self._connection.send(wire.write_request(wire.InitTensor(self._wire(tensor))))
         return buffers
 
     def _allocate(self, sizes: Sequence[int], clear: bool) -> list[RemoteBuffer]:
@@ -406,22 +381,22 @@ class RemoteDevice:
         if total >= _ASK_FIRST:
             self._check_room(total)
         with connection.batch():
-            asked = [connection.ask(AllocBuffer(self._number, size)) for size in sizes]
-        given = [connection.answer(future, Allocated) for future in asked]
+            asked = [connection.ask(wire.AllocBuffer(self._number, size)) for size in sizes]
+        given = [connection.answer(future, wire.AllocResponse) for future in asked]
         if not all(one.ptr and one.size >= size for one, size in zip(given, sizes, strict=True)):
             for one in given:
                 if one.ptr:
-                    connection.send(write_request(FreeBuffer(one.ptr)))
+                    connection.send(wire.write_request(wire.FreeBuffer(one.ptr)))
             self._shared.freed += 1
             self._check_room(total)
             raise DeviceFull(f"{self.name} has no room for {_mb(total)} more")
         with connection.batch():
-            bases = [connection.ask(BufferGetBase(one.ptr)) for one in given]
+            bases = [connection.ask(wire.BufferGetBase(one.ptr)) for one in given]
             if clear and not self.own:  # ours lend zeroed memory, whose pages nobody has touched
                 for one in given:
-                    connection.send(write_request(BufferClear(one.ptr, 0)))
+                    connection.send(wire.write_request(wire.BufferClear(one.ptr, 0)))
         buffers = [
-            RemoteBuffer(self, one.ptr, connection.answer(base, Number).value, min(one.size, _MOST_BYTES))
+            RemoteBuffer(self, one.ptr, connection.answer(base, wire.Number).value, min(one.size, _MOST_BYTES))
             for one, base in zip(given, bases, strict=True)
         ]
         for buffer in buffers:
@@ -447,7 +422,7 @@ class RemoteDevice:
             self._forget()
             self._shared.freed += 1
             with suppress(DeviceLost):
-                connection.send(write_request(FreeBuffer(ptr)))
+                connection.send(wire.write_request(wire.FreeBuffer(ptr)))
 
     def _forget(self) -> None:
         """Drops graphs made ready: memory they name is given back."""
@@ -460,7 +435,7 @@ class RemoteDevice:
         if self.own:
             return sizes
         keys: list[tuple[Any, ...] | None] = []
-        asked: dict[tuple[Any, ...], Future[Response]] = {}
+        asked: dict[tuple[Any, ...], Future[wire.Response]] = {}
         connection = self._connection
         with connection.batch():
             for tensor in tensors:
@@ -469,13 +444,13 @@ class RemoteDevice:
                     srcs = tuple((s.type, s.ne, s.nb) if s is not None else None for s in tensor.src)
                     key = (tensor.type, tensor.ne, tensor.nb, tensor.op, tensor.op_params, srcs)
                     if key not in self._sizes and key not in asked:
-                        absent = WireTensor(0, 0, 0, (0, 0, 0, 0), (0, 0, 0, 0), 0)
+                        absent = wire.WireTensor(0, 0, 0, (0, 0, 0, 0), (0, 0, 0, 0), 0)
                         given = [absent if s is None else wire_tensor(s, 0, 0, i) for i, s in enumerate(tensor.src, 2)]
-                        request = GetAllocSize(self._number, wire_tensor(tensor, 0, 0), tuple(given))
+                        request = wire.GetAllocSize(self._number, wire_tensor(tensor, 0, 0), tuple(given))
                         asked[key] = connection.ask(request)
                 keys.append(key)
         for key, future in asked.items():
-            self._sizes[key] = min(connection.answer(future, Number).value, _MOST_BYTES)
+            self._sizes[key] = min(connection.answer(future, wire.Number).value, _MOST_BYTES)
         return [size if key is None else max(size, self._sizes[key]) for size, key in zip(sizes, keys, strict=True)]
 
     def _bound(self, tensor: Tensor) -> tuple[RemoteBuffer, int]:
@@ -490,7 +465,7 @@ class RemoteDevice:
             raise DeviceError(f"tensor {tensor.name or '?'} ends at byte {at + tensor.nbytes} of {buffer.size}")
         return buffer, at
 
-    def _wire(self, tensor: Tensor) -> WireTensor:
+    def _wire(self, tensor: Tensor) -> wire.WireTensor:
         buffer, at = self._bound(tensor)
         return wire_tensor(tensor, buffer.ptr, buffer.base + at)
 
@@ -511,7 +486,7 @@ class RemoteDevice:
                 buffer.sent_inputs.forget(at + offset, at + offset + source.nbytes)
             if not source.nbytes:
                 return
-            head = write_request(SetTensor(self._wire(tensor), 0, offset, source.nbytes))
+            head = wire.write_request(wire.SetTensor(self._wire(tensor), 0, offset, source.nbytes))
             if source.nbytes <= _SMALL:
                 self._connection.hold(head, source.tobytes())
             else:
@@ -526,9 +501,9 @@ class RemoteDevice:
         if offset < 0 or size < 0 or offset + size > tensor.nbytes:
             raise DeviceError(f"bytes {offset} to {offset + size} of tensor {tensor.name or '?'} of {tensor.nbytes}")
         with self._connection.sending:
-            wire = self._wire(tensor)
+            place = self._wire(tensor)
             if size:
-                return self._connection.fetch(GetTensor(wire, offset, size))
+                return self._connection.fetch(wire.GetTensor(place, offset, size))
         nothing: Future[Bytes] = Future()
         nothing.set_result(np.empty(0, np.uint8))
         return nothing
@@ -543,7 +518,7 @@ class RemoteDevice:
             End(self._connection, self.name, self._wire), End(target._connection, target.name, target._fill)
         )
 
-    def _fill(self, tensor: Tensor) -> WireTensor:
+    def _fill(self, tensor: Tensor) -> wire.WireTensor:
         """A tensor whose bytes others are about to change."""
         buffer, at = self._bound(tensor)
         buffer.sent_inputs.forget(at, at + tensor.nbytes)
@@ -579,18 +554,18 @@ class RemoteDevice:
         src, dst = (_raw(buffer, at, n) for buffer, at in (source, target))
         connection = self._connection
         if self._copies is None:  # whether this worker's back end can is only known by trying
-            self._copies = bool(connection.call(CopyTensor(src, dst), Number).value)
+            self._copies = bool(connection.call(wire.CopyTensor(src, dst), wire.Number).value)
             if self._copies:
                 return
         if self._copies:
-            connection.ask(CopyTensor(src, dst)).add_done_callback(self._copied)
+            connection.ask(wire.CopyTensor(src, dst)).add_done_callback(self._copied)
         else:
-            future = connection.fetch(GetTensor(src, 0, n))
+            future = connection.fetch(wire.GetTensor(src, 0, n))
             connection.flush()
-            connection.send_bulk(write_request(SetTensor(dst, 0, 0, n)), future.result())
+            connection.send_bulk(wire.write_request(wire.SetTensor(dst, 0, 0, n)), future.result())
 
-    def _copied(self, answer: Future[Response]) -> None:
-        if answer.exception() is None and answer.result() != Number(1):
+    def _copied(self, answer: Future[wire.Response]) -> None:
+        if answer.exception() is None and answer.result() != wire.Number(1):
             self._failure = DeviceError(f"{self.name} refused to copy a tensor")
 
     def _surface(self) -> None:
@@ -626,9 +601,13 @@ class RemoteDevice:
         with connection.sending:
             prepared = self._prepare(graph)  # may grow the compute buffer, so that the worker forgets
             if self._sent.again(prepared.uid, self._shared.freed):
-                connection.send(write_request(GraphRecompute(self._number, prepared.uid), connection.protocol))
+                connection.send(
+                    wire.write_request(wire.GraphRecompute(self._number, prepared.uid), connection.protocol)
+                )
             else:
-                connection.send(*graph_pieces(prepared.payload, prepared.uid, connection.protocol))
+                connection.send(
+                    *wire.graph_pieces(prepared.payload, prepared.uid, has_uid=connection.protocol.names_graphs)
+                )
 
     def profile(self, graph: Graph, repeats: int = 20) -> list[OperationTime]:
         """Raises DeviceError: a worker tells no times."""
@@ -696,9 +675,9 @@ def _is_padded(tensor: Tensor) -> bool:
     return tensor.type.block_size > 1 and tensor.ne[0] % 512 != 0 and tensor.view_src is None
 
 
-def _raw(buffer: RemoteBuffer, at: int, n: int) -> WireTensor:
+def _raw(buffer: RemoteBuffer, at: int, n: int) -> wire.WireTensor:
     """`n` bytes of a buffer as a tensor."""
-    return WireTensor(1, int(TensorType.I8), buffer.ptr, (n, 1, 1, 1), (1, n, n, n), buffer.base + at)
+    return wire.WireTensor(1, int(TensorType.I8), buffer.ptr, (n, 1, 1, 1), (1, n, n, n), buffer.base + at)
 
 
 def _steps(n: int, step: int, ascending: bool) -> list[tuple[int, int]]:

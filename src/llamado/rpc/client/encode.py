@@ -10,19 +10,19 @@ from llamado.devices.device import DeviceError
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import MAX_NAME, MAX_SRC
 from llamado.ggml.tensor import Tensor
-from llamado.rpc.wire import TENSOR, GraphCompute, WireTensor, graph_request
+from llamado.rpc import wire
 
 Memory = Callable[[Tensor], tuple[int, int]]
 """A tensor's buffer and address on the worker, (0, 0) where it has none."""
 
 _U32 = 0xFFFFFFFF
-_PARAMS = TENSOR["op_params"]
+_PARAMS = wire.TENSOR["op_params"]
 
 
-def wire_tensor(tensor: Tensor, buffer: int, data: int, id: int = 1) -> WireTensor:
+def wire_tensor(tensor: Tensor, buffer: int, data: int, id: int = 1) -> wire.WireTensor:
     """One tensor alone, without its sources."""
     ne, nb = tensor.ne, tensor.nb
-    return WireTensor(
+    return wire.WireTensor(
         id=id,
         type=int(tensor.type),
         buffer=buffer,
@@ -61,12 +61,12 @@ def in_order(graph: Graph) -> list[Tensor]:
     return order
 
 
-def wire_graph(device: int, graph: Graph, memory: Memory) -> GraphCompute:
+def wire_graph(device: int, graph: Graph, memory: Memory) -> wire.GraphCompute:
     """A graph for one device of a worker; DeviceError for strides the wire cannot carry."""
     tensors = in_order(graph)
     ids = {tensor: i for i, tensor in enumerate(tensors, 1)}
     counts = graph.use_counts()
-    records = np.zeros(len(tensors), TENSOR)
+    records = np.zeros(len(tensors), wire.TENSOR)
     records["id"] = np.arange(1, len(tensors) + 1)
     records["type"] = [t.type for t in tensors]
     places = np.array([memory(t) for t in tensors], np.uint64).reshape(-1, 2)
@@ -90,4 +90,4 @@ def wire_graph(device: int, graph: Graph, memory: Memory) -> GraphCompute:
     records["view_offs"] = [t.view_offs for t in tensors]
     records["name"] = [t.name.encode()[: MAX_NAME - 1] for t in tensors]
     records["use_count"] = [counts.get(t, 0) for t in tensors]
-    return graph_request(device, np.array([ids[t] for t in graph.nodes], np.uint64), records)
+    return wire.graph_request(device, np.array([ids[t] for t in graph.nodes], np.uint64), records)

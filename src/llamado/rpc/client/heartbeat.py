@@ -12,20 +12,9 @@ import threading
 import time
 from typing import NamedTuple, Protocol
 
+from llamado.rpc import wire
 from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.transport import ConnectError, Transport, dial
-from llamado.rpc.wire import (
-    COMMANDS,
-    LATEST,
-    DeviceCount,
-    Hello,
-    Request,
-    ResponseReader,
-    Upgrade,
-    WireError,
-    has_response,
-    write_request,
-)
 
 _ATTEMPTS = 3
 """Connections tried for signs of life: where many connect, a worker may let one go before it has asked for anything."""
@@ -67,37 +56,37 @@ class Heartbeat:
     def _connect(self, timeout: float) -> None:
         for left in range(_ATTEMPTS)[::-1]:
             self._sock = dial(self._endpoint, self._tls, timeout)
-            self._reader = ResponseReader()
+            self._reader = wire.ResponseReader()
             self._sock.settimeout(timeout)
             try:
                 if self._ended:
                     raise ConnectionAbortedError("it is not asked any more")
                 # UPGRADE tells the worker that this is no client of ggml's.
-                self._ask(Hello(), Upgrade(LATEST.major), DeviceCount())
+                self._ask(wire.Hello(), wire.Upgrade(wire.LATEST.major), wire.DeviceCount())
                 break
-            except (OSError, WireError) as error:
+            except (OSError, wire.WireError) as error:
                 self._sock.close()
                 if not left or self._ended or not isinstance(error, ConnectionResetError):
                     raise ConnectError(f"{self._endpoint} does not answer a second connection: {error}") from error
         self._sock.settimeout(self._patience.answer)
 
-    def say(self, request: Request) -> None:
+    def say(self, request: wire.Request) -> None:
         """Sends a request without a response; what there is an answer to comes after it. Raises ConnectError."""
         try:
-            self._sock.sendall(write_request(request))
-            self._ask(DeviceCount())
-        except (OSError, WireError) as error:
+            self._sock.sendall(wire.write_request(request))
+            self._ask(wire.DeviceCount())
+        except (OSError, wire.WireError) as error:
             raise ConnectError(f"{self._endpoint} does not answer a second connection: {error}") from error
 
     def beat(self) -> str | None:
         """Asks for a sign of life; what is wrong if there is none."""
         began = time.perf_counter()
         try:
-            self._ask(DeviceCount())
+            self._ask(wire.DeviceCount())
             self.round_trip = time.perf_counter() - began
         except TimeoutError:
             return f"it gives no sign of life for {self._patience.answer:.2g} s"
-        except (OSError, WireError) as error:
+        except (OSError, wire.WireError) as error:
             why = str(getattr(error, "strerror", None) or error)
             self._sock.close()
             try:
@@ -106,11 +95,11 @@ class Heartbeat:
                 return why
         return None
 
-    def _ask(self, *requests: Hello | Upgrade | DeviceCount) -> None:
-        for command in (COMMANDS[type(request)] for request in requests):
-            if has_response(command):
+    def _ask(self, *requests: wire.Hello | wire.Upgrade | wire.DeviceCount) -> None:
+        for command in (wire.COMMANDS[type(request)] for request in requests):
+            if wire.has_response(command):
                 self._reader.expect(command)
-        self._sock.sendall(b"".join(map(write_request, requests)))
+        self._sock.sendall(b"".join(map(wire.write_request, requests)))
         while self._reader.n_expected:
             if self._reader.next() is None:
                 data = self._sock.recv(4096)

@@ -12,20 +12,8 @@ from typing import NamedTuple
 from llamado.devices.device import Arrival, LinkLost
 from llamado.errors import LlamadoError
 from llamado.ggml.tensor import Tensor
+from llamado.rpc import wire
 from llamado.rpc.client.connection import WorkerConnection
-from llamado.rpc.wire import (
-    Await,
-    Awaited,
-    CloseInlet,
-    ConnectNext,
-    InletTicket,
-    Number,
-    OpenInlet,
-    Push,
-    Response,
-    WireTensor,
-    write_request,
-)
 
 log = logging.getLogger("llamado.rpc")
 
@@ -37,14 +25,14 @@ class End(NamedTuple):
 
     connection: WorkerConnection
     name: str
-    wire: Callable[[Tensor], WireTensor]
+    locate: Callable[[Tensor], wire.WireTensor]
     """A bound tensor as it travels."""
 
 
 class RemoteLink:
     """A connection of `source` to `target`, which has it as an inlet of this number; see TensorLink."""
 
-    def __init__(self, source: End, target: End, number: int, inlet: InletTicket) -> None:
+    def __init__(self, source: End, target: End, number: int, inlet: wire.InletTicket) -> None:
         self._source, self._target = source, target
         self._number, self._inlet = number, inlet
         self._sequence = itertools.count(1)
@@ -53,13 +41,13 @@ class RemoteLink:
     @classmethod
     def open(cls, source: End, target: End) -> RemoteLink | None:
         """Has one worker connect to the other; None, and a line in the log, where it cannot."""
-        inlet = target.connection.call(OpenInlet(), InletTicket)
+        inlet = target.connection.call(wire.OpenInlet(), wire.InletTicket)
         where = str(target.connection.endpoint).encode()
-        number = source.connection.call(ConnectNext(inlet.ticket, where), Number).value
+        number = source.connection.call(wire.ConnectNext(inlet.ticket, where), wire.Number).value
         if number:
             log.info("%s: passes its results straight to %s", source.name, target.name)
             return cls(source, target, number, inlet)
-        target.connection.send(write_request(CloseInlet(inlet.ticket)))
+        target.connection.send(wire.write_request(wire.CloseInlet(inlet.ticket)))
         log.warning(
             "%s: cannot reach %s at %s (its log has the reason); passing its results on from here",
             source.name, target.name, target.connection.endpoint,
@@ -71,24 +59,24 @@ class RemoteLink:
         connection = self._source.connection
         with connection.sending:
             sequence = next(self._sequence)
-            connection.send(write_request(Push(self._source.wire(source), self._number, size, sequence)))
+            connection.send(wire.write_request(wire.Push(self._source.locate(source), self._number, size, sequence)))
         return sequence
 
     def receive(self, number: int, target: Tensor, size: int) -> Future[Arrival]:
         """See TensorLink."""
         connection, arrival = self._target.connection, Future[Arrival]()
         with connection.sending:
-            answer = connection.ask(Await(self._target.wire(target), self._inlet.number, size, number))
+            answer = connection.ask(wire.Await(self._target.locate(target), self._inlet.number, size, number))
         answer.add_done_callback(lambda answer: self._arrived(answer, arrival))
         return arrival
 
-    def _arrived(self, answer: Future[Response], arrival: Future[Arrival]) -> None:
+    def _arrived(self, answer: Future[wire.Response], arrival: Future[Arrival]) -> None:
         error = answer.exception()
         if error is not None:
             arrival.set_exception(error)
             return
         awaited = answer.result()
-        assert isinstance(awaited, Awaited)
+        assert isinstance(awaited, wire.AwaitResponse)
         if awaited.came:
             arrival.set_result(Arrival(1e-6 * awaited.computed))
             return
@@ -101,4 +89,4 @@ class RemoteLink:
         if self.lost is None:
             self.lost = LinkLost(f"{self._source.name} → {self._target.name}", "it was closed")
         with suppress(LlamadoError):
-            self._target.connection.aside(CloseInlet(self._inlet.ticket))
+            self._target.connection.aside(wire.CloseInlet(self._inlet.ticket))

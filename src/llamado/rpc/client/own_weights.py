@@ -8,9 +8,9 @@ from collections.abc import MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from llamado.devices.device import Bytes, LoadProgress
+from llamado.rpc import wire
 from llamado.rpc.client.connection import WorkerConnection
 from llamado.rpc.client.upload import Weight
-from llamado.rpc.wire import SHA256_BYTES, Bind, Bound, Offer, Offered
 
 _LEAST = 256 << 10
 """Smaller weights are sent: they cost less than to ask."""
@@ -32,12 +32,12 @@ class OwnWeights:
 
     def expect(self, weights: Sequence[tuple[str, Bytes]]) -> None:
         """Asks which of these the worker may have; both sides hash those from now on, and the caller goes on."""
-        if not self._connection.own_files:
+        if not self._connection.has_own_files:
             return
         new = [(name, data) for name, data in weights if data.nbytes >= _LEAST and name not in self._asked]
         if not new:
             return
-        offer = Offer(tuple(Offered(name.encode(), data.nbytes) for name, data in new))
+        offer = wire.Offer(tuple(wire.OfferedWeight(name.encode(), data.nbytes) for name, data in new))
         for (name, data), answer in zip(new, self._connection.fetch(offer).result().tolist(), strict=True):
             self._asked[name] = answer
             if answer and name not in self.digests:
@@ -62,7 +62,7 @@ class OwnWeights:
             groups[-1].append(weight)
         answers = []
         for group in filter(None, groups):
-            question = Bind(tuple([self._bound(weight) for weight in group]))
+            question = wire.Bind(tuple([self._bound(weight) for weight in group]))
             answers.append((group, self._connection.fetch(question)))
         for group, answer in answers:
             for weight, done in zip(group, answer.result().tolist(), strict=True):
@@ -72,13 +72,13 @@ class OwnWeights:
                     progress(weight.data.nbytes)
         return left
 
-    def _bound(self, weight: Weight) -> Bound:
+    def _bound(self, weight: Weight) -> wire.BoundWeight:
         hashing = self._hashing.pop(weight.name, None)
         if hashing is not None:
             self.digests[weight.name] = hashing.result()
-        digest = self.digests[weight.name].to_bytes(SHA256_BYTES, "big")
-        wire = weight.tensor
-        return Bound(wire.buffer, wire.data, weight.data.nbytes, digest, weight.name.encode())
+        digest = self.digests[weight.name].to_bytes(wire.SHA256_BYTES, "big")
+        tensor = weight.tensor
+        return wire.BoundWeight(tensor.buffer, tensor.data, weight.data.nbytes, digest, weight.name.encode())
 
     def close(self) -> None:
         """Ends what is still hashed."""

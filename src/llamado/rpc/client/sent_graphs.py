@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamado.rpc.wire import Protocol
+from llamado.rpc import wire
 
 
 class SentGraphs:
@@ -12,7 +12,7 @@ class SentGraphs:
     worker may not run any of them again once a buffer was freed, though it goes on counting their names.
     """
 
-    def __init__(self, protocol: Protocol) -> None:
+    def __init__(self, protocol: wire.Protocol) -> None:
         self._most = protocol.graphs
         self._counted: set[int] = set()
         self._usable: set[int] = set()

@@ -8,27 +8,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from llamado.devices.device import Bytes, LoadProgress
+from llamado.rpc import wire
 from llamado.rpc.client.connection import WorkerConnection
 from llamado.rpc.hashing import LANES, fnv1a_many
-from llamado.rpc.wire import (
-    DeviceCount,
-    Number,
-    Response,
-    SetTensor,
-    SetTensorHash,
-    WireTensor,
-    write_request,
-)
 
+HASH_THRESHOLD = 10 << 20
+"""Bytes above which a ggml worker is asked for a weight by hash before the weight is sent, as ggml's client does."""
 OWN_HASH_THRESHOLD = 256 << 10
-"""Our workers are asked by hash for weights larger than this: all matrices of a model, not only the largest ones."""
+"""The same for our workers: all matrices of a model, not only the largest ones."""
 
 
 class Weight(NamedTuple):
     """A placed tensor and its bytes; `name` is what its hash is remembered by."""
 
     name: str
-    tensor: WireTensor
+    tensor: wire.WireTensor
     data: Bytes
 
 
@@ -46,12 +40,12 @@ def send_weights(
     large = [w for w in weights if w.data.nbytes > threshold]
     known = [w for w in large if w.name in hashes]
     unknown = [w for w in large if w.name not in hashes]
-    asked: deque[tuple[Weight, Future[Response]]] = deque()
+    asked: deque[tuple[Weight, Future[wire.Response]]] = deque()
 
     def ask(group: Sequence[Weight]) -> None:
         with connection.batch():
             for weight in group:
-                question = SetTensorHash(weight.tensor, 0, hashes[weight.name])
+                question = wire.SetTensorHash(weight.tensor, 0, hashes[weight.name])
                 asked.append((weight, connection.ask(question)))
 
     with ThreadPoolExecutor(1, "hash") as pool:
@@ -71,7 +65,7 @@ def send_weights(
                     ask(group)
                 weight, answer = asked.popleft()
                 response = answer.result()
-                assert isinstance(response, Number)
+                assert isinstance(response, wire.Number)
                 if not response.value:
                     _send(connection, weight, 1, progress)
                 elif progress is not None:
@@ -79,9 +73,9 @@ def send_weights(
         finally:
             for _, future in hashing:
                 future.cancel()
-    connection.call(DeviceCount(), Number)  # answered when all before it is done
+    connection.call(wire.DeviceCount(), wire.Number)  # answered when all before it is done
 
 
 def _send(connection: WorkerConnection, weight: Weight, cache_flag: int, progress: LoadProgress | None) -> None:
-    head = write_request(SetTensor(weight.tensor, cache_flag, 0, weight.data.nbytes))
+    head = wire.write_request(wire.SetTensor(weight.tensor, cache_flag, 0, weight.data.nbytes))
     connection.send_bulk(head, weight.data, progress)

@@ -9,24 +9,25 @@ from __future__ import annotations
 import struct
 from collections import deque
 
-from llamado.rpc.wire import MAX_MESSAGE, TENSOR, Command, has_response
+from llamado.rpc import wire
 
 REQUEST_HEAD, RESPONSE_HEAD = struct.Struct("<BQ"), struct.Struct("<Q")
-GRAPHS = frozenset({Command.GRAPH_COMPUTE, Command.GRAPH_RECOMPUTE})
-DELAYED = GRAPHS | {Command.DELIVER}
+GRAPHS = frozenset({wire.Command.GRAPH_COMPUTE, wire.Command.GRAPH_RECOMPUTE})
+DELAYED = GRAPHS | {wire.Command.DELIVER}
 """What takes a link's time: a graph on its way to a worker, and what one worker passes to the next."""
-ANSWERED = frozenset(command for command in Command if has_response(command))
-_COMMANDS = frozenset(Command)
-# What is kept of a message to look at later: all that may be delayed, lists, and what is in front of a tensor's data.
-_KEPT = {
-    Command.GRAPH_COMPUTE: MAX_MESSAGE,
-    Command.SET_TENSOR: TENSOR.itemsize + 9,
-    Command.SET_TENSOR_2D: TENSOR.itemsize + 32,
-    Command.DELIVER: MAX_MESSAGE,
-    Command.OFFER: MAX_MESSAGE,
-    Command.BIND: MAX_MESSAGE,
-}
+ANSWERED = frozenset(command for command in wire.Command if wire.has_response(command))
+_COMMANDS = frozenset(wire.Command)
 _KEPT_ELSE = 4096
+
+
+def _kept_bytes(message: wire.Message) -> int:
+    """Return the bytes to keep of a payload: all of lists and delayed messages, and no bulk data of others."""
+    if message.command in DELAYED or message.layout.size is None:
+        return wire.MAX_MESSAGE
+    return message.layout.size if message.has_data else _KEPT_ELSE
+
+
+_KEPT = {message.command: _kept_bytes(message) for message in wire.MESSAGES}
 
 
 def known(command: int | None) -> bool:
@@ -39,7 +40,7 @@ def command_name(command: int | None) -> str:
     if command is None:
         return "nothing"
     try:
-        return Command(command).name
+        return wire.Command(command).name
     except ValueError:
         return f"command {command}"
 
@@ -122,7 +123,7 @@ class Message:
 
 
 def _kept(command: int | None) -> int:
-    return _KEPT.get(Command(command), _KEPT_ELSE) if command in _COMMANDS else _KEPT_ELSE
+    return _KEPT[wire.Command(command)] if command in _COMMANDS else _KEPT_ELSE
 
 
 class Requests:

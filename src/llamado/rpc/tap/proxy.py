@@ -32,10 +32,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from llamado.errors import LlamadoError
+from llamado.rpc import wire
 from llamado.rpc.tap.framing import DELAYED, Message, Requests, Responses, command_name, known
 from llamado.rpc.tap.link import Link
 from llamado.rpc.tap.tracing import RequestLog, Summary, Trace, response_fields
-from llamado.rpc.wire import Command
 
 log = logging.getLogger("llamado.rpc.tap.proxy")
 
@@ -474,7 +474,7 @@ def _fields(connection: TapConnection, what: Message | str) -> dict[str, Any]:
     }
     if what.request is None:
         return fields | connection.requests_read.describe(what)
-    if what.command == Command.HELLO:
+    if what.command == wire.Command.HELLO:
         connection.requests_read.greeted(what)
     return fields | {"after_ms": round(1e3 * (what.due - what.request.ended), 3)} | response_fields(what)
 

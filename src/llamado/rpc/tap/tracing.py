@@ -20,7 +20,6 @@ from llamado.ggml.ops import Op
 from llamado.gguf.types import TensorType
 from llamado.rpc import wire
 from llamado.rpc.tap.framing import GRAPHS, RESPONSE_HEAD, Message, command_name
-from llamado.rpc.wire import Command, WireError
 
 _KEPT_TIMES = 20_000
 _RATE_BYTES = 1 << 20
@@ -52,11 +51,11 @@ class RequestLog:
             self._reader.feed(message.kept)
             request = self._reader.next()
             if request is None:
-                raise WireError(f"{command_name(message.command)} of {message.size} bytes is not complete")
+                raise wire.WireError(f"{command_name(message.command)} of {message.size} bytes is not complete")
             self._reader.drop()
             self._reader.bypass(self._reader.bulk)
             return request_fields(request)
-        except WireError as error:
+        except wire.WireError as error:
             # The reader is of no more use. What comes next may well be right, and then HELLO is long past.
             self._reader = wire.RequestReader(protocol=self._reader.protocol)
             self._reader.feed(wire.write_request(wire.Hello()))
@@ -124,12 +123,12 @@ def response_fields(message: Message) -> dict[str, Any]:
     """The `value` of a response, but for those that are data; `note` where it breaks the rules."""
     if message.command is None or message.command in wire.DATA:
         return {}
-    form, kind = wire.RESPONSES[Command(message.command)]
-    payload = message.payload
+    form = wire.response_form(wire.Command(message.command))
+    assert form is not None
     size = message.size - RESPONSE_HEAD.size
-    if size != form.size:
-        return {"note": f"{command_name(message.command)} was answered with {size} bytes; it is {form.size}"}
-    response = kind(*form.unpack(payload))
+    if size != form.layout.size:
+        return {"note": f"{command_name(message.command)} was answered with {size} bytes; it is {form.layout.size}"}
+    response = form.kind(*form.layout.unpack(message.payload))
     if isinstance(response, wire.Number):
         return {"value": response.value}
     if isinstance(response, wire.HelloResponse):

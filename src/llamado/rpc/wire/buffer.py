@@ -1,27 +1,27 @@
-"""Bytes that arrived, on their way to becoming messages."""
+"""Received bytes on their way to becoming messages."""
 
 from __future__ import annotations
 
 
 class MessageBuffer:
-    """Bytes that arrived and were not used yet, and how much bulk comes before the next message."""
+    """Received bytes that were not consumed yet, and the count of bulk bytes before the next message."""
 
     def __init__(self) -> None:
         self._held = bytearray()
         self.bulk = 0
-        """Bytes of the last message's data that are still to come or to be taken."""
+        """Bytes of the last message's data that were not received or consumed yet."""
 
     @property
     def held(self) -> int:
-        """Bytes that were fed and not used yet."""
+        """Bytes that were fed and not consumed yet."""
         return len(self._held)
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Bytes as they arrived, cut anywhere."""
+        """Add received bytes, cut anywhere."""
         self._held += data
 
     def take(self, target: memoryview) -> int:
-        """Moves bulk that is here already into `target`; gives how many bytes."""
+        """Move bulk data that was fed already into `target`. Returns the number of bytes."""
         n = min(self.bulk, len(self._held), len(target))
         if n:
             target[:n] = memoryview(self._held)[:n]
@@ -30,14 +30,14 @@ class MessageBuffer:
         return n
 
     def drop(self) -> int:
-        """Throws away bulk that is here already; gives how many bytes."""
+        """Discard bulk data that was fed already. Returns the number of bytes."""
         n = min(self.bulk, len(self._held))
         del self._held[:n]
         self.bulk -= n
         return n
 
     def bypass(self, n: int) -> None:
-        """`n` bytes of bulk were read around this reader, straight from the transport. Only when none are `held`."""
+        """Count `n` bytes of bulk data that were read straight from the transport. Only while none are `held`."""
         if self._held or n > self.bulk:
             raise ValueError(f"{n} bytes of {self.bulk} cannot have come, {len(self._held)} are held")
         self.bulk -= n

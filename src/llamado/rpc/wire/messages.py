@@ -1,4 +1,8 @@
-"""The messages of the wire as values: requests, responses, and what both are made of."""
+"""Message values: the requests and responses of the protocol, and the tensors in them.
+
+A new request is a number in `Command`, a class here that is part of `Request`, and a row of the table in
+`wire/table.py`. A worker serves it with one handler (`rpc/worker/handlers/`).
+"""
 
 from __future__ import annotations
 
@@ -15,34 +19,34 @@ from llamado.ggml.ops import MAX_DIMS, MAX_NAME, MAX_SRC, OP_PARAMS_BYTES
 
 CAPS_BYTES = 24
 """Transport capabilities in HELLO; all zero is plain TCP."""
-HASH_THRESHOLD = 10 << 20
-"""Weights larger than this are asked for by hash before they are sent."""
 LLAMADO = 0x4C
-"""What our worker puts in the byte of HELLO's response that ggml leaves zero and never reads: it places activations
-without a buffer by itself, and answers other connections while one computes. What else it can is added to that.
+"""Marks our worker in a byte of the HELLO response that ggml leaves zero and never reads.
+
+Such a worker allocates activations without a buffer itself and serves other connections while one computes. Feature
+bits are added to the mark.
 """
-LINKED, OWN_FILES, TELLS_NUMERICS = 1, 2, 16
-"""It passes tensors to other workers of ours (OPEN_INLET to CLOSE_INLET); it may have weights in files of its own
-(OFFER, BIND); it says what it computes with (GET_NUMERICS).
+LINKS, OWN_FILES, NUMERICS = 1, 2, 16
+"""Feature bits: tensors sent to other workers of ours (OPEN_INLET to CLOSE_INLET), weights in the worker's own files
+(OFFER, BIND), and the numerics of a device (GET_NUMERICS).
 """
 TICKET_BYTES = 16
 MAX_HOST = 64
-"""Bytes of a host's name in COMM_INIT, zeros behind it."""
+"""Bytes of the host name in COMM_INIT, padded with zeros."""
 SHA256_BYTES = 32
 NUMERICS_BYTES = 128
-"""Of what a device computes with, zeros behind it."""
+"""Bytes of a device's numerics, padded with zeros."""
 MAX_ENDPOINT = 320
-"""Most bytes of an endpoint as text: a host's name has at most 253."""
+"""Most bytes of an endpoint as text; a host name has at most 253."""
 MAX_MESSAGE = 64 << 20
-"""Most bytes of a request that is read into memory (a graph of 200,000 tensors; bulk does not count)."""
+"""Most bytes of a request held in memory, without bulk data: a graph of 200,000 tensors."""
 
 
 class WireError(LlamadoError):
-    """Bytes that are not the protocol, or a message that breaks its rules: the connection is of no more use."""
+    """Bytes that break the protocol. The connection cannot be used any further."""
 
 
 class Command(IntEnum):
-    """The first byte of a request."""
+    """The first byte of a request. Numbers up to 22 are ggml's."""
 
     ALLOC_BUFFER = 0
     GET_ALIGNMENT = 1
@@ -67,7 +71,7 @@ class Command(IntEnum):
     COMM_INIT = 20
     COMM_ALLREDUCE = 21
     COMM_FREE = 22
-    # Ours, where HELLO's response has said so; far from ggml's, which go on counting.
+    # Only for workers whose HELLO response has LLAMADO. Far from ggml's numbers, which keep growing.
     OPEN_INLET = 0x40
     CONNECT_NEXT = 0x41
     ATTACH = 0x42
@@ -82,8 +86,7 @@ class Command(IntEnum):
 
 
 OWN_COMMANDS = frozenset(command for command in Command if command >= 0x40)
-"""The commands that only our clients send."""
-
+"""Commands that only our clients send."""
 
 TENSOR = np.dtype(
     [
@@ -103,14 +106,14 @@ TENSOR = np.dtype(
         ("use_count", "<i4"),
     ]
 )
-"""A tensor as it travels, 296 bytes. `buffer` and `data` are the worker's own numbers, 0 where it has no memory."""
+"""One tensor on the wire, 296 bytes. `buffer` and `data` are numbers of the worker's, 0 without memory."""
 
 _TENSOR = struct.Struct(f"<QIQ{MAX_DIMS}I{MAX_DIMS}II{OP_PARAMS_BYTES}si{MAX_SRC}QQQQ{MAX_NAME}si")
 assert _TENSOR.size == TENSOR.itemsize == 296
 
 
 class WireTensor(NamedTuple):
-    """One tensor of a request; see TENSOR."""
+    """One tensor of a request, in the layout of `TENSOR`."""
 
     id: int
     type: int
@@ -128,7 +131,7 @@ class WireTensor(NamedTuple):
     use_count: int = 0
 
     def pack(self) -> bytes:
-        """The 296 bytes; a name that is too long is cut, leaving its closing zero."""
+        """Return the 296 bytes. A name that is too long is cut before its closing zero."""
         return _TENSOR.pack(
             self.id, self.type, self.buffer, *self.ne, *self.nb, self.op, self.op_params, self.flags, *self.src,
             self.view_src, self.view_offs, self.data, self.name[: MAX_NAME - 1], self.use_count,
@@ -136,77 +139,97 @@ class WireTensor(NamedTuple):
 
     @classmethod
     def unpack(cls, payload: bytes | memoryview, at: int = 0) -> WireTensor:
+        """Return the tensor at byte `at`."""
         v = _TENSOR.unpack_from(payload, at)
+        name = v[27].split(b"\0", 1)[0]
         return cls(
-            id=v[0], type=v[1], buffer=v[2], ne=v[3:7], nb=v[7:11], op=v[11], op_params=v[12], flags=v[13],
-            src=v[14:24], view_src=v[24], view_offs=v[25], data=v[26], name=v[27].split(b"\0", 1)[0], use_count=v[28],
+            v[0], v[1], v[2], v[3:7], v[7:11], v[26], v[11], v[12], v[13], v[14:24], v[24], v[25], name, v[28]
         )  # fmt: skip
+
+    @property
+    def label(self) -> str:
+        """The name as text for errors and logs, "?" without one."""
+        return self.name.decode("utf-8", "replace") or "?"
+
+    def summary(self) -> str:
+        """Return name, type, shape and place in one line."""
+        return f"{self.label} (type {self.type}, {list(self.ne)}, buffer {self.buffer}, data {self.data:#x})"
 
 
 # --- requests ---
 
 
 class Hello(NamedTuple):
-    """Must be the first request of a connection."""
+    """Open the protocol. The first request of every connection."""
 
     caps: bytes = bytes(CAPS_BYTES)
 
 
 class Upgrade(NamedTuple):
-    """The protocol's major version from the next request on; only directly behind HELLO. No response."""
+    """Set the protocol's major version from the next request on. Only directly after HELLO. No response."""
 
     major: int
 
 
 class DeviceCount(NamedTuple):
-    pass
+    """Ask for the number of devices."""
 
 
 class AllocBuffer(NamedTuple):
+    """Allocate a buffer of `size` bytes."""
+
     device: int
     size: int
 
 
 class GetAlignment(NamedTuple):
+    """Ask for the alignment of tensors in a buffer, in bytes."""
+
     device: int
 
 
 class GetMaxSize(NamedTuple):
+    """Ask for the size of the largest buffer, in bytes."""
+
     device: int
 
 
 class GetDeviceMemory(NamedTuple):
+    """Ask for the free and total memory of a device, in bytes."""
+
     device: int
 
 
 class GraphRecompute(NamedTuple):
-    """Runs a graph again that was sent with this uid; in 7.0, which has none, the device's last one. No response."""
+    """Run a graph again: the one sent with this `uid`, in 7.0 the device's last one. No response."""
 
     device: int
     uid: int = 0
 
 
 class BufferGetBase(NamedTuple):
+    """Ask for the address of a buffer's first byte."""
+
     ptr: int
 
 
 class FreeBuffer(NamedTuple):
-    """No response."""
+    """Free a buffer. No response."""
 
     ptr: int
 
 
 class BufferClear(NamedTuple):
-    """No response."""
+    """Set every byte of a buffer to `value`. No response."""
 
     ptr: int
     value: int
 
 
 class SetTensor(NamedTuple):
-    """Followed by `size` bytes of bulk for byte `offset` of the tensor. No response.
+    """Write the `size` bytes of bulk behind this request to byte `offset` of the tensor. No response.
 
-    `cache_flag` not 0: keep a copy on disk under the data's hash.
+    With a nonzero `cache_flag` the worker may keep a copy on disk under the hash of the data.
     """
 
     tensor: WireTensor
@@ -216,7 +239,7 @@ class SetTensor(NamedTuple):
 
 
 class SetTensorHash(NamedTuple):
-    """Asks for the bytes with FNV-1a `hash` to be put at byte `offset` of the tensor."""
+    """Write cached bytes with FNV-1a `hash` to byte `offset` of the tensor, if the worker has them."""
 
     tensor: WireTensor
     offset: int
@@ -224,14 +247,17 @@ class SetTensorHash(NamedTuple):
 
 
 class GetTensor(NamedTuple):
+    """Read `size` bytes from byte `offset` of the tensor."""
+
     tensor: WireTensor
     offset: int
     size: int
 
 
 class SetTensor2D(NamedTuple):
-    """Followed by `rows` · `row` bytes of bulk: pieces of `row` bytes, to be `stride` bytes apart in the tensor from
-    byte `offset` on. No response.
+    """Write `rows` rows of `row` bytes each, `stride` bytes apart, from byte `offset` of the tensor on. No response.
+
+    The rows follow as bulk, without gaps.
     """
 
     tensor: WireTensor
@@ -247,7 +273,7 @@ class SetTensor2D(NamedTuple):
 
 
 class GetTensor2D(NamedTuple):
-    """Asks for pieces of a tensor as SetTensor2D sets them; they come without gaps."""
+    """Read rows of a tensor as `SetTensor2D` writes them. The response has no gaps."""
 
     tensor: WireTensor
     offset: int
@@ -262,8 +288,9 @@ class GetTensor2D(NamedTuple):
 
 
 class CommInit(NamedTuple):
-    """Makes a device the one of number `rank` of `world` that add up tensors: rank 0 waits at `port`, the others
-    connect to `host`.
+    """Make a device number `rank` of the `world` devices that sum tensors.
+
+    Rank 0 listens on `port`, the others connect to `host`.
     """
 
     device: int
@@ -274,31 +301,33 @@ class CommInit(NamedTuple):
 
 
 class CommAllReduce(NamedTuple):
-    """Adds to a tensor what the other rank has of it. No response."""
+    """Add the other rank's values of a tensor to this one's. No response."""
 
     device: int
     tensor: WireTensor
 
 
 class CommFree(NamedTuple):
-    """Ends what COMM_INIT began. No response."""
+    """Close the connection that COMM_INIT opened. No response."""
 
     device: int
 
 
 class CopyTensor(NamedTuple):
+    """Copy the bytes of `src` to `dst`."""
+
     src: WireTensor
     dst: WireTensor
 
 
 class InitTensor(NamedTuple):
-    """No response."""
+    """Prepare a tensor's memory, as some back ends of ggml need. No response."""
 
     tensor: WireTensor
 
 
 class MemsetTensor(NamedTuple):
-    """No response."""
+    """Set `size` bytes from byte `offset` of the tensor to `value`. No response."""
 
     tensor: WireTensor
     offset: int
@@ -307,30 +336,32 @@ class MemsetTensor(NamedTuple):
 
 
 class GetAllocSize(NamedTuple):
+    """Ask for the bytes that a device needs for a tensor with these sources."""
+
     device: int
     tensor: WireTensor
     srcs: tuple[WireTensor, ...]
 
 
 class OpenInlet(NamedTuple):
-    """Asks for a ticket with which another worker may send tensors to this client's memory."""
+    """Ask for a ticket with which another worker may send tensors to this client's memory."""
 
 
 class ConnectNext(NamedTuple):
-    """Asks a worker to connect to the one at `endpoint` and to `Attach` there; the answer is link 0 where it cannot."""
+    """Make the worker connect to the one at `endpoint` and send `Attach` there. The response is 0 if it cannot."""
 
     ticket: bytes
     endpoint: bytes
 
 
 class Attach(NamedTuple):
-    """From now on this connection carries `Deliver` alone, for the client who got the ticket."""
+    """Reserve this connection for `Deliver` requests to the client that holds the ticket."""
 
     ticket: bytes
 
 
 class Push(NamedTuple):
-    """Sends the first `size` bytes of a tensor by a link, once all before it is done. No response."""
+    """Send the first `size` bytes of a tensor over a link, after all earlier requests. No response."""
 
     tensor: WireTensor
     link: int
@@ -339,7 +370,7 @@ class Push(NamedTuple):
 
 
 class Await(NamedTuple):
-    """Waits for the `Deliver` of this number by an inlet, and puts its `size` bytes at the start of the tensor."""
+    """Wait for the `Deliver` with this `sequence` on an inlet and write its `size` bytes to the tensor's start."""
 
     tensor: WireTensor
     inlet: int
@@ -348,7 +379,10 @@ class Await(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Followed by `size` bytes of bulk. No response; numbers ascend. `computed`: see Awaited."""
+    """Carry `size` bytes of bulk over a link. No response; `sequence` ascends.
+
+    `computed`: see `AwaitResponse`.
+    """
 
     sequence: int
     computed: int
@@ -356,35 +390,34 @@ class Deliver(NamedTuple):
 
 
 class CloseInlet(NamedTuple):
-    """Ends an inlet, by any connection: neither who sends by it nor who waits for something waits any longer. No
-    response.
-    """
+    """Close an inlet, on any connection. Senders and waiting `Await` requests return at once. No response."""
 
     ticket: bytes
 
 
-class Offered(NamedTuple):
-    """A weight by its `name` and bytes; what it is called finds it, and is never believed."""
+class OfferedWeight(NamedTuple):
+    """A weight's name and size in bytes. The name only helps to find it; the hash decides."""
 
     name: bytes
     size: int
 
 
 class Offer(NamedTuple):
-    """Asks which weights may be in files of the worker's, which begins to hash those. The answer is a byte each: 1
-    where it has one of that name and size.
+    """Ask which weights the worker's own files may hold. The worker starts to hash those.
+
+    The response has a byte per weight: 0 for none of that name and size, 1 for one to copy, 2 for one to map.
     """
 
-    weights: tuple[Offered, ...]
+    weights: tuple[OfferedWeight, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of the answer."""
+        """Bytes of the response."""
         return len(self.weights)
 
 
-class Bound(NamedTuple):
-    """Bytes that are to be those with a SHA-256: `size` of them at address `data` of a buffer."""
+class BoundWeight(NamedTuple):
+    """The `size` bytes at address `data` of a buffer that are to be the weight with this SHA-256."""
 
     buffer: int
     data: int
@@ -394,28 +427,29 @@ class Bound(NamedTuple):
 
 
 class Bind(NamedTuple):
-    """Puts weights from the worker's own files where they are wanted. The answer is a byte each: 1 where it is done."""
+    """Write weights from the worker's own files to buffers. The response has a byte per weight, 1 if it is there."""
 
-    weights: tuple[Bound, ...]
+    weights: tuple[BoundWeight, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of the answer."""
+        """Bytes of the response."""
         return len(self.weights)
 
 
 class GetNumerics(NamedTuple):
-    """Asks what the bits of a device's results depend on."""
+    """Ask for a device's numerics: what the bits of its results depend on."""
 
     device: int
 
 
 @dataclass(frozen=True, eq=False)
 class GraphCompute:
-    """A graph: `nodes` are the ids u64[n_nodes] in order, `tensors` TENSOR[n_tensors] all they need. No response.
+    """Compute a graph. No response.
 
-    `payload` is device, nodes and tensors as protocol 7.0 has them, of which the arrays are views: equal payloads are
-    equal graphs. `uid` is the client's name for the graph, 0 where it has none.
+    `nodes` are the tensor ids u64[n_nodes] to compute in order, `tensors` TENSOR[n_tensors] all tensors they need.
+    `payload` is device, nodes and tensors as in protocol 7.0; the arrays are views of it, and equal payloads are equal
+    graphs. `uid` is the client's name for the graph, 0 for none.
     """
 
     device: int
@@ -433,113 +467,76 @@ Request = (
     | GetNumerics | Upgrade
 )  # fmt: skip
 
-COMMANDS: dict[type, Command] = {
-    Hello: Command.HELLO,
-    DeviceCount: Command.DEVICE_COUNT,
-    AllocBuffer: Command.ALLOC_BUFFER,
-    GetAlignment: Command.GET_ALIGNMENT,
-    GetMaxSize: Command.GET_MAX_SIZE,
-    GetDeviceMemory: Command.GET_DEVICE_MEMORY,
-    GraphRecompute: Command.GRAPH_RECOMPUTE,
-    BufferGetBase: Command.BUFFER_GET_BASE,
-    FreeBuffer: Command.FREE_BUFFER,
-    BufferClear: Command.BUFFER_CLEAR,
-    SetTensor: Command.SET_TENSOR,
-    SetTensorHash: Command.SET_TENSOR_HASH,
-    GetTensor: Command.GET_TENSOR,
-    CopyTensor: Command.COPY_TENSOR,
-    InitTensor: Command.INIT_TENSOR,
-    MemsetTensor: Command.MEMSET_TENSOR,
-    GetAllocSize: Command.GET_ALLOC_SIZE,
-    GraphCompute: Command.GRAPH_COMPUTE,
-    SetTensor2D: Command.SET_TENSOR_2D,
-    GetTensor2D: Command.GET_TENSOR_2D,
-    CommInit: Command.COMM_INIT,
-    CommAllReduce: Command.COMM_ALLREDUCE,
-    CommFree: Command.COMM_FREE,
-    OpenInlet: Command.OPEN_INLET,
-    ConnectNext: Command.CONNECT_NEXT,
-    Attach: Command.ATTACH,
-    Push: Command.PUSH,
-    Await: Command.AWAIT,
-    Deliver: Command.DELIVER,
-    CloseInlet: Command.CLOSE_INLET,
-    Offer: Command.OFFER,
-    Bind: Command.BIND,
-    GetNumerics: Command.GET_NUMERICS,
-    Upgrade: Command.UPGRADE,
-}
-
 # --- responses ---
 
 
 class HelloResponse(NamedTuple):
-    """`own` is LLAMADO and what it can where the worker is ours, 0 where it is ggml's."""
+    """The worker's protocol version. `features` is LLAMADO and feature bits for our worker, 0 for ggml's."""
 
     major: int
     minor: int
     patch: int
-    own: int = 0
+    features: int = 0
     caps: bytes = bytes(CAPS_BYTES)
 
     @property
     def ours(self) -> bool:
-        """Whether the worker is ours."""
-        return self.own & ~(LINKED | OWN_FILES | TELLS_NUMERICS) == LLAMADO
+        """True for a worker of llamado."""
+        return self.features & ~(LINKS | OWN_FILES | NUMERICS) == LLAMADO
 
     @property
-    def linked(self) -> bool:
-        """Whether it passes tensors to others of ours."""
-        return self.ours and bool(self.own & LINKED)
+    def has_links(self) -> bool:
+        """True if the worker sends tensors to other workers of ours."""
+        return self.ours and bool(self.features & LINKS)
 
     @property
-    def own_files(self) -> bool:
-        """Whether it may have weights in files of its own."""
-        return self.ours and bool(self.own & OWN_FILES)
+    def has_own_files(self) -> bool:
+        """True if the worker may have weights in its own files."""
+        return self.ours and bool(self.features & OWN_FILES)
 
     @property
-    def tells_numerics(self) -> bool:
-        """Whether it says what it computes with."""
-        return self.ours and bool(self.own & TELLS_NUMERICS)
+    def has_numerics(self) -> bool:
+        """True if the worker responds to GET_NUMERICS."""
+        return self.ours and bool(self.features & NUMERICS)
 
 
 class Number(NamedTuple):
-    """Of GET_ALIGNMENT, GET_MAX_SIZE, BUFFER_GET_BASE, GET_ALLOC_SIZE, DEVICE_COUNT, SET_TENSOR_HASH, COPY_TENSOR,
-    COMM_INIT (1: done);
-    of CONNECT_NEXT the link's (0: there is none), of ATTACH 1 or 0.
-    """
+    """A response of one number: a size, a count, a link (0: none), or 1 for done and 0 for not done."""
 
     value: int
 
 
-class Allocated(NamedTuple):
-    """`ptr` names the buffer, 0 where there was no room."""
+class AllocResponse(NamedTuple):
+    """The name and size of a new buffer. `ptr` is 0 if there is no room."""
 
     ptr: int
     size: int
 
 
 class DeviceMemory(NamedTuple):
+    """Bytes of a device."""
+
     free: int
     total: int
 
 
 class TensorData(NamedTuple):
-    """Followed by `size` bytes of bulk. Of GET_TENSOR and GET_TENSOR_2D; OFFER's and BIND's answers come so, too."""
+    """Header of `size` bytes of bulk: the response to GET_TENSOR, GET_TENSOR_2D, OFFER and BIND."""
 
     size: int
 
 
 class InletTicket(NamedTuple):
-    """Where AWAIT finds what comes with the ticket."""
+    """A new inlet: its number for `Await`, and the ticket for the worker that sends to it."""
 
     number: int
     ticket: bytes
 
 
-class Awaited(NamedTuple):
-    """Whether the bytes came (1; 0: nothing comes by this inlet any more), and the microseconds that whoever sent them
-    had computed for them.
+class AwaitResponse(NamedTuple):
+    """`came` is 1 if the bytes are there, 0 if the inlet is closed.
+
+    `computed`: microseconds that the sending worker computed for them.
     """
 
     came: int
@@ -547,9 +544,11 @@ class Awaited(NamedTuple):
 
 
 class Numerics(NamedTuple):
-    """Two devices of which the `words` are the same compute the same bits; none where nobody knows."""
+    """A device's numerics. Devices with equal, nonempty `words` compute equal bits."""
 
     words: bytes
 
 
-Response = HelloResponse | Number | Allocated | DeviceMemory | TensorData | InletTicket | Awaited | Numerics
+Response = (
+    HelloResponse | Number | AllocResponse | DeviceMemory | TensorData | InletTicket | AwaitResponse | Numerics
+)  # fmt: skip

@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamado.errors import LlamadoError
-from llamado.rpc.describe import printable
+from llamado.rpc import wire
 from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.transport import dial
-from llamado.rpc.wire import CAPS_BYTES, CommInit
 from llamado.rpc.worker.links import REFUSAL_SECONDS, Dialling, LinkRefused
 
 log = logging.getLogger("llamado.rpc.worker.server")
@@ -72,7 +71,7 @@ class Comm:
 
 
 def meet(
-    request: CommInit, here: str, client: str, dialling: Dialling, may_enter: Callable[[str], bool],
+    request: wire.CommInit, here: str, client: str, dialling: Dialling, may_enter: Callable[[str], bool],
     gone: Callable[[], bool],
 ) -> Comm | None:  # fmt: skip
     """The way to the other rank, as a client asks for it; None, and a line in the log, where there is none.
@@ -80,7 +79,7 @@ def meet(
     `here` is the address at which the client reached this worker: rank 0 waits there, and lets in whoever `may_enter`.
     """
     began = time.monotonic()
-    host = printable(request.host.decode("utf-8", "replace"))
+    host = wire.printable(request.host.decode("utf-8", "replace"))
     try:
         if request.world != WORLD or request.rank >= WORLD:
             raise LinkRefused(f"{request.world} workers cannot add up a tensor, only {WORLD}")
@@ -96,7 +95,7 @@ def meet(
     except (LlamadoError, OSError, ValueError) as error:
         log.warning(
             "cannot reach the peer worker: %s; falling back to summation on the client",
-            printable(str(error)),
+            wire.printable(str(error)),
         )
         time.sleep(max(0.0, began + REFUSAL_SECONDS - time.monotonic()))
         return None
@@ -149,13 +148,13 @@ def _greeted(sock: socket.socket, *, first: bool, ends: float) -> socket.socket:
     try:
         sock.settimeout(_left(ends))
         if first:
-            sock.sendall(bytes(CAPS_BYTES))
-        theirs = memoryview(bytearray(CAPS_BYTES))
+            sock.sendall(bytes(wire.CAPS_BYTES))
+        theirs = memoryview(bytearray(wire.CAPS_BYTES))
         while theirs:  # within one time for all bytes: they could come one by one
             sock.settimeout(_left(ends))
             theirs = theirs[_received(sock, theirs) :]
         if not first:
-            sock.sendall(bytes(CAPS_BYTES))
+            sock.sendall(bytes(wire.CAPS_BYTES))
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except BaseException:

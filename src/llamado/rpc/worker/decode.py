@@ -21,7 +21,7 @@ from llamado.ggml.ops import MAX_SRC, VIEW_OPS, Op, TensorFlag
 from llamado.ggml.shapes import check_result
 from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType
-from llamado.rpc.wire import TENSOR, GraphCompute, WireError, WireTensor
+from llamado.rpc import wire
 from llamado.rpc.worker.activity import tokens_of
 from llamado.rpc.worker.memory import Region
 
@@ -41,8 +41,8 @@ _BYTES = np.array([t.block_bytes if t is not None else 0 for t in _TYPES], np.in
 _OPS = [Op(i) for i in range(max(Op) + 1)]
 _IS_VIEW = np.array([op in VIEW_OPS for op in _OPS])
 _COMPUTE, _OUTPUT = int(TensorFlag.COMPUTE), int(TensorFlag.OUTPUT)
-assert TENSOR.fields is not None
-_PARAMS_AT = TENSOR.fields["op_params"][1]  # where they start in a record
+assert wire.TENSOR.fields is not None
+_PARAMS_AT = wire.TENSOR.fields["op_params"][1]  # where they start in a record
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class Decoded:
     """A graph ready to run; `regions`: ptrs of the memory it refers to."""
 
     graph: Graph
-    request: GraphCompute
+    request: wire.GraphCompute
     regions: frozenset[int] = frozenset()
 
     @property
@@ -69,41 +69,41 @@ class Decoded:
         return tokens_of(self.graph)
 
 
-def tensor_bytes(tensor: WireTensor) -> int:
+def tensor_bytes(tensor: wire.WireTensor) -> int:
     """Bytes of a single tensor, gaps included. Raises WireError for one that cannot exist."""
     kind = _TYPES[tensor.type] if tensor.type < len(_TYPES) else None
     if kind is None:
-        raise WireError(f"tensor {_text(tensor.name)}: type {tensor.type} is not known")
+        raise wire.WireError(f"tensor {_text(tensor.name)}: type {tensor.type} is not known")
     if tensor.ne[0] % kind.block_size:
-        raise WireError(
+        raise wire.WireError(
             f"tensor {_text(tensor.name)}: a row of {tensor.ne[0]} is no whole number of {kind.name} blocks"
         )
     return Tensor(kind, tensor.ne, tensor.nb).nbytes
 
 
-def decode(request: GraphCompute, regions: Mapping[int, Region]) -> Decoded:
+def decode(request: wire.GraphCompute, regions: Mapping[int, Region]) -> Decoded:
     """The graph of a request; `regions` are the client's, by ptr. Raises WireError, saying which tensor and why."""
     return _Decoder(request, regions).decode()
 
 
 class _Decoder:
-    def __init__(self, request: GraphCompute, regions: Mapping[int, Region]) -> None:
+    def __init__(self, request: wire.GraphCompute, regions: Mapping[int, Region]) -> None:
         self.request, self.regions, self.records = request, regions, request.tensors
         self.n = len(request.tensors)
 
     def decode(self) -> Decoded:
         request, records, n = self.request, self.records, self.n
         if not 0 < len(request.nodes) <= MAX_NODES:
-            raise WireError(f"a graph of {len(request.nodes)} nodes; 1 to {MAX_NODES} are accepted")
+            raise wire.WireError(f"a graph of {len(request.nodes)} nodes; 1 to {MAX_NODES} are accepted")
         sizes = self._check_layouts()
         index = _Index(records["id"])
         nodes = index.find(request.nodes)
         if (nodes < 0).any():
-            raise WireError(f"node {request.nodes[nodes < 0][0]:#x} is not among the graph's tensors")
+            raise wire.WireError(f"node {request.nodes[nodes < 0][0]:#x} is not among the graph's tensors")
         position = np.full(n, -1, np.int64)
         position[nodes] = np.arange(len(nodes))
         if len(np.unique(nodes)) != len(nodes):
-            raise WireError("a tensor is a node twice")
+            raise wire.WireError("a tensor is a node twice")
         sources = index.find(records["src"].reshape(-1)).reshape(n, MAX_SRC)
         self._check_found(sources, records["src"], "source")
         owners = index.find(records["view_src"])
@@ -119,7 +119,7 @@ class _Decoder:
         if bad.any():
             record = self.records[int(np.argmax(bad))]
             text = why if isinstance(why, str) else why(record)
-            raise WireError(f"tensor {_text(record['name'])}: {text}")
+            raise wire.WireError(f"tensor {_text(record['name'])}: {text}")
 
     def _check_layouts(self) -> NDArray[np.int64]:
         """Types, operations, shapes and strides; gives the tensors' sizes in bytes."""
@@ -171,7 +171,7 @@ class _Decoder:
         if late.any():
             node, source = np.argwhere(late)[0]
             reader, source = nodes[node], read[node, source]
-            raise WireError(
+            raise wire.WireError(
                 f"tensor {_text(self.records['name'][reader])} reads {_text(self.records['name'][source])}, which is "
                 "not computed before it"
             )
@@ -321,7 +321,7 @@ class _Decoder:
     def _tensors(self, runs: NDArray[np.bool_], offsets: NDArray[np.int64]) -> list[Tensor]:
         """One object for each record, views and sources not yet connected; what does not run is data."""
         records, payload = self.records, self.request.payload
-        at = len(payload) - self.n * TENSOR.itemsize + _PARAMS_AT
+        at = len(payload) - self.n * wire.TENSOR.itemsize + _PARAMS_AT
         regions = self.regions
         columns = (records["type"], records["ne"], records["nb"], np.where(runs, records["op"], int(Op.NONE)),
                    records["flags"], records["name"], records["buffer"], offsets)  # fmt: skip
@@ -334,19 +334,19 @@ class _Decoder:
             if offset >= 0:
                 tensor.buffer, tensor.offset = regions[ptr].buffer, offset
             made.append(tensor)
-            at += TENSOR.itemsize
+            at += wire.TENSOR.itemsize
         return made
 
     def _check_node(self, node: Tensor) -> None:
         loose = node.view_src is None and node.buffer is None
         if loose and node.op is not Op.NONE and node.op not in VIEW_OPS and not node.is_contiguous():
             # leftovers of other graphs lie where the device puts this; a result must cover its whole place
-            raise WireError(f"tensor {node.name or '?'}: a result without a place has gaps")
+            raise wire.WireError(f"tensor {node.name or '?'}: a result without a place has gaps")
         if 0 not in node.ne:
             try:
                 check_result(node)
             except ShapeError as error:
-                raise WireError(f"tensor {node.name or '?'}: {error}") from None
+                raise wire.WireError(f"tensor {node.name or '?'}: {error}") from None
 
 
 class _Index:
@@ -356,10 +356,10 @@ class _Index:
         self._order = np.argsort(ids, kind="stable")
         self._sorted = ids[self._order]
         if len(ids) and not self._sorted[0]:
-            raise WireError("a tensor with the id 0, which means none")
+            raise wire.WireError("a tensor with the id 0, which means none")
         twice: NDArray[np.bool_] = self._sorted[1:] == self._sorted[:-1]
         if twice.any():
-            raise WireError(f"two tensors with the id {self._sorted[1:][twice][0]:#x}")
+            raise wire.WireError(f"two tensors with the id {self._sorted[1:][twice][0]:#x}")
 
     def find(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Positions of ids, −1 for those that are not there."""
@@ -376,7 +376,7 @@ def _check_views(graph: Graph) -> None:
         if node.op in VIEW_OPS:
             depth[node] = deep = 1 + max([depth.get(s, 0) for s in node.src if s is not None], default=0)
             if deep > MAX_VIEWS:
-                raise WireError(f"tensor {node.name}: a view of a view, more than {MAX_VIEWS} deep")
+                raise wire.WireError(f"tensor {node.name}: a view of a view, more than {MAX_VIEWS} deep")
 
 
 def _text(name: bytes) -> str:

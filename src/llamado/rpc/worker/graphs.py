@@ -11,7 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from llamado.rpc.wire import GraphCompute, GraphRecompute, Protocol, WireError, read_graph
+from llamado.rpc import wire
+from llamado.rpc.worker.connection import ClientConnection
 from llamado.rpc.worker.decode import Decoded, decode
 from llamado.rpc.worker.memory import Region
 
@@ -33,33 +34,38 @@ class _Named:
 class ClientGraphs:
     """See above. `dropped` is called with each graph that is not ready any more."""
 
-    def __init__(self, protocol: Protocol, regions: Mapping[int, Region], dropped: Callable[[Decoded], None]) -> None:
-        self.protocol, self._regions, self._dropped = protocol, regions, dropped
+    def __init__(
+        self, connection: ClientConnection, regions: Mapping[int, Region], dropped: Callable[[Decoded], None]
+    ) -> None:
+        self._connection, self._regions, self._dropped = connection, regions, dropped
         self._ready: OrderedDict[bytes, Decoded] = OrderedDict()
         self._ready_bytes = 0
         self._named: dict[int, dict[int, _Named]] = {}
 
-    def take(self, request: GraphCompute) -> Decoded:
+    def take(self, request: wire.GraphCompute) -> Decoded:
         """A graph that came: equal bytes are decoded once. Raises WireError."""
         graph = self._ready.get(request.payload)
         if graph is None:
             graph = decode(request, self._regions)
         self._keep(graph)
-        if request.uid or not self.protocol.names_graphs:
+        protocol = self._connection.protocol
+        if request.uid or not protocol.names_graphs:
             named = self._named.setdefault(request.device, {})
-            if len(named) >= self.protocol.graphs:
+            if len(named) >= protocol.graphs:
                 named.clear()
             named[request.uid] = _Named(graph.regions, graph)
         return graph
 
-    def again(self, request: GraphRecompute) -> Decoded:
+    def again(self, request: wire.GraphRecompute) -> Decoded:
         """The graph with a name. Raises WireError."""
         named = self._named.get(request.device, {}).get(request.uid)
         if named is None:
-            which = f" {request.uid}" if self.protocol.names_graphs else ""
-            raise WireError(f"GRAPH_RECOMPUTE without a graph{which}: none was sent, or a buffer it used was freed")
+            which = f" {request.uid}" if self._connection.protocol.names_graphs else ""
+            raise wire.WireError(
+                f"GRAPH_RECOMPUTE without a graph{which}: none was sent, or a buffer it used was freed"
+            )
         if named.ready is None:
-            sent = read_graph(zlib.decompress(named.packed))
+            sent = wire.read_graph(zlib.decompress(named.packed))
             named.ready = self._ready.get(sent.payload) or decode(sent, self._regions)
             named.packed = b""
         self._keep(named.ready)
@@ -103,5 +109,5 @@ class ClientGraphs:
         if names:
             kept = sum(len(one.packed) for named in self._named.values() for one in named.values())
             if kept > _PACKED_BYTES:
-                raise WireError(f"the graphs that may be run again take more than {_PACKED_BYTES >> 20} MiB")
+                raise wire.WireError(f"the graphs that may be run again take more than {_PACKED_BYTES >> 20} MiB")
         self._dropped(graph)

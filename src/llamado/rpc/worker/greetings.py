@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamado.rpc.wire import PROTOCOLS, Protocol
+from llamado.rpc import wire
 
 log = logging.getLogger("llamado.rpc.worker.server")
 
@@ -31,7 +31,7 @@ _SAVE_INTERVAL = 5.0
 class _Spoken:
     """The protocol of a client, and when it first and last went on after a greeting in it."""
 
-    protocol: Protocol
+    protocol: wire.Protocol
     first: float | None = None
     last: float = 0.0
 
@@ -39,7 +39,7 @@ class _Spoken:
 class Greetings:
     """Protocol versions by client address. Safe to use from several threads."""
 
-    def __init__(self, default: Protocol, file: Path | None = None) -> None:
+    def __init__(self, default: wire.Protocol, file: Path | None = None) -> None:
         """`default`: for addresses that are not known. `file`: keeps those that need another version."""
         self._default = default
         self._file = file
@@ -50,12 +50,12 @@ class Greetings:
         for host, protocol in self._saved.items():
             self._remember(host, _Spoken(protocol))
 
-    def of(self, host: str) -> Protocol:
+    def of(self, host: str) -> wire.Protocol:
         """Return the version in which a client is greeted."""
         known = self._of.get(host)
         return self._default if known is None else known.protocol
 
-    def understood(self, host: str, protocol: Protocol, now: float) -> None:
+    def understood(self, host: str, protocol: wire.Protocol, now: float) -> None:
         """Note that a client went on after a greeting. Times are seconds of one clock."""
         with self._lock:
             known = self._of.get(host)
@@ -65,7 +65,7 @@ class Greetings:
             self._remember(host, known)
             self._save(host, protocol, now)
 
-    def refused(self, host: str, protocol: Protocol, opened: float) -> None:
+    def refused(self, host: str, protocol: wire.Protocol, opened: float) -> None:
         """Note that a client hung up after a greeting; `opened` is when it connected.
 
         It may also have had no use for one connection of many, so a version that this start of a client went on with
@@ -78,7 +78,7 @@ class Greetings:
             first = None if known is None else known.first
             if known is not None and first is not None and first - _TOGETHER < opened < known.last + _TOGETHER:
                 return
-            other = next(one for one in PROTOCOLS.values() if one is not protocol)
+            other = next(one for one in wire.PROTOCOLS.values() if one is not protocol)
             log.info("%s: hung up after a greeting with RPC %s; its next greeting is %s", host, protocol, other)
             self._remember(host, _Spoken(other))
 
@@ -88,17 +88,17 @@ class Greetings:
         while len(self._of) > _REMEMBERED:
             self._of.popitem(last=False)
 
-    def _read(self) -> dict[str, Protocol]:
+    def _read(self) -> dict[str, wire.Protocol]:
         """Return the addresses in the file; none if it is missing or damaged."""
         if self._file is None:
             return {}
         try:
             found = json.loads(self._file.read_text(encoding="utf-8"))
-            return {str(host): PROTOCOLS[major] for host, major in list(found.items())[-_REMEMBERED:]}
+            return {str(host): wire.PROTOCOLS[major] for host, major in list(found.items())[-_REMEMBERED:]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
-    def _save(self, host: str, protocol: Protocol, now: float) -> None:
+    def _save(self, host: str, protocol: wire.Protocol, now: float) -> None:
         """Store the protocol version of one address in the file."""
         if self._file is None or now < self._next_save or self._saved.get(host, self._default) is protocol:
             return

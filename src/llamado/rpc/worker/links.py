@@ -20,26 +20,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from llamado.errors import LlamadoError
-from llamado.rpc.describe import printable
+from llamado.rpc import wire
 from llamado.rpc.endpoint import Endpoint
 from llamado.rpc.transport import Transport, dial
-from llamado.rpc.wire import (
-    COMMANDS,
-    TICKET_BYTES,
-    Attach,
-    ConnectNext,
-    Deliver,
-    Hello,
-    HelloResponse,
-    Number,
-    Request,
-    RequestReader,
-    Response,
-    ResponseReader,
-    WireError,
-    write_request,
-)
 from llamado.rpc.worker.budgets import Budgets
+from llamado.rpc.worker.connection import ClientConnection
 from llamado.rpc.worker.identity import address
 from llamado.rpc.worker.memory import Region
 
@@ -54,7 +39,6 @@ REFUSAL_SECONDS = 1.0
 _DIALS_AT_ONCE = 4
 _FAILURES, _FAILURES_A_SECOND = 20, 0.2
 """Dials that may fail for one client: whoever wants to learn which ports are open learns little."""
-_READ = 64 << 10
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)
 
 
@@ -78,15 +62,15 @@ class Dialling:
     failures: Budgets = field(default_factory=lambda: Budgets(_FAILURES, _FAILURES_A_SECOND))
     _turns: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(_DIALS_AT_ONCE))
 
-    def connect(self, client: str, request: ConnectNext) -> Outlet | None:
+    def connect(self, client: str, request: wire.ConnectNext) -> Outlet | None:
         """The way that a client asks for; None, and a line in the log, where there is none."""
         began = time.monotonic()
-        where = printable(request.endpoint.decode("utf-8", "replace"))
+        where = wire.printable(request.endpoint.decode("utf-8", "replace"))
         try:
             with self.attempt(client):
                 return self._reach(Endpoint.parse(request.endpoint.decode()), request.ticket)
         except (LlamadoError, OSError, ValueError) as error:
-            log.warning("cannot reach worker %s: %s; falling back to the client", where, printable(str(error)))
+            log.warning("cannot reach worker %s: %s; falling back to the client", where, wire.printable(str(error)))
             time.sleep(max(0.0, began + REFUSAL_SECONDS - time.monotonic()))
             return None
 
@@ -101,7 +85,7 @@ class Dialling:
             raise LinkRefused("too many others connect at the same time")
         try:
             yield
-        except (LlamadoError, WireError, OSError, ValueError):
+        except (LlamadoError, wire.WireError, OSError, ValueError):
             self.failures.spend(client, 1)
             raise
         finally:
@@ -122,10 +106,10 @@ class Dialling:
         sock = dial(endpoint, self.tls if endpoint.tls else None, DIAL_SECONDS)
         try:
             ends = time.monotonic() + DIAL_SECONDS
-            hello = _ask(sock, Hello(), ends)
-            if not (isinstance(hello, HelloResponse) and hello.ours):
+            hello = _ask(sock, wire.Hello(), ends)
+            if not (isinstance(hello, wire.HelloResponse) and hello.ours):
                 raise LinkRefused("it is no worker of llamado")
-            if _ask(sock, Attach(ticket), ends) != Number(1):
+            if _ask(sock, wire.Attach(ticket), ends) != wire.Number(1):
                 raise LinkRefused("it is another worker than the client means")
             return Outlet(sock)
         except BaseException:
@@ -133,11 +117,11 @@ class Dialling:
             raise
 
 
-def _ask(sock: socket.socket, request: Request, ends: float) -> Response:
-    reader = ResponseReader()
-    reader.expect(COMMANDS[type(request)])
+def _ask(sock: socket.socket, request: wire.Request, ends: float) -> wire.Response:
+    reader = wire.ResponseReader()
+    reader.expect(wire.COMMANDS[type(request)])
     sock.settimeout(max(0.001, ends - time.monotonic()))
-    sock.sendall(write_request(request))
+    sock.sendall(wire.write_request(request))
     while (found := reader.next()) is None:
         sock.settimeout(max(0.001, ends - time.monotonic()))
         data = sock.recv(256)
@@ -163,7 +147,7 @@ class Outlet:
 
     def send(self, sequence: int, computed: float, region: Region, start: int, size: int) -> None:
         """Sends bytes of a region, and the seconds that were computed for them. Raises OSError."""
-        head = write_request(Deliver(sequence, round(1e6 * computed), size))
+        head = wire.write_request(wire.Deliver(sequence, round(1e6 * computed), size))
         for piece in region.read(start, size):
             self._transport.send([head, piece] if head else [piece])
             head = b""
@@ -185,54 +169,50 @@ class Inlet:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.ticket = secrets.token_bytes(TICKET_BYTES)
+        self.ticket = secrets.token_bytes(wire.TICKET_BYTES)
         self._over = threading.Event()
         self._using = threading.Lock()
-        self._from: tuple[socket.socket, RequestReader] | None = None
+        self._connection: ClientConnection | None = None
 
     @property
     def over(self) -> bool:
         """Whether nothing comes any more."""
         return self._over.is_set()
 
-    def attach(self, sock: socket.socket, reader: RequestReader) -> bool:
-        """Takes what comes by this connection; False where there is one already, or it is over."""
+    def attach(self, connection: ClientConnection) -> bool:
+        """Use a connection as the sender's. Returns False if the inlet has one already, or is closed."""
         with self._using:
-            if self._from is not None or self.over:
+            if self._connection is not None or self.over:
                 return False
-            self._from = sock, reader
+            self._connection = connection
             return True
 
     def wait(self) -> None:
-        """Returns when it is over and nobody uses the connection."""
+        """Wait until the inlet is closed and its connection not used any more."""
         self._over.wait()
         with self._using:
-            self._from = None
+            self._connection = None
 
     def end(self) -> None:
-        """Ends it, from any thread: who waits for bytes comes back without."""
+        """Close the inlet, from any thread. A waiting `take` returns None."""
         self._over.set()
-        source = self._from
-        if source is not None:
-            try:
-                socket.socket.shutdown(source[0], socket.SHUT_RDWR)  # TLS or not: the socket below
-            except OSError:
-                pass
+        connection = self._connection
+        if connection is not None:
+            connection.shut()
 
     def take(self, sequence: int, region: Region, start: int, size: int) -> int | None:
-        """Waits for the bytes of this number and puts them into a region; the microseconds computed for them.
+        """Wait for the delivery of this number and receive it into a region. Earlier ones are dropped.
 
-        Those of lesser numbers are dropped. None where they do not come: then it is over.
+        Returns the microseconds computed for it, None if it does not come: then the inlet is closed.
         """
         with self._using:
-            if self._from is not None and not self.over:
+            if self._connection is not None and not self.over:
                 try:
-                    sock, reader = self._from
-                    request = self._next(sock, reader, sequence)
+                    request = self._next(self._connection, sequence)
                     if (request.sequence, request.size) != (sequence, size):
                         came = f"{request.size} bytes of number {request.sequence}"
-                        raise WireError(f"{came} came by an inlet, not {size} of {sequence}")
-                    receive(sock, reader, region, start, size)
+                        raise wire.WireError(f"{came} came by an inlet, not {size} of {sequence}")
+                    self._connection.receive(region, start, size)
                     return request.computed
                 except LlamadoError as error:
                     log.warning("link from another worker closed: %s", error)
@@ -241,49 +221,15 @@ class Inlet:
         self.end()
         return None
 
-    def _next(self, sock: socket.socket, reader: RequestReader, sequence: int) -> Deliver:
-        """The first message that is not before a number."""
-        buffer = memoryview(bytearray(_READ))
+    def _next(self, connection: ClientConnection, sequence: int) -> wire.Deliver:
+        """Return the first delivery that is not before a number."""
         while True:
-            request = reader.next()
+            request = connection.next_request()
             if request is None:
-                n = sock.recv_into(buffer)
-                if not n:
-                    raise ConnectionResetError("nothing comes any more")
-                reader.feed(buffer[:n])
-                continue
-            if not isinstance(request, Deliver):
-                raise WireError(f"{COMMANDS[type(request)].name} by a connection that carries DELIVER alone")
+                raise ConnectionResetError("nothing comes any more")
+            if not isinstance(request, wire.Deliver):
+                name = wire.COMMANDS[type(request)].name
+                raise wire.WireError(f"{name} by a connection that carries DELIVER alone")
             if request.sequence >= sequence:
                 return request
-            reader.drop()
-            while reader.bulk:
-                n = sock.recv_into(buffer[: reader.bulk])
-                if not n:
-                    raise ConnectionResetError("gone in the middle of a tensor")
-                reader.bypass(n)
-
-
-def receive(sock: socket.socket, reader: RequestReader, region: Region, start: int, size: int) -> None:
-    """Bulk of a message to its place; raises OSError."""
-    if region.memory is not None:
-        fill(sock, reader, region.memory[start : start + size])
-        return
-    chunk = memoryview(bytearray(min(size, 1 << 20)))
-    while size:
-        part = chunk[: min(size, len(chunk))]
-        fill(sock, reader, part)
-        region.write(start, part)
-        start += len(part)
-        size -= len(part)
-
-
-def fill(sock: socket.socket, reader: RequestReader, target: memoryview) -> None:
-    """Bulk of a message to memory of this process; raises OSError."""
-    done = reader.take(target)
-    while done < len(target):
-        n = sock.recv_into(target[done:])
-        if not n:
-            raise ConnectionResetError("gone in the middle of a tensor")
-        reader.bypass(n)
-        done += n
+            connection.skip()

@@ -23,18 +23,20 @@ from llamado.devices.registry import DeviceOptions, backend, local_kinds
 from llamado.errors import LlamadoError
 from llamado.gguf.sources.stored import model_folders
 from llamado.loglines import LineLimit
-from llamado.rpc.describe import debugging
+from llamado.rpc import wire
 from llamado.rpc.endpoint import Endpoint, client_tls, server_tls
-from llamado.rpc.wire import FIRST, PROTOCOLS
+from llamado.rpc.request_log import is_debugging
 from llamado.rpc.worker.activity import WorkDone, WorkLog
+from llamado.rpc.worker.client import WorkerState
+from llamado.rpc.worker.connection import ClientConnection
 from llamado.rpc.worker.greetings import Greetings
 from llamado.rpc.worker.identity import address, identity
 from llamado.rpc.worker.join import ServerMembership, described, server_url
 from llamado.rpc.worker.links import Dialling
 from llamado.rpc.worker.memory import Lender
-from llamado.rpc.worker.own_files import OwnFiles
-from llamado.rpc.worker.session import Session, Shared
-from llamado.rpc.worker.tensor_cache import TensorCache, cache_folder
+from llamado.rpc.worker.session import Session
+from llamado.rpc.worker.weights.own_files import OwnFiles
+from llamado.rpc.worker.weights.tensor_cache import TensorCache, cache_folder
 
 log = logging.getLogger("llamado.rpc.worker.server")
 
@@ -98,7 +100,7 @@ class WorkerOptions:
     ring: bool = True
     own_files: bool = False
     models: tuple[str, ...] = ()
-    protocol: int = FIRST.major
+    protocol: int = wire.FIRST.major
     clients: Path | None = None
 
 
@@ -115,22 +117,22 @@ class Worker:
         elif options.tls_cert or options.tls_key or options.tls_client_ca:
             raise WorkerError("TLS needs --tls-cert and --tls-key")
         cache = TensorCache(cache_folder()) if options.cache else None
-        self.shared = Shared([Lender(d, options.mem) for d in devices], cache, debugging())
-        self.shared.dialling = Dialling(options.ring, self._allowed)
-        self.shared.may_enter = self._may_enter
+        self.state = WorkerState([Lender(d, options.mem) for d in devices], cache, is_debugging())
+        self.state.dialling = Dialling(options.ring, self._allowed)
+        self.state.may_connect = self._may_connect
         if options.own_files:
-            self.shared.files = OwnFiles([*map(Path, options.models), *model_folders()])
-        self.shared.greetings = Greetings(PROTOCOLS[options.protocol], options.clients)
+            self.state.files = OwnFiles([*map(Path, options.models), *model_folders()])
+        self.state.greetings = Greetings(wire.PROTOCOLS[options.protocol], options.clients)
         if options.tls_cert and options.tls_key:
             # As a client of other workers: the certificates of one cluster are of one authority.
-            self.shared.dialling.tls = client_tls(options.tls_client_ca, options.tls_cert, options.tls_key)
+            self.state.dialling.tls = client_tls(options.tls_client_ca, options.tls_cert, options.tls_key)
         self._listener = _listen(options.host, options.port)
         self._sessions: dict[Session, threading.Thread] = {}
         self._let_go: set[Session] = set()
         self._done = WorkDone()  # for clients that have left
         self._work_log = WorkLog()
         self._line_limit = LineLimit()
-        if not self.shared.debug:
+        if not self.state.is_debugging:
             log.addFilter(self._line_limit)
         self._lock = threading.Lock()
         self._wake, self._woken = socket.socketpair()
@@ -153,31 +155,31 @@ class Worker:
     def describe(self) -> str:
         """What is offered where, in a line for each thing."""
         lines = [f"llamado worker on {self.endpoint}"]
-        for i, lender in enumerate(self.shared.lenders):
+        for i, lender in enumerate(self.state.devices):
             free, total = lender.memory()
             details = lender.device.details
             lines.append(
                 f"  device {i}: {lender.device.name}, {free / 1e9:.1f} GB free of {total / 1e9:.1f}"
                 + (f", {details}" if details else "")
             )
-        cache = self.shared.cache
+        cache = self.state.cache
         lines.append(f"  cache: {cache.folder if cache else 'none (-c keeps weights on disk)'}")
-        if self.shared.files is not None:
-            lines.append(f"  models: {', '.join(map(str, self.shared.files.folders))}")
+        if self.state.files is not None:
+            lines.append(f"  models: {', '.join(map(str, self.state.files.folders))}")
         return "\n".join(lines)
 
     def serve(self) -> None:
         """Answers clients until `stop`; then lets graphs that run come to their end, and closes everything."""
         try:
-            while not self.shared.stopping:
+            while not self.state.is_stopping:
                 self._wait()
                 self._accept()
                 for session in [*self._sessions]:
-                    if session.gone:
+                    if session.is_gone:
                         session.hang_up()
-                    if session.overdue:
+                    if session.is_overdue:
                         session.shut()
-                for lender in self.shared.lenders:
+                for lender in self.state.devices:
                     lender.rest(_REST_SECONDS)
                 self._beat()
         finally:
@@ -195,7 +197,7 @@ class Worker:
         present: dict[int, Session] = {}
         seconds = _LOOK_SECONDS
         for session in [*self._sessions]:
-            if session.gone:
+            if session.is_gone:
                 seconds = _PRESS_SECONDS
             elif (number := session.fileno()) >= 0:
                 poll.register(number, _HUNG_UP)
@@ -206,7 +208,7 @@ class Worker:
 
     def stop(self) -> None:
         """Makes `serve` return; from any thread or signal handler."""
-        self.shared.stopping = True
+        self.state.is_stopping = True
         try:
             self._wake.send(b"\0")
         except OSError:
@@ -215,7 +217,7 @@ class Worker:
     def _beat(self) -> None:
         with self._lock:
             works = [self._done, *(session.work for session in self._sessions)]
-            held = [size for session in self._sessions if (size := session.held)]
+            held = [size for session in self._sessions if (size := session.held_bytes)]
         line = self._work_log.beat(works, len(held), sum(held))
         if line is not None:
             log.info("%s", line)
@@ -223,7 +225,7 @@ class Worker:
             log.warning("%d lines like this one were left out: %s", n, kind)
 
     def _accept(self) -> None:
-        while not self.shared.stopping:
+        while not self.state.is_stopping:
             try:
                 sock, (host, port, *_) = self._listener.accept()
             except BlockingIOError:
@@ -233,7 +235,7 @@ class Worker:
                 time.sleep(0.1)
                 return
             peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            if not self._may_enter(host):
+            if not self._may_connect(host):
                 log.warning("%s: refused, not in a network of --allow", peer)
                 sock.close()
             elif not self._has_room(identity(host)):
@@ -260,12 +262,12 @@ class Worker:
         if not idle:
             return False
         *_, one = min(idle, key=lambda entry: entry[:2])
-        log.info("%s: closed to make room for another client (idle, holds nothing)", one.peer)
+        log.info("%s: closed to make room for another client (idle, holds nothing)", one.name)
         self._let_go.add(one)
         one.shut()
         return True
 
-    def _may_enter(self, host: str) -> bool:
+    def _may_connect(self, host: str) -> bool:
         if not self._allowed:
             return True
         found = address(host)
@@ -278,7 +280,8 @@ class Worker:
         except OSError:
             sock.close()
             return
-        session = Session(sock, host, peer, self.shared)
+        connection = ClientConnection(sock, host, peer, self.state.greetings.of(host))
+        session = Session(connection, self.state)
         thread = threading.Thread(target=self._run, args=(session,), name=f"llamado-{peer}", daemon=True)
         with self._lock:
             self._sessions[session] = thread
@@ -300,7 +303,7 @@ class Worker:
                 self._done = self._done.plus(session.work)
 
     def _end(self) -> None:
-        self.shared.stopping = True
+        self.state.is_stopping = True
         log.removeFilter(self._line_limit)
         self._listener.close()
         with self._lock:
@@ -310,11 +313,11 @@ class Worker:
         for session, thread in sessions.items():
             thread.join(_END_SECONDS)
             if thread.is_alive():
-                log.warning("%s: graph still runs; ending without it", session.peer)
-        if self.shared.cache is not None:
-            self.shared.cache.close()
-        if self.shared.files is not None:
-            self.shared.files.close()
+                log.warning("%s: graph still runs; ending without it", session.name)
+        if self.state.cache is not None:
+            self.state.cache.close()
+        if self.state.files is not None:
+            self.state.files.close()
         self._wake.close()
         self._woken.close()
 
