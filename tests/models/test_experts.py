@@ -114,6 +114,14 @@ def silu(x: Array) -> Array:
     return x * sigmoid(x)
 
 
+def swiglu(gate: Array, up: Array) -> Array:
+    return silu(gate) * up
+
+
+def swiglu_oai(gate: Array, up: Array) -> Array:
+    return np.minimum(gate, 7) * sigmoid(1.702 * np.minimum(gate, 7)) * (np.clip(up, -7, 7) + 1)
+
+
 def test_the_output_of_a_mixture() -> None:
     """Separate and fused matrices, biases, scales, weighted inputs and outputs, and a gated shared expert."""
     run = Run()
@@ -144,27 +152,16 @@ def test_the_output_of_a_mixture() -> None:
     chosen, weighted = router(run.step, 0, run.x)
     run.step.graph.expand(weighted)
     fused = plain._replace(gate=ExpertLinear(both), up=None)
+    fixed = {"bias": none, "factor": ones}
     parts = [
-        (plain, {"bias": none, "factor": ones}, lambda a, b: silu(a) * b),
-        (fused, {"bias": none, "factor": ones}, lambda a, b: silu(a) * b),
-        (plain._replace(up=ExpertLinear(up, bias)), {"bias": biases, "factor": ones}, lambda a, b: silu(a) * b),
-        (
-            plain._replace(down=ExpertLinear(down, scale=factor)),
-            {"bias": none, "factor": factors},
-            lambda a, b: silu(a) * b,
-        ),
-        (plain._replace(activation=GluOp.REGLU), {"bias": none, "factor": ones}, lambda a, b: np.maximum(a, 0) * b),
-        (
-            plain._replace(activation=GluOp.SWIGLU_OAI),
-            {"bias": none, "factor": ones},
-            lambda a, b: np.minimum(a, 7) * sigmoid(1.702 * np.minimum(a, 7)) * (np.clip(b, -7, 7) + 1),
-        ),
-        (
-            plain._replace(gate=None, activation=UnaryOp.RELU, squared=True),
-            {"bias": none, "factor": ones},
-            lambda a, b: np.maximum(b, 0) ** 2,
-        ),
-        (plain._replace(weigh_input=True), {"bias": none, "factor": ones, "before": True}, lambda a, b: silu(a) * b),
+        (plain, fixed, swiglu),
+        (fused, fixed, swiglu),
+        (plain._replace(up=ExpertLinear(up, bias)), {**fixed, "bias": biases}, swiglu),
+        (plain._replace(down=ExpertLinear(down, scale=factor)), {**fixed, "factor": factors}, swiglu),
+        (plain._replace(activation=GluOp.REGLU), fixed, lambda a, b: np.maximum(a, 0) * b),
+        (plain._replace(activation=GluOp.SWIGLU_OAI), fixed, swiglu_oai),
+        (plain._replace(gate=None, activation=UnaryOp.RELU, squared=True), fixed, lambda a, b: np.maximum(b, 0) ** 2),
+        (plain._replace(weigh_input=True), {**fixed, "before": True}, swiglu),
     ]
     results = [mixture(run.step, i, run.x) for i, (mixture, _, _) in enumerate(parts)]
     gated = GatedFeedForward(*(Linear(tensor) for tensor, _ in shared), GluOp.SWIGLU)

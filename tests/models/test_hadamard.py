@@ -57,22 +57,21 @@ def test_sizes_of_rotations(type: T, heads: set[int], k: int, v: int) -> None:
     assert (key_rotation(type, heads), value_rotation(type, heads)) == (k, v)
 
 
-def test_layers_with_and_without_windows_have_their_own_rotation() -> None:
+@pytest.mark.parametrize(
+    ("types", "rotated", "expected"),
+    [
+        ((T.Q4_0, T.Q8_0), True, [(128, 64), (256, 64), (0, 0)]),
+        ((T.Q4_0, T.F16), True, [(128, 0), (256, 0), (0, 0)]),
+        ((T.Q4_0, T.F16), False, [(0, 0)] * 3),
+        ((T.F16, T.F16), False, [(0, 0)] * 3),
+    ],
+)
+def test_rotations_of_layers(types: tuple[T, T], rotated: bool, expected: list[tuple[int, int]]) -> None:
+    """Layers with and without a window have their own size; latent rows are never rotated."""
     layers = [KeysValues(128, 64, 32, head_k=128, head_v=64), KeysValues(256, 256, head_k=256, head_v=256), Latent(64)]
-    memory = Memory(layers, MemoryOptions(n_cells=1024, type_k=T.Q4_0, type_v=T.Q8_0))
-    assert [memory[layer].rotations for layer in range(3)] == [(128, 64), (256, 64), (0, 0)]
-    other = Memory(layers, MemoryOptions(n_cells=1024, type_k=T.Q4_0, type_v=T.F16))
-    assert [other[layer].rotations for layer in range(3)] == [(128, 0), (256, 0), (0, 0)]
-
-
-def test_rotation_can_be_disabled() -> None:
-    layers = [KeysValues(128, 64, 32, head_k=128, head_v=64), KeysValues(256, 256, head_k=256, head_v=256)]
-    memory = Memory(layers, MemoryOptions(n_cells=1024, type_k=T.Q4_0, type_v=T.F16, rotated=False))
-    assert memory.unrotated and [memory[layer].rotations for layer in range(2)] == [(0, 0), (0, 0)]
-    assert (
-        not Memory(layers, MemoryOptions(n_cells=1024, rotated=False)).unrotated
-        and not Memory(layers, MemoryOptions(n_cells=1024, type_k=T.Q4_0)).unrotated
-    )
+    memory = Memory(layers, MemoryOptions(n_cells=1024, type_k=types[0], type_v=types[1], rotated=rotated))
+    assert [memory[layer].rotations for layer in range(3)] == expected
+    assert memory.unrotated == (not rotated and T.Q4_0 in types)
 
 
 @pytest.fixture(scope="module")

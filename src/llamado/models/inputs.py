@@ -238,7 +238,7 @@ class Mask(Input):
         return whole
 
     def renew(self, batch: Batch, memory: Bytes, held: object) -> object:
-        """See Input. If a row only gains one visible cell, only that cell is written."""
+        """Update the mask; if a row only gains one visible cell, only that cell is written."""
         n_kv, n_tokens = self.ne
         cells, seen = memory.view(np.uint16), self._visible(batch)
         seen += [[] for _ in range(n_tokens - len(seen))]

@@ -106,7 +106,7 @@ class NextTokenHead(Head, Decoder):
         return self.hparams.n_layer
 
     def build(self, shape: BatchShape, memory: Memory) -> ForwardGraph:
-        """See Model. Block `shape.stage` predicts; in stage 0 all other blocks also store the batch in their memory."""
+        """Build the forward pass: block `shape.stage` predicts; in stage 0 all other blocks also store the batch."""
         n, stage = self.n_stages, shape.stage
         step = Pass(self.hparams, shape, memory, last=stage, cached=() if stage else range(1, n))
         for i in () if stage else range(1, n):
