@@ -48,11 +48,7 @@ class Glm5NextModel(KimiLinearModel):
         shared = keys.has("swiglu_clamp_shexp")
         self._shared_limits = keys.floats_per_layer("swiglu_clamp_shexp", n_blocks) if shared else self._limits
         self._connections = ConnectionSizes.read(keys)
-        self._indexer = IndexerSizes(
-            keys.int_("attention.indexer.head_count"),
-            keys.int_("attention.indexer.key_length"),
-            keys.int_("attention.indexer.top_k"),
-        )
+        self._indexer = IndexerSizes.read(keys)
         self._pool = keys.int_("attention.indexer.kpool")
         self._tail = keys.bool_("attention.indexer.kpool_select_tail", False)
         if ALIGN % self._pool or self._indexer.n_chosen % self._pool or self._indexer.dim % self._pool:
