@@ -7,11 +7,7 @@ from dataclasses import replace
 from llamado.ggml.ops import RopeMode
 from llamado.models.architectures.deepseek.deepseek2 import Deepseek2Model
 from llamado.models.errors import InvalidModel
-from llamado.models.hparams import (
-    Gating,
-    HyperParameters,
-    read_experts,
-)
+from llamado.models.hparams import Gating, HyperParameters, read_experts
 from llamado.models.keys import Keys
 from llamado.models.memory import LayerMemory
 from llamado.models.parts.attention import Mixer

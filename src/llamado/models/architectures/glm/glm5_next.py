@@ -21,11 +21,7 @@ from llamado.models.parts.indexer import IndexerSizes, SparseAttention
 from llamado.models.parts.latent import LatentAttention, LatentProjection
 from llamado.models.parts.pooled_indexer import PooledIndexer
 from llamado.models.parts.recurrent.kimi_delta import KimiDelta
-from llamado.models.parts.streams.hyper_connections import (
-    ConnectionSizes,
-    HyperConnections,
-    add_output,
-)
+from llamado.models.parts.streams.hyper_connections import ConnectionSizes, HyperConnections, add_output
 from llamado.models.parts.streams.spread import spread
 from llamado.models.weights import RoleWeights, Weights
 
