@@ -371,9 +371,7 @@ class Pass:
             self.graph.expand(set_rows(cache, view_2d(x, x.ne[0] * x.ne[1], x.ne[2], x.nb[2]), cells))
         return caches
 
-    def attend_shared(
-        self, layer: int, q: Tensor, n_head_kv: int, scale: float, *, softcap: float = 0.0
-    ) -> Tensor | None:
+    def attend_shared(self, layer: int, q: Tensor, n_head_kv: int, scale: float) -> Tensor | None:
         """Attend to the keys and values of an earlier layer, with `n_head_kv` heads; see `attend`."""
         layer_cache = self._memory[layer]
         if self.is_cache_only(layer):
@@ -382,7 +380,7 @@ class Pass:
         self.graph.expand(q)
         n_kv = self._n_rows_read(layer_cache)
         keys, values = (_heads(cache, cache.ne[0] // n_head_kv, n_head_kv, n_kv) for cache in layer_cache.tensors[:2])
-        return self._attention(layer, layer_cache, q, keys, values, scale, softcap)
+        return self._attention(layer, layer_cache, q, keys, values, scale)
 
     def attend_latent(
         self,
