@@ -27,6 +27,7 @@ from llamado.models.inputs import (
     RowsWritten,
     StateRows,
     TokenIds,
+    WindowView,
 )
 from llamado.models.memory import MemoryOptions
 from llamado.models.parts.pooled_indexer import RunMask, RunPositions
@@ -91,7 +92,7 @@ def expected_mask(sees: Callable[[int, int], bool], n_kv: int) -> Array:
 
 @pytest.mark.parametrize("window", [0, 1, 3, 6, 100])
 def test_causal_mask(window: int) -> None:
-    found = filled(Mask("mask", 256, 8, window=window), batch())
+    found = filled(Mask("mask", 256, 8, view=WindowView(window)), batch())
     reach = window or 256
     right = expected_mask(lambda i, j: FIRST[i] <= j and 0 <= FIRST[i] + POSITIONS[i] - j < reach, 256)
     np.testing.assert_array_equal(found, right)
@@ -149,7 +150,9 @@ def some_rows(random: np.random.Generator, n: int) -> tuple[Array, MemoryRows]:
     return positions, MemoryRows(first + positions, first, first + positions, SPARE)
 
 
-@pytest.mark.parametrize("kind", [{}, {"window": 7}, {"window": 8, "symmetric": True}, {"distances": True}], ids=str)
+@pytest.mark.parametrize(
+    "kind", [{}, {"view": WindowView(7)}, {"view": WindowView(8, symmetric=True)}, {"distances": True}], ids=str
+)
 def test_a_renewed_mask_equals_a_filled_one(kind: dict[str, Any]) -> None:
     """The old contents may be of another number of tokens, another size, or other sequences."""
     random = np.random.default_rng(5)
@@ -198,7 +201,7 @@ def test_every_graph_input_has_a_feed(tmp_path: Path, make: Callable[..., Path],
 
 def test_chunked_mask() -> None:
     """Positions 4, 5 and 6 in chunks of 5 tokens: the last two are in another chunk than the first."""
-    found = filled(Mask("mask_swa", 80, 8, window=5, chunked=True), batch())
+    found = filled(Mask("mask_swa", 80, 8, view=WindowView(5, chunked=True)), batch())
     sees = np.zeros((8, 80), bool)
     sees[0, 64:69] = sees[1, 69:70] = sees[2, 69:71] = sees[3, 7:8] = sees[4, 7:9] = True
     np.testing.assert_array_equal(found, np.where(sees, 0, -np.inf))
@@ -262,14 +265,14 @@ def _contiguous_and_split() -> tuple[Batch, Batch, Array]:
     "kind",
     [
         {},
-        {"window": 20},
-        {"window": 50},
-        {"window": 80},
-        {"window": 500},
-        {"window": 33, "chunked": True},
-        {"window": 90, "symmetric": True},
+        {"view": WindowView(20)},
+        {"view": WindowView(50)},
+        {"view": WindowView(80)},
+        {"view": WindowView(500)},
+        {"view": WindowView(33, chunked=True)},
+        {"view": WindowView(90, symmetric=True)},
         {"distances": True},
-        {"distances": True, "window": 60},
+        {"distances": True, "view": WindowView(60)},
     ],
     ids=str,
 )
