@@ -218,8 +218,6 @@ class DraftManager:
             if right:
                 self._counts[draft.kind][2] += 1
                 self.accepted_at[place] += 1
-            if not right or place + 1 == len(draft.tokens):
-                draft_state.drafters[draft.kind].learn(len(draft.tokens), place + right)
         judged.clear()
 
     @property
