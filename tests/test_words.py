@@ -27,6 +27,7 @@ REWRITTEN = (
     "page",
     "processes",
     "quantize",
+    "rpc",
     "terminal",
     "text",
 )

@@ -160,13 +160,13 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             device = CpuDevice(2, jit=Jit(folder=folder / "kernels" if "LLAMADO_FUZZ" in os.environ else None))
             with running(device, mem=256 << 20) as worker:
                 worker.state.kernels = Budgets(1 << 30)
-                worker.state.dialling.allowed = False  # noise is no reason to connect to anybody
+                worker.state.dialer.allowed = False  # noise is no reason to connect to anybody
                 bystander = Bystander(worker)
-                before = worker.state.devices[0].lent
+                before = worker.state.devices[0].allocated
                 yield Scene(worker, bystander, tally, folder / "last")
                 until(lambda: worker.clients <= 1)
                 assert worker.clients == 1
-                assert worker.state.devices[0].lent == before
+                assert worker.state.devices[0].allocated == before
                 bystander.stop()
                 assert bystander.error is None
                 assert bystander.rounds > 10

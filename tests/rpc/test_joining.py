@@ -19,7 +19,7 @@ from zeroconf import ServiceStateChange
 from llamado.devices.cpu.device import CpuDevice
 from llamado.rpc.discovery import Announcement, Discovery, read_share
 from llamado.rpc.endpoint import Endpoint
-from llamado.rpc.worker.join import JoinError, ServerMembership, described, server_url
+from llamado.rpc.worker.join import JoinError, ServerMembership, join_body, server_url
 
 LOOPBACK = ("127.0.0.1",)
 
@@ -90,7 +90,7 @@ def test_one_that_never_joined_leaves_without_a_word(server: FakeServer, caplog:
         time.sleep(0.01)
     membership.leave()
     membership.join(60)
-    assert "401: no; it is asked again every 0.01 s" in caplog.messages[0]
+    assert "401: no; retrying every 0.01 s" in caplog.messages[0]
     asked = []
     while not server.asked.empty():
         asked.append(server.asked.get()[0])
@@ -100,12 +100,12 @@ def test_one_that_never_joined_leaves_without_a_word(server: FakeServer, caplog:
 @pytest.mark.slow
 def test_what_a_worker_says_of_itself() -> None:
     device = CpuDevice(1)
-    body = described(Endpoint("10.0.0.2", 50052, True), [device], 1.5)
+    body = join_body(Endpoint("10.0.0.2", 50052, True), [device], 1.5)
     assert (body["endpoint"], body["share"]) == ("tls://10.0.0.2:50052", 1.5)
     (told,) = body["devices"]
     assert told["name"] == "CPU" and told["decode"] > 1e6 and told["free"] > 0
     for host in ("0.0.0.0", "::"):
-        body = described(Endpoint(host, 7), [], 1.0)
+        body = join_body(Endpoint(host, 7), [], 1.0)
         assert "endpoint" not in body and (body["port"], body["tls"]) == (7, False)
     device.close()
 

@@ -154,14 +154,14 @@ def test_what_does_not_fit_ends_the_inlet(linked: Linked, sequence: int, size: i
 def test_more_than_a_connection_holds_waits_in_the_sender(pair: tuple[Worker, Worker]) -> None:
     """TCP holds it back: the worker that is to take it holds nothing of it."""
     linked = Linked(*pair, size=LARGE)
-    lent = pair[1].state.devices[0].lent
+    lent = pair[1].state.devices[0].allocated
     thread = threading.Thread(target=lambda: [linked.push(bytes_of(number, LARGE), number) for number in (1, 2)])
     thread.start()
     time.sleep(0.1)
     assert thread.is_alive()
     busy = Client(pair[0])
     assert busy.number(wire.DeviceCount()) == 1  # others are served meanwhile
-    assert pair[1].state.devices[0].lent == lent
+    assert pair[1].state.devices[0].allocated == lent
     for number in (1, 2):
         assert linked.take(number).came and linked.held() == bytes_of(number, LARGE)
     thread.join(GUARD)
@@ -286,8 +286,8 @@ def test_nobody_else_is_dialled(pair: tuple[Worker, Worker], monkeypatch: pytest
         for endpoint, why in [
             (nobody, "timed out"),
             ("127.0.0.1:1", "is a worker running"),
-            (str(peer.endpoint), "no worker of llamado"),
-            (str(pair[1].endpoint), "another worker than the client means"),
+            (str(peer.endpoint), "not a llamado worker"),
+            (str(pair[1].endpoint), "not the worker that the client means"),
             ("nonsense://x", "a worker is reached by tcp://"),
             ("tls://127.0.0.1:1", "no --tls-cert"),
         ]:
@@ -299,13 +299,13 @@ def test_nobody_else_is_dialled(pair: tuple[Worker, Worker], monkeypatch: pytest
 
 
 def test_failed_attempts_of_a_client_are_limited() -> None:
-    dialling = links.Dialling(failures=Budgets(most=2, a_second=0.0))
+    dialer = links.Dialer(failures=Budgets(most=2, a_second=0.0))
     for _ in range(2):
-        with pytest.raises(OSError), dialling.attempt("client"):
+        with pytest.raises(OSError), dialer.attempt("client"):
             raise OSError
-    with pytest.raises(links.LinkRefused, match="too many attempts"), dialling.attempt("client"):
+    with pytest.raises(links.LinkRefused, match="too many attempts"), dialer.attempt("client"):
         pass
-    with dialling.attempt("another"):
+    with dialer.attempt("another"):
         pass
 
 
@@ -435,7 +435,7 @@ def test_a_worker_that_cannot_reach_the_other(pair: tuple[Worker, Worker], caplo
     b._connection.endpoint = type(b._connection.endpoint)("127.0.0.1", 1)
     assert a.link(b) is None
     assert "cannot reach" in caplog.text
-    until(lambda: all(inlet.over for inlet in pair[1].state.inlets.values()))
+    until(lambda: all(inlet.is_closed for inlet in pair[1].state.inlets.values()))
     a.close()
     b.close()
 
@@ -445,14 +445,14 @@ def test_a_name_of_several_addresses_is_dialled_where_all_are_allowed(
     monkeypatch: pytest.MonkeyPatch, hosts: tuple[str, ...]
 ) -> None:
     """Nobody knows which of them is tried."""
-    dialling = links.Dialling(networks=(ipaddress.ip_network("127.0.0.1/32"), ipaddress.ip_network("::1/128")))
+    dialer = links.Dialer(networks=(ipaddress.ip_network("127.0.0.1/32"), ipaddress.ip_network("::1/128")))
 
     def known(found: tuple[str, ...]) -> None:
         entries = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 1)) for host in found]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: entries)
 
     known(("127.0.0.1", "::1"))
-    dialling.check(Endpoint("name", 1))
+    dialer.check(Endpoint("name", 1))
     known(hosts)
     with pytest.raises(links.LinkRefused, match="not in a network of --allow"):
-        dialling.check(Endpoint("name", 1))
+        dialer.check(Endpoint("name", 1))

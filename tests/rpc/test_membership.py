@@ -213,15 +213,15 @@ def test_memory_of_layers_that_moved_is_given_back(
     monkeypatch.setattr("llamado.engine.forward.device_tensors.GROUP", 1)
     with worker() as first, worker() as second, LoadedModel.load(model, options(SPLIT)) as llama:
         assert llama.cluster is not None
-        (lender,) = first.state.devices
+        (shared,) = first.state.devices
         llama.cluster.join(str(first.endpoint))
         assert answer(llama) == right
-        alone = lender.memory()[0]
+        alone = shared.memory()[0]
         llama.cluster.join(str(second.endpoint))
         assert answer(llama) == right
         device = next(d for d in llama.cluster.view().devices if d.endpoint == str(first.endpoint))
         layer = (device.weights + device.kv) // len(device.layers)
-        assert lender.memory()[0] >= alone + layer // 2, "one of three layers went elsewhere"
+        assert shared.memory()[0] >= alone + layer // 2, "one of three layers went elsewhere"
         llama.cluster.drain(str(second.endpoint))
         assert answer(llama) == right
 

@@ -42,7 +42,7 @@ def small_weights_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setattr(own_weights, "_LEAST", 1)
     monkeypatch.setattr(upload, "OWN_HASH_THRESHOLD", 1 << 30)
     monkeypatch.setattr(mapping, "_LEAST_MAPPED", 4096)
-    monkeypatch.setattr(own_files, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(own_files, "_SCAN_INTERVAL", 0.0)
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("LLAMADO_MODELS", str(tmp_path / "nothing"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "nothing"))
@@ -305,7 +305,7 @@ def test_a_folder_full_of_other_things(theirs: Path, model: Path) -> None:
 def test_new_files_are_found_after_a_while(model: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
     monkeypatch.setattr(own_files, "time", SimpleNamespace(monotonic=lambda: clock))
-    monkeypatch.setattr(own_files, "_LOOK_SECONDS", 5.0)
+    monkeypatch.setattr(own_files, "_SCAN_INTERVAL", 5.0)
     files = OwnFiles([theirs])
     with GGUFFile.open(model) as file:
         offered = [wire.OfferedWeight(b"token_embd.weight", file.tensors["token_embd.weight"].nbytes)]

@@ -30,7 +30,7 @@ from llamado.gguf.types import TensorType as T
 from llamado.rpc import wire
 from llamado.rpc.client.device import RemoteDevice, connect
 from llamado.rpc.client.sent_graphs import SentGraphs
-from llamado.rpc.worker import comm, graphs
+from llamado.rpc.worker import comm, graph_cache
 from llamado.rpc.worker.comm import bf16
 from llamado.rpc.worker.greetings import Greetings
 from llamado.rpc.worker.server import Worker, WorkerOptions
@@ -138,7 +138,7 @@ def worker(device: CpuDevice) -> Iterator[Worker]:
 
 def test_graphs_run_again_by_name(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than are kept ready, so that most are decoded again, and with new inputs each time; a uid may come again."""
-    monkeypatch.setattr(graphs, "_READY", 2)
+    monkeypatch.setattr(graph_cache, "_READY", 2)
     with Described(worker) as client:
         assert client.hello[:3] == bytes([8, 0, 0])
         memory = client.alloc(1 << 16)
@@ -169,7 +169,7 @@ def test_what_has_no_name_does_not_run_again(worker: Worker) -> None:
 
 def test_a_freed_buffer_takes_named_graphs_along(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ready or packed; others stay."""
-    monkeypatch.setattr(graphs, "_READY", 1)
+    monkeypatch.setattr(graph_cache, "_READY", 1)
     with Described(worker) as client:
         first, second = client.alloc(1024), client.alloc(1024)
         one, other = Scaled(client, first, 0, 2), Scaled(client, second, 0, 3)

@@ -21,7 +21,7 @@ from llamado.ggml.tensor import Tensor
 from llamado.gguf.types import TensorType as T
 from llamado.rpc import wire
 from llamado.rpc.worker import decode as graphs
-from llamado.rpc.worker.decode import Decoded, decode, tensor_bytes
+from llamado.rpc.worker.decode import DecodedGraph, decode, tensor_bytes
 from llamado.rpc.worker.memory import Region
 
 CAPTURES = sorted((Path(__file__).parents[1] / "ggml" / "captures").glob("*.xz"))
@@ -226,7 +226,7 @@ def request_of(graph: Graph, places: Mapping[Tensor, int]) -> wire.GraphCompute:
     return wire.graph_request(0, *records(graph, PTR, BASE, dict(places)))
 
 
-def decoded(request: wire.GraphCompute) -> Decoded:
+def decoded(request: wire.GraphCompute) -> DecodedGraph:
     return decode(request, {PTR: region(PTR, BASE, 1 << 16)})
 
 

@@ -29,10 +29,10 @@ from hypothesis import strategies as st
 from waiting import GUARD, until
 
 from llamado.rpc import wire
-from llamado.rpc.tap.framing import Message, Requests, Responses
+from llamado.rpc.tap.framing import Message, RequestFramer, ResponseFramer
 from llamado.rpc.tap.link import Link
 from llamado.rpc.tap.proxy import Tap, TapError, TapOptions, parse_bandwidth
-from llamado.rpc.tap.tracing import RequestLog, TraceError
+from llamado.rpc.tap.tracing import RequestDecoder, TraceError
 
 HOST = "127.0.0.1"
 CAPTURE = Path(__file__).parents[1] / "ggml" / "captures" / "smollm2-135m-instruct-q4_1.graph_0.bin.xz"
@@ -438,9 +438,9 @@ def test_garbage_is_not_held_back() -> None:
 def test_cut_messages_hold_every_byte_once(parts: list[bytes], at: list[int]) -> None:
     stream = b"".join(parts)
     places = sorted({a % (len(stream) + 1) for a in at})
-    for make in (Requests, Responses):
+    for make in (RequestFramer, ResponseFramer):
         awaiting: deque[Message] = deque()
-        if make is Responses:
+        if make is ResponseFramer:
             for command in (14, 8, 0, 18):
                 awaiting.append(Message(struct.Struct("<BQ"), command, 0.0))
         cutter = make(awaiting)
@@ -455,7 +455,7 @@ def test_cut_messages_hold_every_byte_once(parts: list[bytes], at: list[int]) ->
                 message, n = taken
                 assert 0 < n <= len(data)
                 assert len(message.kept) <= message.seen
-                if message.done:
+                if message.is_complete:
                     assert message.seen == message.size
                 passed += data[:n]
                 data = data[n:]
@@ -465,7 +465,7 @@ def test_cut_messages_hold_every_byte_once(parts: list[bytes], at: list[int]) ->
 def test_an_answer_to_an_unknown_request_is_not_taken_for_the_next_ones() -> None:
     """Nobody knows how long it is; from there on nothing can be told apart."""
     awaiting: deque[Message] = deque()
-    requests, responses = Requests(awaiting), Responses(awaiting)
+    requests, responses = RequestFramer(awaiting), ResponseFramer(awaiting)
     for request in (COUNT, struct.pack("<BQ", 200, 0), COUNT):
         requests.take(memoryview(request), 0.0)
     count = memoryview(struct.pack("<QI", 4, 1))
@@ -476,7 +476,7 @@ def test_an_answer_to_an_unknown_request_is_not_taken_for_the_next_ones() -> Non
 
 
 def test_a_request_that_breaks_the_rules_is_noted_and_the_next_is_read() -> None:
-    log = RequestLog()
+    log = RequestDecoder()
     assert "before HELLO" in log.describe(whole(COUNT))["note"]
     bad = struct.pack("<BQ", 10, 20) + bytes(12) + struct.pack("<II", 2**32 - 1, 0)
     assert "cannot hold" in log.describe(whole(bad))["note"]
@@ -485,8 +485,8 @@ def test_a_request_that_breaks_the_rules_is_noted_and_the_next_is_read() -> None
 
 
 def whole(stream: bytes) -> Message:
-    message, n = Requests(deque()).take(memoryview(stream), 0.0)
-    assert message.done and n == len(stream)
+    message, n = RequestFramer(deque()).take(memoryview(stream), 0.0)
+    assert message.is_complete and n == len(stream)
     return message
 
 
@@ -607,9 +607,9 @@ def test_what_takes_a_links_time() -> None:
 def test_the_trace_of_each_version(tmp_path: Path) -> None:
     """What the greeting says decides how graphs are read."""
     for protocol, uid in ((wire.V7, 0), (wire.V8, 9)):
-        log = RequestLog()
+        log = RequestDecoder()
         log.describe(whole(HELLO))
-        responses = Responses(deque([whole(HELLO)]))
+        responses = ResponseFramer(deque([whole(HELLO)]))
         said = wire.write_response(wire.Command.HELLO, wire.HelloResponse(*protocol.version))
         log.greeted(responses.take(memoryview(said), 0.0)[0])  # type: ignore[index]
         nodes, records = np.zeros(0, np.uint64), np.zeros(0, wire.TENSOR)

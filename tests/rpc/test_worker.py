@@ -42,7 +42,7 @@ from llamado.rpc.hashing import fnv1a
 from llamado.rpc.worker.budgets import Budgets
 from llamado.rpc.worker.connection import ClientConnection
 from llamado.rpc.worker.identity import identity
-from llamado.rpc.worker.memory import Lender, Turns
+from llamado.rpc.worker.memory import SharedDevice, Turns
 from llamado.rpc.worker.server import Worker, WorkerError, WorkerOptions, run_worker
 
 GENUINE = hashlib.sha512(b"genuine").digest() * 64
@@ -442,7 +442,7 @@ def test_many_clients_at_once(worker: Worker) -> None:
 
 
 def lent(worker: Worker) -> int:
-    return worker.state.devices[0].lent
+    return worker.state.devices[0].allocated
 
 
 def test_memory_limit_counts_all_clients(device: CpuDevice) -> None:
@@ -692,7 +692,7 @@ def test_silence(worker: Worker, caplog: pytest.LogCaptureFixture, monkeypatch: 
 def test_tls_shaken_byte_by_byte(device: CpuDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every byte comes in time, the greeting does not."""
     monkeypatch.setattr("llamado.rpc.worker.connection.GREETING_SECONDS", 0.3)
-    monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("llamado.rpc.worker.server._CHECK_INTERVAL", 0.05)
     own = Authority(tmp_path)
     with running(device, tls_cert=own.cert, tls_key=own.key) as worker, Client(worker, greet=False) as client:
         with pytest.raises(OSError):
@@ -711,7 +711,7 @@ def test_no_tls_is_refused_at_once(device: CpuDevice, tmp_path: Path, monkeypatc
         return greet(connection, tls)
 
     monkeypatch.setattr(ClientConnection, "greet", later)
-    monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 60.0)
+    monkeypatch.setattr("llamado.rpc.worker.server._CHECK_INTERVAL", 60.0)
     own = Authority(tmp_path)
     with (
         running(device, tls_cert=own.cert, tls_key=own.key) as worker,
@@ -1012,7 +1012,7 @@ def test_no_such_host(device: CpuDevice) -> None:
 
 
 def test_unknown_device() -> None:
-    with pytest.raises(WorkerError, match="TPU0: there is no such device here; known are CPU"):
+    with pytest.raises(WorkerError, match="TPU0: unknown device; this machine has CPU"):
         run_worker(WorkerOptions(devices=("TPU0",)))
 
 
@@ -1031,7 +1031,7 @@ def test_graphics_processors_are_replaced_by_what_is_there(
         run_worker(WorkerOptions(devices=("MTL0", "CUDA1", "CPU"), threads=1))
     assert offered == ["CPU"]
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2 and "MTL0: accepted, but nothing here computes on it: CPU is offered" in said[0]
+    assert len(said) == 2 and "MTL0: not supported, serving CPU instead" in said[0]
 
 
 @pytest.mark.slow
@@ -1185,14 +1185,14 @@ def test_more_memory_to_lend_than_there_is(monkeypatch: pytest.MonkeyPatch, capl
         caplog.clear()
         with caplog.at_level(logging.INFO, "llamado.rpc.worker.server"):
             assert run_worker(WorkerOptions(port=0, threads=1, mem=mem)) == 0
-        assert ("--mem allows clients 3.0 GB, this process may use 2.0 GB" in caplog.text) is warns
+        assert ("--mem allows clients 3.0 GB, but this process may use only 2.0 GB" in caplog.text) is warns
 
 
 def test_lender_without_a_limit_lends_what_is_free(device: CpuDevice) -> None:
-    lender = Lender(device, None)
-    free, total = lender.memory()
+    shared = SharedDevice(device, None)
+    free, total = shared.memory()
     assert 0 < free <= total
-    assert lender.lend(free + (1 << 30)) is None
+    assert shared.allocate(free + (1 << 30)) is None
 
 
 # --- the real llama.cpp -----------------------------------------------------------------------------------------------

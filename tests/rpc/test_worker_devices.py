@@ -204,7 +204,7 @@ def test_a_model_over_all_of_them(devices: list[CpuDevice], tmp_path: Path) -> N
         split = SplitOptions(rpc=(str(worker.endpoint),), tensor_split=(1.0, 1.0, 1.0), n_gpu_layers=99)
         with LoadedModel.load(path, EngineOptions(n_ctx=256, n_threads=1, split=split)) as llama:
             assert llama.generate("Hello world", n_predict=16, temperature=0.0) == expected
-            assert all(lender.lent > 0 for lender in worker.state.devices)
+            assert all(shared.allocated > 0 for shared in worker.state.devices)
         found = connect(worker.endpoint)
         names = [device.name for device in found]
         assert len(set(names)) == 3

@@ -40,7 +40,7 @@ def told(caplog: pytest.LogCaptureFixture) -> None:
 def test_from_the_first_byte_to_the_last(
     device: CpuDevice, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("llamado.rpc.worker.server._CHECK_INTERVAL", 0.02)
     weights, x = g.new_tensor(T.F32, 32, 8, name="weights"), g.new_tensor(T.F32, 32, N_TOKENS, name="x")
     graph = Graph()
     y = graph.output("y", g.mul_mat(weights, x, name="y"))
@@ -83,7 +83,7 @@ def test_a_measurement_of_speed_computes_no_clients_tokens(
     device: CpuDevice, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server measures its workers when it starts, before any client has asked for a token."""
-    monkeypatch.setattr("llamado.rpc.worker.server._LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("llamado.rpc.worker.server._CHECK_INTERVAL", 0.02)
     monkeypatch.setattr(activity, "BEAT_SECONDS", 0.0)
     trial = measure._Measurement(device, T.F32, 32, 1 << 20)
     assert activity.tokens_of(trial.one) == activity.tokens_of(trial.many) == 0

@@ -183,10 +183,10 @@ def test_working_memory_rests_with_its_client(device: CpuDevice) -> None:
         summed.send()
         assert summed.result() == 16 * MIB
         assert resident() > small + 48 * MIB
-        (lender,) = worker.state.devices
-        lender.rest(3600)
+        (shared,) = worker.state.devices
+        shared.rest(3600)
         assert resident() > small + 48 * MIB
-        lender.rest(0)
+        shared.rest(0)
         assert resident() < small + 16 * MIB
         client.send(wire.GraphRecompute(0))
         assert summed.result() == 16 * MIB
@@ -243,17 +243,17 @@ def test_the_work_of_a_client_that_hung_up_is_left_undone(device: CpuDevice) -> 
     """Also that of one who still waits; and everything they had is free."""
     with running(device) as worker, Client(worker) as other:
         mine = Scaled(other)
-        (lender,) = worker.state.devices
-        before = lender.lent
+        (shared,) = worker.state.devices
+        before = shared.allocated
         clients = [Client(worker) for _ in range(3)]
         for client in clients:
             Product(client)
-        until(lambda: lender.lent > 3 * 128 * MIB)
+        until(lambda: shared.allocated > 3 * 128 * MIB)
         time.sleep(0.2)  # one of them computes
         for client in clients:
             client.sock.close()
         until(lambda: worker.clients == 1)
-        until(lambda: lender.lent == before)
+        until(lambda: shared.allocated == before)
         assert mine.is_right()
 
 

@@ -1,4 +1,4 @@
-"""Sending weights: by hash where the worker may have them in its cache, otherwise straight from the mapped file."""
+"""Upload of weights: by hash if the worker may have them cached, else straight from the mapped file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWN_HASH_THRESHOLD = 256 << 10
 
 
 class Weight(NamedTuple):
-    """A placed tensor and its bytes; `name` is what its hash is remembered by."""
+    """A placed tensor and its bytes. `name` is the key of its hash."""
 
     name: str
     tensor: wire.WireTensor
@@ -33,9 +33,9 @@ def send_weights(
     hashes: MutableMapping[str, int],
     threshold: int,
 ) -> None:
-    """Gives a worker its weights and returns when it has them all; asks by hash for those of more than `threshold`.
+    """Upload weights and return when the worker has them all. Those above `threshold` bytes are tried by hash first.
 
-    Hashes known from `hashes` are asked for at once; the others are computed while data is on its way, and added.
+    `hashes` has known hashes by name; the missing ones are computed during the upload and added.
     """
     large = [w for w in weights if w.data.nbytes > threshold]
     known = [w for w in large if w.name in hashes]
@@ -57,7 +57,7 @@ def send_weights(
                 if weight.data.nbytes <= threshold:
                     _send(connection, weight, 0, progress)
             while asked or hashing:
-                # the questions go out before the data in front of them, so that their answers are there in time
+                # The hashes are sent before the data of earlier weights, so that their responses arrive in time.
                 while hashing and (not asked or hashing[0][1].done()):
                     group, future = hashing.popleft()
                     for weight, value in zip(group, future.result(), strict=True):
@@ -73,7 +73,7 @@ def send_weights(
         finally:
             for _, future in hashing:
                 future.cancel()
-    connection.call(wire.DeviceCount(), wire.Number)  # answered when all before it is done
+    connection.call(wire.DeviceCount(), wire.Number)  # responds once all earlier requests are done
 
 
 def _send(connection: WorkerConnection, weight: Weight, cache_flag: int, progress: LoadProgress | None) -> None:
