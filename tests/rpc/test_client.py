@@ -76,7 +76,7 @@ def test_devices_share_a_connection_and_are_numbered() -> None:
     with ScriptedWorker(devices=3) as worker:
         devices = connect(str(worker.endpoint), first_number=2)
         assert [d.name for d in devices] == [f"RPC{i}[{worker.endpoint}]" for i in (2, 3, 4)]
-        assert not devices[0].own and devices[0].endpoint == worker.endpoint
+        assert not devices[0].is_ours and devices[0].endpoint == worker.endpoint
         assert devices[1].memory() == (1 << 30, 1 << 30)
         assert 0 < devices[2].round_trip() < 10
         devices[0].place([g.new_tensor(T.I8, 100)])
@@ -818,7 +818,7 @@ def test_a_quiet_worker_is_not_lost() -> None:
     """Time counts only while an answer is due."""
     with device_of(ScriptedWorker(own=True)) as device:
         assert device.memory()[1] == 1 << 30
-        until(lambda: device._connection.stalled() == 0.0)
+        until(lambda: device._connection.stalled_seconds() == 0.0)
 
 
 def test_closing_is_no_loss() -> None:
@@ -873,5 +873,5 @@ def test_a_connection_lost_from_its_own_callback_can_be_closed() -> None:
         connection.on_lost(lambda why: connection.close())
         worker.before = when(wire.DeviceCount, close_it)
         with pytest.raises(DeviceLost):
-            connection.ask(wire.DeviceCount()).result(60)
+            connection.start_call(wire.DeviceCount()).result(60)
         connection.close()

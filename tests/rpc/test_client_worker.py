@@ -49,7 +49,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteDe
 @pytest.mark.parametrize("make", [make_llama, make_gemma3])
 @pytest.mark.parametrize("wtype", ["Q4_0", "F16"])
 def test_the_same_bits(device: RemoteDevice, make: Callable[..., Path], wtype: str, tmp_path: Path) -> None:
-    assert device.own
+    assert device.is_ours
     path = make(tmp_path / "m.gguf", wtype=wtype)
     cpu = CpuDevice(1)
     here, there = RemoteModel(path, cpu), RemoteModel(path, device)
@@ -181,7 +181,7 @@ def test_a_worker_that_freezes_or_dies(number: signal.Signals) -> None:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
     try:
         device = connect_soon(f"127.0.0.1:{port}", alive_timeout=1.0)
-        assert device.own
+        assert device.is_ours
         tensor = g.new_tensor(T.I8, 1000)
         device.place([tensor])
         lost = threading.Event()

@@ -342,7 +342,7 @@ def test_a_worker_without_the_ring(device: CpuDevice, pair: tuple[Worker, Worker
             assert refused(alone, str(pair[0].endpoint))
             assert "--no-ring" in caplog.text
         devices = [connect(str(one.endpoint))[0] for one in (alone, pair[0])]
-        assert [one.links for one in devices] == [False, True] and all(one.own for one in devices)
+        assert [one.links for one in devices] == [False, True] and all(one.is_ours for one in devices)
         assert devices[0].link(devices[1]) is None and devices[1].link(devices[0]) is None
         for one in devices:
             one.close()

@@ -262,47 +262,47 @@ def test_versions_of_clients_survive_a_restart(tmp_path: Path) -> None:
     """Only a client that went on has shown its version; addresses with the default need no entry."""
     file = tmp_path / "cache" / "clients.json"
     greetings = Greetings(wire.V7, file)
-    greetings.refused("a", wire.V7, 0)
+    greetings.record_refused("a", wire.V7, 0)
     assert not file.exists()
-    greetings.understood("a", wire.V8, 1)
+    greetings.record_accepted("a", wire.V8, 1)
     assert Greetings(wire.V7, file).of("a") is wire.V8
-    greetings.refused("a", wire.V8, 100)
-    greetings.understood("a", wire.V7, 101)
+    greetings.record_refused("a", wire.V8, 100)
+    greetings.record_accepted("a", wire.V7, 101)
     again = Greetings(wire.V7, file)
     assert again.of("a") is wire.V7 and file.read_text() == "{}"
     for damaged in ("", "[1]", '{"a": 99}', '{"a": [1]}'):
         file.write_text(damaged)
         assert Greetings(wire.V8, file).of("a") is wire.V8
     (tmp_path / "file").write_text("")
-    Greetings(wire.V7, tmp_path / "file" / "x").understood("a", wire.V8, 1)  # it cannot be written
+    Greetings(wire.V7, tmp_path / "file" / "x").record_accepted("a", wire.V8, 1)  # it cannot be written
 
 
 def test_clients_cannot_have_the_file_written_all_the_time(tmp_path: Path) -> None:
     file = tmp_path / "clients.json"
     greetings = Greetings(wire.V7, file)
-    greetings.understood("a", wire.V8, 1)
-    greetings.understood("b", wire.V8, 2)
+    greetings.record_accepted("a", wire.V8, 1)
+    greetings.record_accepted("b", wire.V8, 2)
     assert file.read_text() == '{"a": 8}'
-    greetings.understood("b", wire.V8, 7)
+    greetings.record_accepted("b", wire.V8, 7)
     assert file.read_text() == '{"a": 8, "b": 8}'
 
 
 def test_greetings_change_with_the_client() -> None:
     """It has to be another start of a program; what one address wants is nothing to others."""
     greetings = Greetings(wire.V8)
-    greetings.understood("a", wire.V8, 100)
-    greetings.understood("a", wire.V8, 200)
+    greetings.record_accepted("a", wire.V8, 100)
+    greetings.record_accepted("a", wire.V8, 200)
     for opened in (95, 150, 205):
-        greetings.refused("a", wire.V8, opened)
+        greetings.record_refused("a", wire.V8, opened)
         assert greetings.of("a") is wire.V8
-    greetings.refused("a", wire.V8, 215)
+    greetings.record_refused("a", wire.V8, 215)
     assert (greetings.of("a"), greetings.of("b")) == (wire.V7, wire.V8)
-    greetings.refused("a", wire.V8, 216)  # it came before that was known
+    greetings.record_refused("a", wire.V8, 216)  # it came before that was known
     assert greetings.of("a") is wire.V7
-    greetings.refused("a", wire.V7, 217)
+    greetings.record_refused("a", wire.V7, 217)
     assert greetings.of("a") is wire.V8
     for i in range(2000):
-        greetings.refused(f"c{i}", wire.V8, 0)
+        greetings.record_refused(f"c{i}", wire.V8, 0)
     assert greetings.of("c1999") is wire.V7 and greetings.of("c0") is wire.V8
 
 
@@ -459,7 +459,7 @@ def test_our_client_counts_as_the_worker_does(protocol: wire.Protocol) -> None:
         if rng.random() < 0.0005:
             freed += 1
             kept.update(dict.fromkeys(kept, False))
-        if sent.again(uid, freed):
+        if sent.can_rerun(uid, freed):
             assert kept.get(uid)
             named += 1
             continue

@@ -55,18 +55,18 @@ def test_from_the_first_byte_to_the_last(
             for _ in range(5):
                 client.send(request(graph, ptr, base, places))
             client.get(wire_of(y, ptr, base + places[y]), y.nbytes)
-            monkeypatch.setattr(activity, "BEAT_SECONDS", 0.0)
+            monkeypatch.setattr(activity, "LOG_INTERVAL", 0.0)
             until(lambda: "5 graphs, 15 tokens, 0.0 MB received, 0.0 MB sent; 1 client holds" in caplog.text)
             lines = len(caplog.records)
             time.sleep(0.2)
             assert len(caplog.records) == lines, "nothing is done, and nothing is said"
         until(lambda: "freed" in caplog.text)
-        monkeypatch.setattr(activity, "BEAT_SECONDS", 1e9)
+        monkeypatch.setattr(activity, "LOG_INTERVAL", 1e9)
         with Client(worker) as other:  # sums go on where the first one left them
             ptr, base = other.alloc(size)
             other.send(request(graph, ptr, base, places))
             other.get(wire_of(y, ptr, base + places[y]), y.nbytes)
-            monkeypatch.setattr(activity, "BEAT_SECONDS", 0.0)
+            monkeypatch.setattr(activity, "LOG_INTERVAL", 0.0)
             until(lambda: "1 graphs, 3 tokens" in caplog.text)
     peer = r"127\.0\.0\.1:\d+"
     messages = [record.getMessage() for record in caplog.records]
@@ -84,7 +84,7 @@ def test_a_measurement_of_speed_computes_no_clients_tokens(
 ) -> None:
     """A server measures its workers when it starts, before any client has asked for a token."""
     monkeypatch.setattr("llamado.rpc.worker.server._CHECK_INTERVAL", 0.02)
-    monkeypatch.setattr(activity, "BEAT_SECONDS", 0.0)
+    monkeypatch.setattr(activity, "LOG_INTERVAL", 0.0)
     trial = measure._Measurement(device, T.F32, 32, 1 << 20)
     assert activity.tokens_of(trial.one) == activity.tokens_of(trial.many) == 0
     trial.free()
@@ -130,21 +130,21 @@ def test_a_line_every_half_minute_of_what_all_clients_had_done() -> None:
     now = 100.0
     heart = WorkLog(lambda: now)
     work, other = WorkDone(), WorkDone()
-    assert heart.beat([work], 0, 0) is None
+    assert heart.next_line([work], 0, 0) is None
     work.graphs, work.tokens, work.received, work.sent = 3, 4, 5_000_000, 6_000_000
     other.graphs = 1
     now = 129.9
-    assert heart.beat([work, other], 2, 10) is None, "half a minute is not over"
+    assert heart.next_line([work, other], 2, 10) is None, "half a minute is not over"
     now = 130.0
-    assert heart.beat([work, other], 2, 10_000_000) == (
+    assert heart.next_line([work, other], 2, 10_000_000) == (
         "in 30 s: 4 graphs, 4 tokens, 5.0 MB received, 6.0 MB sent; 2 clients hold 10.0 MB"
     )
     now = 165.0
-    assert heart.beat([work, other], 2, 10) is None, "nothing was done"
+    assert heart.next_line([work, other], 2, 10) is None, "nothing was done"
     other.tokens = 7
     other.sent = 1_000_000
     now = 195.0
-    line = heart.beat([work, other], 1, 10)
+    line = heart.next_line([work, other], 1, 10)
     assert line is not None and line.startswith("in 30 s: 0 graphs, 7 tokens, 0.0 MB received, 1.0 MB sent; 1 client h")
 
 

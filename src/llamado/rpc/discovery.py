@@ -61,11 +61,11 @@ class Announcement:
             self._zeroconf.close()
             raise DiscoveryError(f"--announce: cannot announce this worker: {error}") from None
 
-    def end(self, let_go: Callable[[], bool]) -> None:
-        """Withdraw the announcement and wait until `let_go` returns True, or for ten minutes."""
+    def end(self, is_released: Callable[[], bool]) -> None:
+        """Withdraw the announcement and wait until `is_released` returns True, or for ten minutes."""
         self._zeroconf.unregister_service(self._info)
         until = time.monotonic() + _LEAVE_SECONDS
-        while not let_go() and time.monotonic() < until:
+        while not is_released() and time.monotonic() < until:
             time.sleep(0.1)
         self._zeroconf.close()
 

@@ -58,7 +58,7 @@ class _PendingResponse(NamedTuple):
 class WorkerConnection:
     """One connection, safe to use from any thread. Requests are sent in the order of the calls.
 
-    `protocol` is the agreed version. `own`: the worker is ours; `has_links`, `has_own_files`, `has_numerics`: its
+    `protocol` is the agreed version. `is_ours`: the worker is ours; `has_links`, `has_own_files`, `has_numerics`: its
     features (see `wire.HelloResponse`). `lost`: the reason why all calls fail from now on, None while the worker is up.
     """
 
@@ -82,7 +82,7 @@ class WorkerConnection:
         self.endpoint = endpoint
         self.name = str(endpoint)
         """The worker's name in errors."""
-        self.own = self.has_links = self.has_own_files = self.has_numerics = False
+        self.is_ours = self.has_links = self.has_own_files = self.has_numerics = False
         self.protocol = wire.LATEST
         self.lost: DeviceLost | None = None
         self._reply_timeout = reply_timeout
@@ -108,7 +108,7 @@ class WorkerConnection:
         self._watch.start()
         try:
             self._greet(timeout if greeting is None else greeting)
-            if self.own:
+            if self.is_ours:
                 self._beat = Heartbeat(endpoint, tls, timeout, patience)
                 self._watch.stop()
                 self._watch = LivenessMonitor(self, self._transport, self._beat, patience)
@@ -120,7 +120,7 @@ class WorkerConnection:
 
     def _greet(self, timeout: float) -> None:
         try:
-            response = cast(wire.HelloResponse, self.ask(wire.Hello()).result(timeout))
+            response = cast(wire.HelloResponse, self.start_call(wire.Hello()).result(timeout))
         except TimeoutError:
             raise ConnectError(
                 f"{self.endpoint} accepted the connection but does not greet within {timeout:g} s; ggml's worker "
@@ -142,8 +142,8 @@ class WorkerConnection:
         self.protocol = protocol
         if self._request_log is not None:
             self._request_log.protocol = protocol
-        self.own, self.has_links, self.has_own_files = response.ours, response.has_links, response.has_own_files
-        if self.own:
+        self.is_ours, self.has_links, self.has_own_files = response.ours, response.has_links, response.has_own_files
+        if self.is_ours:
             # Also without effect it shows the worker that this is not a ggml client.
             self.send(wire.write_request(wire.Upgrade(wire.LATEST.major)))
             self.protocol = wire.LATEST
@@ -193,7 +193,7 @@ class WorkerConnection:
                 if progress is not None:
                     progress(len(chunk))
 
-    def aside(self, request: wire.Request) -> None:
+    def send_separately(self, request: wire.Request) -> None:
         """Send a request without a response on a new connection, past requests that this one waits for.
 
         Raises DeviceLost or ConnectError.
@@ -205,26 +205,26 @@ class WorkerConnection:
         finally:
             once.close()
 
-    def ask(self, request: wire.Request) -> Future[wire.Response]:
-        """Send a request that has a response."""
-        return cast("Future[wire.Response]", self._ask(request, None))
+    def start_call(self, request: wire.Request) -> Future[wire.Response]:
+        """Send a request and return the future of its response."""
+        return cast("Future[wire.Response]", self._start(request, None))
 
     def fetch(self, request: wire.GetTensor | wire.Offer | wire.Bind) -> Future[Bytes]:
         """Send a request for bytes of a tensor, or for a byte per weight."""
-        return cast("Future[Bytes]", self._ask(request, np.empty(request.size, np.uint8)))
+        return cast("Future[Bytes]", self._start(request, np.empty(request.size, np.uint8)))
 
     def call(self, request: wire.Request, kind: type[T], timeout: float | None = None) -> T:
         """Send a request and wait up to `timeout` seconds for its response, a `kind`. Raises TimeoutError."""
-        return self.answer(self.ask(request), kind, timeout)
+        return self.wait_for(self.start_call(request), kind, timeout)
 
-    def answer(self, future: Future[wire.Response], kind: type[T], timeout: float | None = None) -> T:
+    def wait_for(self, future: Future[wire.Response], kind: type[T], timeout: float | None = None) -> T:
         """Send held requests, then wait for a response. Raises TimeoutError."""
         self.flush()
         response = future.result(timeout)
         assert isinstance(response, kind)
         return response
 
-    def _ask(self, request: wire.Request, target: Bytes | None) -> Future[Any]:
+    def _start(self, request: wire.Request, target: Bytes | None) -> Future[Any]:
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # a sent request cannot be canceled
         with self.sending:
@@ -335,7 +335,7 @@ class WorkerConnection:
         callback(self.lost.why)
 
     def lose(self, why: str) -> None:
-        """Fail all pending and later calls with DeviceLost."""
+        """Declare the worker lost: all pending and later calls fail with DeviceLost."""
         with self._state:
             if self.lost is not None:
                 return
@@ -343,7 +343,7 @@ class WorkerConnection:
             due, self._due = [*self._due], deque()
             callbacks = [] if self._closed else self._on_lost
             silent = threading.current_thread() is not self._receiver
-            self._drains = silent and self._greeted and not (self.own or self._closed)
+            self._drains = silent and self._greeted and not (self.is_ours or self._closed)
         if self._drains:
             self._transport.finish()
         else:
@@ -361,7 +361,7 @@ class WorkerConnection:
         assert self.lost is not None
         return DeviceLost(self.name, self.lost.why)
 
-    def stalled(self) -> float:
+    def stalled_seconds(self) -> float:
         """Return seconds without progress: a response is overdue, or a send blocks, beyond a slow link's transfer time.
 
         Single bytes of a response are no progress: a worker could trickle them forever.

@@ -143,7 +143,7 @@ def connect(
         try:
             count = connection.call(wire.DeviceCount(), wire.Number, patience).value
             if count > _MOST_DEVICES:
-                raise DeviceError(f"{endpoint} says that it has {count:,} devices; {_MOST_DEVICES} are the most")
+                raise DeviceError(f"{endpoint} reports {count:,} devices; at most {_MOST_DEVICES} are accepted")
             names = [f"RPC{first_number + i}[{endpoint}]" for i in range(count)]
             devices = [RemoteDevice(shared, i, name, patience) for i, name in enumerate(names)]
         except TimeoutError:
@@ -151,7 +151,7 @@ def connect(
             raise ConnectError(message) from None
         for device in devices:
             device.hashes = {} if hashes is None else hashes
-            device.there.digests = {} if digests is None else digests
+            device.worker_files.digests = {} if digests is None else digests
             device.links = links and connection.has_links
         if not devices:
             raise DeviceError(f"{endpoint} has no devices")
@@ -164,7 +164,7 @@ def connect(
 class RemoteDevice:
     """One device of a worker, safe to use from any thread. Requests run in the order of the calls.
 
-    All calls raise DeviceLost once the worker is gone. `own`: the worker is ours, not ggml's.
+    All calls raise DeviceLost once the worker is gone. `is_ours`: the worker is ours, not ggml's.
     """
 
     def __init__(self, shared: _WorkerState, number: int, name: str, patience: float) -> None:
@@ -172,23 +172,26 @@ class RemoteDevice:
         self._shared, self._number = shared, number
         self._connection = connection = shared.connection
         self.name = name
-        self.endpoint, self.own = connection.endpoint, connection.own
+        self.endpoint, self.is_ours = connection.endpoint, connection.is_ours
         with connection.batch():
-            alignment, max_size = connection.ask(wire.GetAlignment(number)), connection.ask(wire.GetMaxSize(number))
-            numerics = connection.ask(wire.GetNumerics(number)) if connection.has_numerics else None
+            alignment, max_size = (
+                connection.start_call(wire.GetAlignment(number)),
+                connection.start_call(wire.GetMaxSize(number)),
+            )
+            numerics = connection.start_call(wire.GetNumerics(number)) if connection.has_numerics else None
         self.links = False
         self.hashes: MutableMapping[str, int] = {}
         """FNV-1a of weights by name; computed ones are added."""
-        self.there = OwnWeights(connection, {})
+        self.worker_files = OwnWeights(connection, {})
         """Weights in the worker's own files."""
-        self._alignment = max(1, connection.answer(alignment, wire.Number, patience).value)
+        self._alignment = max(1, connection.wait_for(alignment, wire.Number, patience).value)
         if self._alignment > _MOST_ALIGNMENT:
-            raise DeviceError(f"{name} wants its memory aligned to {self._alignment} bytes; is it a worker?")
-        self._max_size = min(connection.answer(max_size, wire.Number, patience).value or _MOST_BYTES, _MOST_BYTES)
+            raise DeviceError(f"{name} requires an alignment of {self._alignment} bytes; is it a worker?")
+        self._max_size = min(connection.wait_for(max_size, wire.Number, patience).value or _MOST_BYTES, _MOST_BYTES)
         self.numerics: str | None = None
         """Kernels and compiler that the bits of results depend on; None for ggml's workers, which do not report it."""
         if numerics is not None:
-            words = connection.answer(numerics, wire.Numerics, patience).words
+            words = connection.wait_for(numerics, wire.Numerics, patience).words
             self.numerics = words.rstrip(b"\0").decode("utf-8", "replace") or None
         self._buffers: set[RemoteBuffer] = set()
         self._compute: RemoteBuffer | None = None
@@ -198,7 +201,7 @@ class RemoteDevice:
         self._uids = itertools.count(1)
         self._sizes: dict[tuple[Any, ...], int] = {}
         self._failure: DeviceError | None = None
-        self._copies: bool | None = True if self.own else None
+        self._copies: bool | None = True if self.is_ours else None
         self._closed = False
         self.reserve: Callable[[int], None] = lambda size: None
         shared.open += 1
@@ -241,7 +244,7 @@ class RemoteDevice:
     @property
     def zeroes_memory(self) -> bool:
         """True for ggml's workers, which clear memory byte by byte."""
-        return not self.own
+        return not self.is_ours
 
     def supports(self, op: Op, type: TensorType) -> bool:
         """Return True: a worker rejects an unsupported operation when it gets the graph."""
@@ -266,7 +269,7 @@ class RemoteDevice:
         if self._closed:
             return
         self._closed = True
-        self.there.close()
+        self.worker_files.close()
         self._shared.open -= 1
         if not self._shared.open:
             self._connection.close()
@@ -308,29 +311,29 @@ class RemoteDevice:
                 raise DeviceError(f"{data.nbytes} bytes for tensor {tensor.name} of {tensor.nbytes}")
         self.expect(weights)
         # A weight that the worker is to map must lie in its page as in the file.
-        inside = {t.name: data.ctypes.data % _PAGE for t, data in weights if self.there.is_mapped(t.name)}
+        inside = {t.name: data.ctypes.data % _PAGE for t, data in weights if self.worker_files.is_mapped(t.name)}
         buffers = self._place([tensor for tensor, _ in weights], clear=False, inside=inside)
         try:
             items = [Weight(tensor.name, self._wire(tensor), data) for tensor, data in weights]
-            items = self.there.bind(items, progress)
+            items = self.worker_files.bind(items, progress)
             sent = {item.name for item in items}
             for tensor, data in weights:
                 if tensor.name not in sent:
                     self._bound(tensor)[0].own_weights += data.nbytes
-            threshold = OWN_HASH_THRESHOLD if self.own else HASH_THRESHOLD
+            threshold = OWN_HASH_THRESHOLD if self.is_ours else HASH_THRESHOLD
             send_weights(self._connection, items, progress, self.hashes, threshold)
         except BaseException:
             for buffer in buffers:
                 buffer.free()
             raise
-        for hashes in (self.hashes, self.there.digests):
+        for hashes in (self.hashes, self.worker_files.digests):
             if isinstance(hashes, KnownHashes):
                 hashes.save()
         return [*buffers]
 
     def expect(self, weights: Sequence[tuple[Tensor, Bytes]]) -> None:
         """Offer weights to the worker. Both sides start to hash those that its own files may hold."""
-        self.there.expect([(tensor.name, data) for tensor, data in weights])
+        self.worker_files.expect([(tensor.name, data) for tensor, data in weights])
 
     @property
     def own_weights(self) -> int:
@@ -341,7 +344,7 @@ class RemoteDevice:
         self, tensors: Sequence[Tensor], clear: bool, inside: Mapping[str, int] | None = None
     ) -> list[RemoteBuffer]:
         """Allocate memory for tensors. `inside`: byte of a page at which a tensor starts, by name."""
-        self._surface()
+        self._raise_failure()
         for tensor in tensors:
             if tensor.view_src is not None:
                 raise DeviceError(f"tensor {tensor.name or '?'} is a view: place what it views")
@@ -350,7 +353,7 @@ class RemoteDevice:
         group: list[tuple[Tensor, int]] = []
         at = end = 0
         for tensor, size in zip(tensors, sizes, strict=True):
-            step = max(self._alignment, _PAGE) if self.own and size > OWN_HASH_THRESHOLD else self._alignment
+            step = max(self._alignment, _PAGE) if self.is_ours and size > OWN_HASH_THRESHOLD else self._alignment
             first = (inside or {}).get(tensor.name)
             at = -(-at // step) * step if first is None else at + (first - at) % _PAGE
             size = -(-max(size, 1) // self._alignment) * self._alignment
@@ -369,7 +372,7 @@ class RemoteDevice:
         for buffer, (_, group) in zip(buffers, groups, strict=True):
             for tensor, at in group:
                 tensor.buffer, tensor.offset = buffer, at
-        if not self.own:
+        if not self.is_ours:
             with self._connection.batch():
                 for tensor in tensors:
                     if _is_padded(tensor):
@@ -377,13 +380,13 @@ class RemoteDevice:
         return buffers
 
     def _allocate(self, sizes: Sequence[int], clear: bool) -> list[RemoteBuffer]:
-        """Buffers of these sizes, all or none."""
+        """Allocate buffers of these sizes, all or none. Raises DeviceFull."""
         connection, total = self._connection, sum(sizes)
         if total >= _ASK_FIRST:
             self._check_room(total)
         with connection.batch():
-            asked = [connection.ask(wire.AllocBuffer(self._number, size)) for size in sizes]
-        given = [connection.answer(future, wire.AllocResponse) for future in asked]
+            futures = [connection.start_call(wire.AllocBuffer(self._number, size)) for size in sizes]
+        given = [connection.wait_for(future, wire.AllocResponse) for future in futures]
         if not all(one.ptr and one.size >= size for one, size in zip(given, sizes, strict=True)):
             for one in given:
                 if one.ptr:
@@ -392,12 +395,12 @@ class RemoteDevice:
             self._check_room(total)
             raise DeviceFull(f"{self.name} has no room for {_mb(total)} more")
         with connection.batch():
-            bases = [connection.ask(wire.BufferGetBase(one.ptr)) for one in given]
-            if clear and not self.own:  # our workers allocate zeroed pages
+            bases = [connection.start_call(wire.BufferGetBase(one.ptr)) for one in given]
+            if clear and not self.is_ours:  # our workers allocate zeroed pages
                 for one in given:
                     connection.send(wire.write_request(wire.BufferClear(one.ptr, 0)))
         buffers = [
-            RemoteBuffer(self, one.ptr, connection.answer(base, wire.Number).value, min(one.size, _MOST_BYTES))
+            RemoteBuffer(self, one.ptr, connection.wait_for(base, wire.Number).value, min(one.size, _MOST_BYTES))
             for one, base in zip(given, bases, strict=True)
         ]
         for buffer in buffers:
@@ -433,10 +436,10 @@ class RemoteDevice:
     def _alloc_sizes(self, tensors: Sequence[Tensor]) -> list[int]:
         """Return the bytes each tensor needs. A back end of a ggml worker may need more than the tensor has."""
         sizes = [tensor.nbytes for tensor in tensors]
-        if self.own:
+        if self.is_ours:
             return sizes
         keys: list[tuple[Any, ...] | None] = []
-        asked: dict[tuple[Any, ...], Future[wire.Response]] = {}
+        futures: dict[tuple[Any, ...], Future[wire.Response]] = {}
         connection = self._connection
         with connection.batch():
             for tensor in tensors:
@@ -444,14 +447,14 @@ class RemoteDevice:
                 if _is_padded(tensor) or tensor.op in _MAY_EXPAND:
                     srcs = tuple((s.type, s.ne, s.nb) if s is not None else None for s in tensor.src)
                     key = (tensor.type, tensor.ne, tensor.nb, tensor.op, tensor.op_params, srcs)
-                    if key not in self._sizes and key not in asked:
+                    if key not in self._sizes and key not in futures:
                         absent = wire.WireTensor(0, 0, 0, (0, 0, 0, 0), (0, 0, 0, 0), 0)
                         given = [absent if s is None else wire_tensor(s, 0, 0, i) for i, s in enumerate(tensor.src, 2)]
                         request = wire.GetAllocSize(self._number, wire_tensor(tensor, 0, 0), tuple(given))
-                        asked[key] = connection.ask(request)
+                        futures[key] = connection.start_call(request)
                 keys.append(key)
-        for key, future in asked.items():
-            self._sizes[key] = min(connection.answer(future, wire.Number).value, _MOST_BYTES)
+        for key, future in futures.items():
+            self._sizes[key] = min(connection.wait_for(future, wire.Number).value, _MOST_BYTES)
         return [size if key is None else max(size, self._sizes[key]) for size, key in zip(sizes, keys, strict=True)]
 
     def _bound(self, tensor: Tensor) -> tuple[RemoteBuffer, int]:
@@ -474,7 +477,7 @@ class RemoteDevice:
 
     def write(self, tensor: Tensor, data: NDArray[Any], offset: int = 0) -> None:
         """Copy the bytes of `data` to byte `offset`. Small writes leave with the next request."""
-        self._surface()
+        self._raise_failure()
         source = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         if offset < 0 or offset + source.nbytes > tensor.nbytes:
             raise DeviceError(f"{source.nbytes} bytes at {offset} do not fit tensor {tensor.name} of {tensor.nbytes}")
@@ -498,7 +501,7 @@ class RemoteDevice:
 
         Callbacks of the future run on the receiving thread and must not wait for this device.
         """
-        self._surface()
+        self._raise_failure()
         if offset < 0 or size < 0 or offset + size > tensor.nbytes:
             raise DeviceError(f"bytes {offset} to {offset + size} of tensor {tensor.name or '?'} of {tensor.nbytes}")
         with self._connection.sending:
@@ -527,7 +530,7 @@ class RemoteDevice:
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copy bytes between bound tensors of this worker; they may overlap."""
-        self._surface()
+        self._raise_failure()
         n = source.nbytes
         if n != target.nbytes:
             raise DeviceError(f"copy of {n} bytes to a tensor of {target.nbytes}")
@@ -537,7 +540,7 @@ class RemoteDevice:
             apart = abs(end - start) if from_buffer is to_buffer else n
             if not n or not apart:
                 return
-            if self.own or apart >= n:
+            if self.is_ours or apart >= n:
                 steps, through = _steps(n, min(n, _COPY_STEP), end < start), None
             elif n <= apart * _MOST_STEPS:
                 steps, through = _steps(n, apart, end < start), None
@@ -559,7 +562,7 @@ class RemoteDevice:
             if self._copies:
                 return
         if self._copies:
-            connection.ask(wire.CopyTensor(src, dst)).add_done_callback(self._copied)
+            connection.start_call(wire.CopyTensor(src, dst)).add_done_callback(self._copied)
         else:
             future = connection.fetch(wire.GetTensor(src, 0, n))
             connection.flush()
@@ -569,7 +572,7 @@ class RemoteDevice:
         if answer.exception() is None and answer.result() != wire.Number(1):
             self._failure = DeviceError(f"{self.name} refused to copy a tensor")
 
-    def _surface(self) -> None:
+    def _raise_failure(self) -> None:
         """Raise the error of an earlier request, if there was one."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -582,7 +585,7 @@ class RemoteDevice:
 
         The worker compiles kernels itself when it gets the graph.
         """
-        self._surface()
+        self._raise_failure()
         with self._connection.sending:
             return self._prepare(graph)
 
@@ -594,13 +597,13 @@ class RemoteDevice:
 
     def submit(self, graph: Graph) -> None:
         """Compute a graph. It is sent by name if the worker still has it."""
-        self._surface()
+        self._raise_failure()
         if not graph.nodes:
             return
         connection = self._connection
         with connection.sending:
             prepared = self._prepare(graph)  # may grow the compute buffer, so that the worker forgets
-            if self._sent.again(prepared.uid, self._shared.freed):
+            if self._sent.can_rerun(prepared.uid, self._shared.freed):
                 connection.send(
                     wire.write_request(wire.GraphRecompute(self._number, prepared.uid), connection.protocol)
                 )
@@ -636,7 +639,7 @@ class RemoteDevice:
         places: dict[Tensor, int] = {}
         base = ptr = 0
         lives = [*activations(graph)]
-        if not self.own and lives:
+        if not self.is_ours and lives:
             sizes = dict(zip(lives, self._alloc_sizes(lives), strict=True))
             size, places = plan(graph, sizes.__getitem__, self._alignment)
             compute = self._compute_buffer(size)

@@ -62,7 +62,7 @@ class Heartbeat:
                 if self._ended:
                     raise ConnectionAbortedError("the heartbeat was stopped")
                 # UPGRADE shows the worker that this is not a ggml client.
-                self._ask(wire.Hello(), wire.Upgrade(wire.LATEST.major), wire.DeviceCount())
+                self._call(wire.Hello(), wire.Upgrade(wire.LATEST.major), wire.DeviceCount())
                 break
             except (OSError, wire.WireError) as error:
                 self._sock.close()
@@ -74,7 +74,7 @@ class Heartbeat:
         """Send a request without a response and wait until the worker has done it. Raises ConnectError."""
         try:
             self._sock.sendall(wire.write_request(request))
-            self._ask(wire.DeviceCount())
+            self._call(wire.DeviceCount())
         except (OSError, wire.WireError) as error:
             raise ConnectError(f"{self._endpoint} does not answer a second connection: {error}") from error
 
@@ -82,7 +82,7 @@ class Heartbeat:
         """Send a heartbeat. Returns None if it is answered, else the fault."""
         began = time.perf_counter()
         try:
-            self._ask(wire.DeviceCount())
+            self._call(wire.DeviceCount())
             self.round_trip = time.perf_counter() - began
         except TimeoutError:
             return f"it gives no sign of life for {self._patience.answer:.2g} s"
@@ -95,7 +95,7 @@ class Heartbeat:
                 return why
         return None
 
-    def _ask(self, *requests: wire.Hello | wire.Upgrade | wire.DeviceCount) -> None:
+    def _call(self, *requests: wire.Hello | wire.Upgrade | wire.DeviceCount) -> None:
         for command in (wire.COMMANDS[type(request)] for request in requests):
             if wire.has_response(command):
                 self._reader.expect(command)
@@ -132,7 +132,7 @@ class MonitoredConnection(Protocol):
     def reply_timeout(self) -> float:
         """Most seconds until a response."""
 
-    def stalled(self) -> float:
+    def stalled_seconds(self) -> float:
         """Return seconds without progress."""
 
     def lose(self, why: str) -> None:
@@ -178,7 +178,7 @@ class LivenessMonitor:
                     overdue_since = now
                 elif now - overdue_since >= patience.overdue and line.silence >= patience.silence:
                     why = f"nothing was heard from it for {line.silence:.1f} s"
-            if why is None and connection.stalled() > connection.reply_timeout:
+            if why is None and connection.stalled_seconds() > connection.reply_timeout:
                 why = f"it has not answered for {connection.reply_timeout:g} s"
             if why is not None and not self._stop.is_set():
                 connection.lose(why)

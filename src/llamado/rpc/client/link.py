@@ -67,7 +67,7 @@ class RemoteLink:
     def receive(self, number: int, target: Tensor, size: int) -> Future[Arrival]:
         connection, arrival = self._target.connection, Future[Arrival]()
         with connection.sending:
-            answer = connection.ask(wire.Await(self._target.locate(target), self._inlet.number, size, number))
+            answer = connection.start_call(wire.Await(self._target.locate(target), self._inlet.number, size, number))
         answer.add_done_callback(lambda answer: self._arrived(answer, arrival))
         return arrival
 
@@ -89,4 +89,4 @@ class RemoteLink:
         if self.lost is None:
             self.lost = LinkLost(f"{self._source.name} → {self._target.name}", "it was closed")
         with suppress(LlamadoError):
-            self._target.connection.aside(wire.CloseInlet(self._inlet.ticket))
+            self._target.connection.send_separately(wire.CloseInlet(self._inlet.ticket))

@@ -26,7 +26,7 @@ class OwnWeights:
 
     def __init__(self, connection: WorkerConnection, digests: MutableMapping[str, int]) -> None:
         self._connection, self.digests = connection, digests
-        self._asked: dict[str, int] = {}
+        self._offers: dict[str, int] = {}
         self._hashing: dict[str, Future[int]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
@@ -34,12 +34,12 @@ class OwnWeights:
         """Offer weights to the worker. Both sides start to hash those it may have, in the background."""
         if not self._connection.has_own_files:
             return
-        new = [(name, data) for name, data in weights if data.nbytes >= _LEAST and name not in self._asked]
+        new = [(name, data) for name, data in weights if data.nbytes >= _LEAST and name not in self._offers]
         if not new:
             return
         offer = wire.Offer(tuple(wire.OfferedWeight(name.encode(), data.nbytes) for name, data in new))
         for (name, data), answer in zip(new, self._connection.fetch(offer).result().tolist(), strict=True):
-            self._asked[name] = answer
+            self._offers[name] = answer
             if answer and name not in self.digests:
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(max(1, min(_THREADS, os.cpu_count() or 1)), "llamado-hash")
@@ -47,14 +47,14 @@ class OwnWeights:
 
     def is_mapped(self, name: str) -> bool:
         """Return True if the worker maps a weight that lies in its page as in the file."""
-        return self._asked.get(name) == _MAPPED
+        return self._offers.get(name) == _MAPPED
 
     def bind(self, weights: Sequence[Weight], progress: LoadProgress | None) -> list[Weight]:
         """Let the worker fill in the weights it has; all were passed to `expect`. Returns those that must be sent."""
         left: list[Weight] = []
         groups: list[list[Weight]] = [[]]
         for weight in weights:
-            if not self._asked.pop(weight.name, 0):
+            if not self._offers.pop(weight.name, 0):
                 left.append(weight)
                 continue
             if sum(one.data.nbytes for one in groups[-1]) >= _AT_ONCE:
@@ -62,8 +62,8 @@ class OwnWeights:
             groups[-1].append(weight)
         answers = []
         for group in filter(None, groups):
-            question = wire.Bind(tuple([self._bound(weight) for weight in group]))
-            answers.append((group, self._connection.fetch(question)))
+            request = wire.Bind(tuple([self._bound(weight) for weight in group]))
+            answers.append((group, self._connection.fetch(request)))
         for group, answer in answers:
             for weight, done in zip(group, answer.result().tolist(), strict=True):
                 if not done:

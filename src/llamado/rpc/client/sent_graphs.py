@@ -18,7 +18,7 @@ class SentGraphs:
         self._usable: set[int] = set()
         self._freed = 0
 
-    def again(self, uid: int, freed: int) -> bool:
+    def can_rerun(self, uid: int, freed: int) -> bool:
         """Return True if the worker can run a graph by name. If not, count it as sent now.
 
         `freed`: number of buffers freed so far.

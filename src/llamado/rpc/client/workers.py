@@ -164,7 +164,7 @@ class Workers:
         place = next((i for i, device in enumerate(latest) if device.name == lost.name), None)
         if place is None or latest[place].lost is not None:
             names = [device.name for device in latest]
-            new = self._attempt(endpoint, lost.name, latest[0].own, timeout)
+            new = self._attempt(endpoint, lost.name, latest[0].is_ours, timeout)
             if len(new) != len(names):
                 for device in new:
                     device.close()

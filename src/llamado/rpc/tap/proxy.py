@@ -401,7 +401,7 @@ class Tap:
             self._lines.put((connection, message, message.ended))
 
     def note(self, connection: TapConnection, text: str) -> None:
-        """Something worth telling about a connection."""
+        """Log a note about a connection, and write it to the trace."""
         log.info("connection %d: %s", connection.number, text)
         if self._trace is not None:
             self._lines.put((connection, text, time.perf_counter()))

@@ -10,7 +10,7 @@ from llamado.devices.split.measure import TRIAL
 from llamado.ggml.graph import Graph
 from llamado.ggml.ops import Op
 
-BEAT_SECONDS = 30.0
+LOG_INTERVAL = 30.0
 """Seconds between two log lines while there is work."""
 
 
@@ -54,10 +54,10 @@ class WorkLog:
         self._clock = clock
         self._last, self._total = clock(), WorkDone()
 
-    def beat(self, works: Iterable[WorkDone], holders: int, held: int) -> str | None:
+    def next_line(self, works: Iterable[WorkDone], holders: int, held: int) -> str | None:
         """Return the line if one is due. `works`: all work so far; `holders`: clients that hold `held` bytes."""
         seconds = self._clock() - self._last
-        if seconds < BEAT_SECONDS:
+        if seconds < LOG_INTERVAL:
             return None
         total = WorkDone()
         for work in works:

@@ -42,7 +42,7 @@ class GraphCache:
         self._ready_bytes = 0
         self._named: dict[int, dict[int, _NamedGraph]] = {}
 
-    def take(self, request: wire.GraphCompute) -> DecodedGraph:
+    def add(self, request: wire.GraphCompute) -> DecodedGraph:
         """Return a received graph, decoding equal bytes once. Raises WireError."""
         graph = self._ready.get(request.payload)
         if graph is None:
@@ -56,7 +56,7 @@ class GraphCache:
             named[request.uid] = _NamedGraph(graph.regions, graph)
         return graph
 
-    def again(self, request: wire.GraphRecompute) -> DecodedGraph:
+    def get(self, request: wire.GraphRecompute) -> DecodedGraph:
         """Return a graph by name. Raises WireError."""
         named = self._named.get(request.device, {}).get(request.uid)
         if named is None:

@@ -55,8 +55,8 @@ class Greetings:
         known = self._of.get(host)
         return self._default if known is None else known.protocol
 
-    def understood(self, host: str, protocol: wire.Protocol, now: float) -> None:
-        """Note that a client went on after a greeting. Times are seconds of one clock."""
+    def record_accepted(self, host: str, protocol: wire.Protocol, now: float) -> None:
+        """Record that a client went on after a greeting. Times are seconds of one clock."""
         with self._lock:
             known = self._of.get(host)
             if known is None or known.protocol is not protocol:
@@ -65,8 +65,8 @@ class Greetings:
             self._remember(host, known)
             self._save(host, protocol, now)
 
-    def refused(self, host: str, protocol: wire.Protocol, opened: float) -> None:
-        """Note that a client hung up after a greeting; `opened` is when it connected.
+    def record_refused(self, host: str, protocol: wire.Protocol, opened: float) -> None:
+        """Record that a client hung up after a greeting; `opened` is when it connected.
 
         It may also have had no use for one connection of many, so a version that this start of a client went on with
         is kept.

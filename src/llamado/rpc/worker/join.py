@@ -114,7 +114,7 @@ class ServerMembership(threading.Thread):
             answer = self._http.post(f"{self._url}/cluster/drain", json={"endpoint": self._endpoint})
             log.info("%s: %s", self._url, "left" if answer.status_code == 200 else _status(answer))
         except httpx.HTTPError as error:
-            log.warning("%s: cannot be told that this worker leaves: %s", self._url, error)
+            log.warning("%s: cannot leave: %s", self._url, error)
 
 
 def _status(answer: httpx.Response) -> str:

@@ -216,7 +216,7 @@ class Worker:
         with self._lock:
             works = [self._done, *(session.work for session in self._sessions)]
             held = [size for session in self._sessions if (size := session.held_bytes)]
-        line = self._work_log.beat(works, len(held), sum(held))
+        line = self._work_log.next_line(works, len(held), sum(held))
         if line is not None:
             log.info("%s", line)
         for kind, n in self._line_limit.overdue().items():

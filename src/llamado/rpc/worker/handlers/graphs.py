@@ -42,12 +42,12 @@ class GraphHandlers(Handlers):
     @handles(wire.GraphCompute)
     def compute(self, request: wire.GraphCompute) -> None:
         device = self._client.device(request.device)
-        self._run(device, self._cache.take(request))
+        self._run(device, self._cache.add(request))
 
     @handles(wire.GraphRecompute)
     def recompute(self, request: wire.GraphRecompute) -> None:
         device = self._client.device(request.device)
-        self._run(device, self._cache.again(request))
+        self._run(device, self._cache.get(request))
 
     def release(self) -> None:
         self._cache.clear()

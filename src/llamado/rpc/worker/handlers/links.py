@@ -70,7 +70,7 @@ class LinkHandlers(Handlers):
         inlet = client.worker.inlets.get(request.ticket)
         if inlet is None or not inlet.attach(connection):
             connection.answer(request, wire.Number(0))
-            raise wire.WireError("a ticket that nobody here gave")
+            raise wire.WireError("the ticket is unknown, or was used already")
         self._attached_to = inlet
         if client.is_gone or client.worker.is_stopping:
             inlet.close()
