@@ -21,7 +21,7 @@ from llamado.rpc.transport import ConnectError
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A certificate for 127.0.0.1 that is its own authority, and its key."""
+    """A self-signed certificate for 127.0.0.1 and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make certificates")
     folder = tmp_path_factory.mktemp("tls")
@@ -79,7 +79,7 @@ def test_a_worker_without_tls(pair: tuple[str, str]) -> None:
         connect(Endpoint(*worker.endpoint.address, True), tls=client_tls(pair[0]), timeout=1)
 
 
-def test_a_worker_with_tls_that_is_asked_without(pair: tuple[str, str]) -> None:
+def test_a_plain_client_of_a_worker_with_tls(pair: tuple[str, str]) -> None:
     with ScriptedWorker(tls=server_tls(*pair)) as worker, pytest.raises(ConnectError):
         connect(Endpoint(*worker.endpoint.address), timeout=1)
 

@@ -1,4 +1,4 @@
-"""A worker that joins servers by itself, tells the network, and leaves before it ends."""
+"""A worker that joins servers, announces itself, and leaves before it ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOPBACK = ("127.0.0.1",)
 
 
 class FakeServer(ThreadingHTTPServer):
-    """Answers joining workers as told, and notes what they say."""
+    """Sends prepared responses to joining workers and records their requests."""
 
     def __init__(self) -> None:
         self.asked: queue.Queue[tuple[str, str, Any]] = queue.Queue()
@@ -62,14 +62,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
         thread.join(60)
 
 
-def test_it_joins_once_the_server_is_ready_and_is_drained_when_it_leaves(server: FakeServer) -> None:
+def test_a_worker_joins_a_server_and_is_drained(server: FakeServer) -> None:
     loading = (503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}})
     joined = (200, {"endpoint": "10.0.0.2:50052", "devices": [{"device": "RPC0", "holds": "layer 1", "why": ""}]})
     server.answers = [loading, loading, joined]
     body = {"port": 50052, "tls": False, "share": 2.0, "devices": []}
     membership = ServerMembership(f"http://127.0.0.1:{server.server_port}", "secret", body, None)
     membership.start()
-    for _ in range(5):  # it says so again: the server may have been started anew
+    for _ in range(5):  # the request is repeated: the server may have restarted
         assert server.asked.get(timeout=60) == ("/cluster/join", "secret", body)
     membership.leave()
     membership.join(60)
@@ -80,7 +80,7 @@ def test_it_joins_once_the_server_is_ready_and_is_drained_when_it_leaves(server:
     assert [path for path, *_ in asked].count("/cluster/drain") == 1
 
 
-def test_one_that_never_joined_leaves_without_a_word(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_never_joined_sends_no_drain(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "llamado")
     server.answers = [(401, {"error": {"message": "no"}})]
     membership = ServerMembership(f"http://127.0.0.1:{server.server_port}", "wrong", {}, None)
@@ -98,7 +98,7 @@ def test_one_that_never_joined_leaves_without_a_word(server: FakeServer, caplog:
 
 
 @pytest.mark.slow
-def test_what_a_worker_says_of_itself() -> None:
+def test_the_body_of_a_join_request() -> None:
     device = CpuDevice(1)
     body = join_body(Endpoint("10.0.0.2", 50052, True), [device], 1.5)
     assert (body["endpoint"], body["share"]) == ("tls://10.0.0.2:50052", 1.5)
@@ -111,7 +111,7 @@ def test_what_a_worker_says_of_itself() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ftp://x", "http://", "://x"])
-def test_addresses_that_are_none(text: str) -> None:
+def test_invalid_server_addresses(text: str) -> None:
     with pytest.raises(JoinError, match="expected HOST:PORT"):
         server_url(text)
 
@@ -122,7 +122,7 @@ def test_addresses() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_announced_is_found_and_seen_to_leave(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_announced_worker_is_discovered_until_it_leaves(caplog: pytest.LogCaptureFixture) -> None:
     found: queue.Queue[tuple[str, float]] = queue.Queue()
     gone: queue.Queue[str] = queue.Queue()
     own = ("127.0.0.1:50123", "tls://127.0.0.1:50124")  # other tests' workers may be on the same machine
@@ -156,12 +156,12 @@ def test_a_worker_that_is_announced_is_found_and_seen_to_leave(caplog: pytest.Lo
     [("2.5", 2.5), ("0", 0.0), (None, 1.0), ("", 1.0), ("x", 1.0), ("inf", 1.0), ("nan", 1.0), ("-1", 1.0),
      ("1e300", 1.0)],
 )  # fmt: skip
-def test_shares_that_are_announced(text: str | None, share: float) -> None:
+def test_announced_shares(text: str | None, share: float) -> None:
     assert read_share(text) == share
 
 
 class FakeNetwork:
-    """Services of a network that tells of them only when asked."""
+    """Services of a network that respond only to queries."""
 
     def __init__(self) -> None:
         self.asked = threading.Semaphore(0)
@@ -178,7 +178,7 @@ class FakeNetwork:
         pass
 
 
-def test_thousands_that_announce_themselves_hold_up_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_announcements_use_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     network, found, gone = FakeNetwork(), queue.Queue[tuple[str, float]](), queue.Queue[str]()
     monkeypatch.setattr("llamado.rpc.discovery._open", lambda interfaces: network)
     monkeypatch.setattr("zeroconf.ServiceBrowser", lambda *_, **__: SimpleNamespace(cancel=lambda: None))

@@ -1,4 +1,4 @@
-"""The commands themselves: workers join a server while it answers, leave it at SIGTERM, and join again."""
+"""The commands as processes: workers join a server during answers, leave it at SIGTERM, and join again."""
 
 from __future__ import annotations
 
@@ -134,9 +134,7 @@ def test_workers_join_leave_and_join_again(model: Path, start: Callable[..., Pro
 
 
 @pytest.mark.full
-def test_strangers_do_not_join_and_certificates_let_friends_in(
-    model: Path, start: Callable[..., Program], tmp_path: Path
-) -> None:
+def test_joining_needs_a_token_or_a_certificate(model: Path, start: Callable[..., Program], tmp_path: Path) -> None:
     make(tmp_path, (), [()], 2)
     port, worker_port = free_port(), free_port()
     server = start("serve", "-m", str(model), "--port", str(port), "-t", "1", "-ts", "1", "--cluster-token", "secret",
@@ -156,7 +154,7 @@ def test_strangers_do_not_join_and_certificates_let_friends_in(
 
 
 @pytest.mark.full
-def test_a_worker_that_is_announced_is_taken_in(model: Path, start: Callable[..., Program]) -> None:
+def test_an_announced_worker_is_joined(model: Path, start: Callable[..., Program]) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     server = start("serve", "-m", str(model), "--port", str(port), "-t", "1", "-ts", "1", "-c", "1024", "--discover")

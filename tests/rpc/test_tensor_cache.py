@@ -1,4 +1,4 @@
-"""The cache of weights on disk: each client's apart, whole files or none, and nothing wrong is ever used."""
+"""The tensor cache on disk: separate for each client, whole files or none, and no corrupt bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLIENT = "192.0.2.0_24"
 
 
 class HostMemory:
-    """What a SharedDevice needs of a device that only holds memory."""
+    """The part of a device that SharedDevice needs, with memory only."""
 
     name = "host"
 
@@ -65,7 +65,7 @@ def noise(size: int, seed: int = 0) -> bytes:
 
 
 def fnv(data: bytes) -> int:
-    """FNV-1a as its definition says."""
+    """Return FNV-1a by its definition."""
     value = 0xCBF29CE484222325
     for byte in data:
         value = (value ^ byte) * 0x100000001B3 % (1 << 64)
@@ -73,7 +73,7 @@ def fnv(data: bytes) -> int:
 
 
 def kept(cache: TensorCache, shared: SharedDevice, data: bytes) -> int:
-    """Puts data into the cache the way an upload does; gives its hash."""
+    """Put data into the cache as an upload does. Returns its hash."""
     region = region_of(shared, len(data) + 100)
     region.write(100, data)
     cache.keep(CLIENT, region, 100, len(data))
@@ -90,7 +90,7 @@ def load(cache: TensorCache, shared: SharedDevice, hash: int, room: int) -> byte
 
 
 def entry(data: bytes, hash: int | None = None) -> bytes:
-    """An entry's file by its definition."""
+    """Return an entry's file by its definition."""
     digest = hashlib.sha256(data).digest()
     return data + b"llamado tensor 1" + struct.pack("<QQ", fnv(data) if hash is None else hash, len(data)) + digest
 
@@ -104,7 +104,7 @@ def test_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_layout(cache: TensorCache, shared: SharedDevice) -> None:
-    """A file named by the hash and the size in a folder of the client's own, for nobody else's eyes."""
+    """A file named by hash and size in a folder of the client, readable by this user only."""
     data = noise(10_000)
     kept(cache, shared, data)
     (file,) = cache.folder.glob("*/*")
@@ -117,7 +117,7 @@ def test_small_hashes_have_leading_zeros(cache: TensorCache) -> None:
     assert cache.path(CLIENT, 0x1A, 7).name == "000000000000001a-7"
 
 
-def test_a_client_finds_only_its_own(cache: TensorCache, shared: SharedDevice) -> None:
+def test_a_client_finds_only_its_own_entries(cache: TensorCache, shared: SharedDevice) -> None:
     data = noise(5000)
     hash = kept(cache, shared, data)
     region = region_of(shared, 5000)
@@ -129,7 +129,7 @@ def test_a_client_finds_only_its_own(cache: TensorCache, shared: SharedDevice) -
 def test_other_bytes_of_the_same_hash(
     cache: TensorCache, shared: SharedDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An entry that is right stays, whether this process has looked at it or not; one that is wrong is replaced."""
+    """An intact entry stays, checked by this process or not; a corrupt one is replaced."""
     monkeypatch.setattr("llamado.rpc.worker.tensor_cache.fnv1a", lambda data, start=0: 0x1A)
     genuine, forged = noise(5000, 1), noise(5000, 2)
     kept(cache, shared, genuine)
@@ -145,7 +145,7 @@ def test_other_bytes_of_the_same_hash(
 
 
 @needs_other_owners
-def test_what_others_may_have_written_is_not_used(
+def test_entries_that_other_users_can_write_are_not_used(
     cache: TensorCache, shared: SharedDevice, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = noise(5000)
@@ -169,18 +169,18 @@ def test_what_others_may_have_written_is_not_used(
         TensorCache(cache.folder)
 
 
-def test_what_was_kept_comes_back(cache: TensorCache, shared: SharedDevice) -> None:
+def test_cached_bytes_are_found(cache: TensorCache, shared: SharedDevice) -> None:
     data = noise(9 << 20)  # several chunks and a rest
     assert load(cache, shared, kept(cache, shared, data), len(data)) == data
 
 
-def test_another_process_finds_it(cache: TensorCache, shared: SharedDevice) -> None:
+def test_another_process_finds_an_entry(cache: TensorCache, shared: SharedDevice) -> None:
     data = noise(5000)
     hash = kept(cache, shared, data)
     assert load(TensorCache(cache.folder), shared, hash, len(data)) == data
 
 
-def test_several_are_checked_side_by_side(cache: TensorCache, shared: SharedDevice) -> None:
+def test_entries_are_checked_in_parallel(cache: TensorCache, shared: SharedDevice) -> None:
     blobs = [noise(1000 * (i + 1), i) for i in range(6)]
     hashes = [kept(cache, shared, blob) for blob in blobs]
     cache.path(CLIENT, hashes[2], 3000).write_bytes(noise(3000, 99) + entry(blobs[2])[3000:])
@@ -202,7 +202,7 @@ def test_unknown_hash(cache: TensorCache, shared: SharedDevice) -> None:
 def test_a_corrupt_entry_is_dropped(
     cache: TensorCache, shared: SharedDevice, damage: str, fresh: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also when the file is damaged after this process has checked it."""
+    """Also if the file is damaged after this process has checked it."""
     data = noise(5000)
     hash = kept(cache, shared, data)
     assert load(cache, shared, hash, 5000) == data
@@ -229,7 +229,7 @@ def test_an_entry_of_another_size_is_not_used(cache: TensorCache, shared: Shared
     assert region.memory is not None and not any(region.memory)
 
 
-def test_what_a_client_frees_is_not_kept(cache: TensorCache, shared: SharedDevice) -> None:
+def test_freed_bytes_are_not_cached(cache: TensorCache, shared: SharedDevice) -> None:
     region = region_of(shared, 5000)
     region.free()
     cache.keep(CLIENT, region, 0, 5000)
@@ -237,7 +237,7 @@ def test_what_a_client_frees_is_not_kept(cache: TensorCache, shared: SharedDevic
     assert list(cache.folder.glob("*/*")) == []
 
 
-def test_what_has_changed_before_it_was_written_is_not_kept(cache: TensorCache, shared: SharedDevice) -> None:
+def test_bytes_changed_before_the_write_are_not_cached(cache: TensorCache, shared: SharedDevice) -> None:
     region = region_of(shared, 100)
     cache.keep(CLIENT, region, 0, 100, 12345)
     cache.flush()
@@ -267,7 +267,7 @@ def test_a_full_disk_costs_only_the_entry(
 def test_some_of_the_disk_is_left(
     cache: TensorCache, shared: SharedDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A client could send new weights for ever."""
+    """A client could send new weights forever."""
     free = shutil.disk_usage(cache.folder).free
     monkeypatch.setattr("llamado.rpc.worker.tensor_cache._SPARE", free + (1 << 40))
     with caplog.at_level(logging.WARNING, "llamado.rpc.worker.server"):
@@ -276,7 +276,7 @@ def test_some_of_the_disk_is_left(
     assert list(cache.folder.glob("*/*")) == []
 
 
-def test_unfinished_files_of_the_dead_are_removed(tmp_path: Path) -> None:
+def test_stale_unfinished_files_are_removed(tmp_path: Path) -> None:
     (tmp_path / CLIENT).mkdir()
     old, new = tmp_path / CLIENT / "1-a.unfinished", tmp_path / CLIENT / "2-b.unfinished"
     for path in (old, new):
@@ -286,13 +286,13 @@ def test_unfinished_files_of_the_dead_are_removed(tmp_path: Path) -> None:
     assert not old.exists() and new.exists()
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_an_unusable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="LLAMADO_CACHE"):
         TensorCache(tmp_path / "file" / "rpc")
 
 
-def test_close_writes_what_waits(cache: TensorCache, shared: SharedDevice) -> None:
+def test_close_writes_the_queue(cache: TensorCache, shared: SharedDevice) -> None:
     region = region_of(shared, 100)
     cache.keep(CLIENT, region, 0, 100)
     cache.close()
@@ -302,7 +302,7 @@ def test_close_writes_what_waits(cache: TensorCache, shared: SharedDevice) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [300_000, 1 << 20, (1 << 20) + 1])
-def test_whole_pages_are_mapped_and_stay_the_process_s_own(cache: TensorCache, shared: SharedDevice, size: int) -> None:
+def test_whole_pages_are_mapped_copy_on_write(cache: TensorCache, shared: SharedDevice, size: int) -> None:
     data = noise(size)
     hash = kept(cache, shared, data)
     region = region_of(shared, size + 3 * 4096)
@@ -311,7 +311,7 @@ def test_whole_pages_are_mapped_and_stay_the_process_s_own(cache: TensorCache, s
     assert region.memory is not None
     assert region.memory[:4096] == b"\xee" * 4096
     assert region.memory[4096 : 4096 + size] == data
-    assert set(region.memory[4096 + size :].tobytes()) == {0xEE}  # the rest of the last page is somebody else's
+    assert set(region.memory[4096 + size :].tobytes()) == {0xEE}  # the rest of the last page belongs to another region
     region.write(4096, b"changed")
     assert cache.path(CLIENT, hash, size).read_bytes() == entry(data)
     cache.path(CLIENT, hash, size).unlink()
@@ -320,7 +320,7 @@ def test_whole_pages_are_mapped_and_stay_the_process_s_own(cache: TensorCache, s
 
 
 @pytest.mark.slow
-def test_a_mapped_entry_that_is_corrupt_is_dropped(cache: TensorCache, shared: SharedDevice) -> None:
+def test_a_corrupt_mapped_entry_is_dropped(cache: TensorCache, shared: SharedDevice) -> None:
     data = noise(1 << 20)
     hash = kept(cache, shared, data)
     spoilt = bytearray(entry(data))
@@ -335,8 +335,8 @@ def test_a_mapped_entry_that_is_corrupt_is_dropped(cache: TensorCache, shared: S
 
 
 @pytest.mark.slow
-def test_a_worker_that_ends_closes_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What clients sent last is on disk then."""
+def test_a_stopping_worker_closes_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients' last uploads are on disk then."""
     monkeypatch.setenv("LLAMADO_CACHE", str(tmp_path))
     device = CpuDevice(1)
     with running(device, cache=True) as worker:

@@ -1,4 +1,4 @@
-"""What a TLS pair puts on the wire, and whom a worker that asks for certificates lets in: real commands, every byte."""
+"""TLS on the wire, and the clients that a worker with client certificates admits: real commands, every byte."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PIECES = 8
 """Pieces of each weight that are looked for."""
 
 
-# --- who takes part ---------------------------------------------------------------------------------------------------
+# --- stand-ins --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -45,7 +45,7 @@ class WorkerProcess:
 
 @contextmanager
 def worker_process(log: Path, *options: str) -> Iterator[WorkerProcess]:
-    """`llamado worker` on a port it chooses."""
+    """`llamado worker` on a free port."""
     command = [sys.executable, "-m", "llamado", "worker", "-p", "0", "-t", "1", *options]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
@@ -59,10 +59,10 @@ def worker_process(log: Path, *options: str) -> Iterator[WorkerProcess]:
         process.wait(60)
 
 
-class Wire:
-    """A TCP port that passes everything on to `target` and keeps what passed.
+class RecordingProxy:
+    """A TCP proxy to `target` that records all bytes.
 
-    `sent` and `received`, as clients see it, hold the bytes of each connection.
+    `sent` and `received`, from the client's view, have the bytes of each connection.
     """
 
     def __init__(self, target: Endpoint) -> None:
@@ -76,10 +76,10 @@ class Wire:
 
     @property
     def endpoint(self) -> Endpoint:
-        """How clients reach the target through it."""
+        """The address of the target through the proxy."""
         return Endpoint("127.0.0.1", self._listener.getsockname()[1], self._target.tls)
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> RecordingProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,7 +107,7 @@ class Wire:
             self._begin(self._carry, worker, client, self.received)
 
     def holds(self, run: bytes) -> bool:
-        """Whether these bytes passed, one after the other, in either direction."""
+        """Return True if these bytes passed in a row, in either direction."""
         return any(run in record for record in (*self.sent, *self.received))
 
     def _carry(self, source: socket.socket, target: socket.socket, records: list[bytearray]) -> None:
@@ -137,7 +137,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def strict_worker(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    """A worker that lets in only clients with a certificate of the authority."""
+    """A worker that admits only clients with a certificate of the authority."""
     own = ("--tls-cert", authority.cert, "--tls-key", authority.key, "--tls-client-ca", authority.pem)
     with worker_process(tmp_path_factory.mktemp("worker") / "log", *own) as worker:
         yield worker
@@ -151,8 +151,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- the bytes --------------------------------------------------------------------------------------------------------
 
 
-def answer_through(wire: Wire, model: Path, authority: Authority) -> str:
-    """What the model says when all its layers are on a worker behind the wire."""
+def answer_through(wire: RecordingProxy, model: Path, authority: Authority) -> str:
+    """Return an answer of the model with all layers on a worker behind the proxy."""
     split = SplitOptions(
         rpc=(str(wire.endpoint),), tensor_split=(1.0,), ca=authority.pem, cert=authority.cert, key=authority.key
     )
@@ -161,7 +161,7 @@ def answer_through(wire: Wire, model: Path, authority: Authority) -> str:
 
 
 def pieces_of(model: Path) -> dict[str, list[bytes]]:
-    """Runs of 64 bytes of each weight that goes to the worker, from its beginning to its end."""
+    """Return runs of 64 bytes of each weight on the worker, over its whole length."""
     pieces = {}
     with GGUFFile.open(model) as file:
         for name in file.tensors:
@@ -176,9 +176,9 @@ def pieces_of(model: Path) -> dict[str, list[bytes]]:
 
 def test_bytes_on_the_wire(model: Path, authority: Authority, strict_worker: WorkerProcess, tmp_path: Path) -> None:
     pieces = pieces_of(model)
-    with worker_process(tmp_path / "log") as worker, Wire(worker.endpoint) as plain:
+    with worker_process(tmp_path / "log") as worker, RecordingProxy(worker.endpoint) as plain:
         said = answer_through(plain, model, authority)
-    with Wire(strict_worker.endpoint) as secret:
+    with RecordingProxy(strict_worker.endpoint) as secret:
         assert answer_through(secret, model, authority) == said
     with GGUFFile.open(model) as file:
         weights = sum(file.tensors[name].nbytes for name in pieces)
@@ -194,11 +194,11 @@ def test_bytes_on_the_wire(model: Path, authority: Authority, strict_worker: Wor
     assert all(record[:2] == b"\x16\x03" for record in (*secret.sent, *secret.received))  # TLS from the first byte
 
 
-# --- who gets in ------------------------------------------------------------------------------------------------------
+# --- admission --------------------------------------------------------------------------------------------------------
 
 
 def list_devices(endpoint: Endpoint, *options: str) -> subprocess.CompletedProcess[str]:
-    """What `llamado plan --list-devices` says of a worker."""
+    """Return the output of `llamado plan --list-devices` about a worker."""
     command = [sys.executable, "-m", "llamado", "plan", "--list-devices", "--rpc", str(endpoint), *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
@@ -206,7 +206,7 @@ def list_devices(endpoint: Endpoint, *options: str) -> subprocess.CompletedProce
 def test_a_client_without_a_certificate_is_refused(
     model: Path, strict_worker: WorkerProcess, authority: Authority
 ) -> None:
-    """It is told what to do, the worker says why, and the next one with a certificate gets in."""
+    """The client's error has the remedy, the worker logs the reason, and a client with a certificate is admitted."""
     done = list_devices(strict_worker.endpoint, "--rpc-ca", authority.pem)
     said = done.stdout + done.stderr
     assert done.returncode != 0

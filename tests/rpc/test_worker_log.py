@@ -1,4 +1,4 @@
-"""What a worker's log tells of its clients: who they are, what they hold, and what is done for them."""
+"""The worker's log about its clients: names, memory, and work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "llamado.rpc.worker.server")
 
 
-def test_from_the_first_byte_to_the_last(
+def test_the_lines_of_one_client(
     device: CpuDevice, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llamado.rpc.worker.server._CHECK_INTERVAL", 0.02)
@@ -79,10 +79,10 @@ def test_from_the_first_byte_to_the_last(
     assert sum(" connected " in line for line in shown) == 2, "who only asks is not worth a line"
 
 
-def test_a_measurement_of_speed_computes_no_clients_tokens(
+def test_speed_measurements_count_no_tokens(
     device: CpuDevice, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server measures its workers when it starts, before any client has asked for a token."""
+    """A server measures its workers at the start, before any token."""
     monkeypatch.setattr("llamado.rpc.worker.server._CHECK_INTERVAL", 0.02)
     monkeypatch.setattr(activity, "LOG_INTERVAL", 0.0)
     trial = measure._Measurement(device, T.F32, 32, 1 << 20)
@@ -99,7 +99,7 @@ def test_a_measurement_of_speed_computes_no_clients_tokens(
         until(lambda: "1 graphs, 0 tokens" in caplog.text)
 
 
-def test_what_a_client_holds_is_said_when_it_changes(
+def test_changed_memory_of_a_client_is_logged(
     device: CpuDevice, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llamado.rpc.worker.handlers.graphs._LOG_INTERVAL", 0.0)
@@ -118,7 +118,7 @@ def test_what_a_client_holds_is_said_when_it_changes(
     assert [line.partition(" holds ")[2] for line in said] == ["0.0 MB", "3.0 MB"]
 
 
-def test_what_finds_no_room(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_allocation_is_logged(device: CpuDevice, caplog: pytest.LogCaptureFixture) -> None:
     with running(device, mem=1 << 20) as worker, Client(worker) as client:
         client.ask(wire.AllocBuffer(0, 5_000_000))
         (line,) = [record.getMessage() for record in caplog.records]
@@ -126,7 +126,7 @@ def test_what_finds_no_room(device: CpuDevice, caplog: pytest.LogCaptureFixture)
         assert "no room for 5.0 MB (1.0 MB are free)" in line
 
 
-def test_a_line_every_half_minute_of_what_all_clients_had_done() -> None:
+def test_the_work_of_all_clients_is_logged_every_half_minute() -> None:
     now = 100.0
     heart = WorkLog(lambda: now)
     work, other = WorkDone(), WorkDone()
@@ -149,7 +149,7 @@ def test_a_line_every_half_minute_of_what_all_clients_had_done() -> None:
 
 
 def test_tokens_of_graphs() -> None:
-    """As many as the first product with weights has columns: of experts, too."""
+    """The columns of the first product with weights; also of experts."""
     experts, x = g.new_tensor(T.F32, 32, 8, 4), g.new_tensor(T.F32, 32, 1, 7)
     chosen = g.new_tensor(T.I32, 2, 7)
     graph = Graph()
@@ -166,7 +166,7 @@ def test_bad_connections_write_few_lines(device: CpuDevice, caplog: pytest.LogCa
     assert caplog.text.count("connection closed") == LINES_A_MINUTE
 
 
-def test_lines_that_were_left_out_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suppressed_lines_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("llamado.loglines.time.monotonic", lambda: now)
     limit, written = LineLimit(2), []
